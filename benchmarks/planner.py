@@ -29,7 +29,7 @@ from daskml_dist.linear_model import (
     SGDRegressor,
 )
 from daskml_dist.planning import Choice
-from daskml_dist.planning.text import range_text, seconds_text
+from daskml_dist.planning.plan import format_seconds, format_seconds_range
 from daskml_dist.recommender import ALS
 from daskml_dist.tree import DecisionTreeClassifier
 
@@ -111,8 +111,8 @@ def _tables(tiny: bool) -> str:
     slowest, known = max(a for a, _ in first), sorted(b for _, b in first)
     return (
         f"{table}\n\n{_summary(found)} Where a plan measured here and there it took "
-        f"{seconds_text(slowest)} at most, {seconds_text(known[len(known) // 2])} where all was "
-        "known."
+        f"{format_seconds(slowest)} at most, {format_seconds(known[len(known) // 2])} where all "
+        "was known."
     )
 
 
@@ -159,7 +159,7 @@ def _cells(own: Sequence[Choice], seconds: Sequence[float]) -> list[str]:
     for choice, taken in zip(own, seconds, strict=True):
         assert choice.seconds is not None
         ratio = choice.expected / taken
-        cells += [range_text(choice.seconds), seconds_text(taken), f"{ratio:.2f}"]
+        cells += [format_seconds_range(choice.seconds), format_seconds(taken), f"{ratio:.2f}"]
     advised, quicker = min(own, key=_expected).place, own[int(np.argmin(seconds))].place
     return [*cells, advised if advised == quicker else f"**{advised}**", quicker]
 

@@ -57,8 +57,8 @@ def _missing(text: str) -> Finding:
     return Finding("missing", text)
 
 
-def _versions() -> Finding:
-    """All that the package requires, at the versions that it requires."""
+def _check_versions() -> Finding:
+    """Check that all required packages are installed, at the required versions."""
     from packaging.requirements import Requirement
 
     try:
@@ -130,8 +130,8 @@ def _tls() -> Finding:
     return _cluster(security=Security.temporary(), protocol="tls://")
 
 
-def _shared_memory() -> Finding:
-    """An anonymous segment, opened by another process as trainers do."""
+def _check_shared_memory() -> Finding:
+    """Check that another process can open an anonymous segment, as trainers do."""
     size = 1 << 20
     handle = os.memfd_create("daskml_dist-doctor")
     try:
@@ -152,7 +152,8 @@ def _shared_memory() -> Finding:
     return _ok("processes of this machine share memory")
 
 
-def _gpu() -> Finding:
+def _check_gpu() -> Finding:
+    """Check that CuPy works on this machine's GPUs."""
     from daskml_dist.backends.devices import gpu_problem
 
     if (problem := gpu_problem()) is not None:
@@ -169,7 +170,8 @@ def _gpu() -> Finding:
     return _ok(f"{', '.join(names)}; CuPy {cupy.__version__}")
 
 
-def _nccl() -> Finding:
+def _check_nccl() -> Finding:
+    """Check that NCCL can be loaded on a GPU."""
     if find_spec("nccl") is None:
         return _missing('for sums between GPUs of one machine: pip install "daskml-dist[nccl]"')
     from daskml_dist.comm.nccl import find_gpu_and_nccl
@@ -182,7 +184,8 @@ def _nccl() -> Finding:
     return _ok(f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} on GPU {gpu}")
 
 
-def _slurm() -> Finding:
+def _check_slurm() -> Finding:
+    """Check that Slurm answers, and that dask-jobqueue is installed."""
     lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
     if lacking:
         return _missing(f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs")
@@ -216,7 +219,7 @@ def _pictures() -> Finding:
 
 #: Every check by its name, in the order of the report.
 CHECKS: dict[str, Check] = {
-    "versions": Check(_versions),
+    "versions": Check(_check_versions),
     "fit": Check(_inline),
     "cluster": Check(
         _cluster,
@@ -224,10 +227,12 @@ CHECKS: dict[str, Check] = {
         + _BUSY,
     ),
     "tls": Check(_tls),
-    "shared-memory": Check(_shared_memory),
-    "gpu": Check(_gpu, "Does nvidia-smi answer? If not, the driver hangs: restart the machine."),
-    "nccl": Check(_nccl, "Does nvidia-smi answer?"),
-    "slurm": Check(_slurm, "slurmctld does not answer: ask who runs the cluster."),
+    "shared-memory": Check(_check_shared_memory),
+    "gpu": Check(
+        _check_gpu, "Does nvidia-smi answer? If not, the driver hangs: restart the machine."
+    ),
+    "nccl": Check(_check_nccl, "Does nvidia-smi answer?"),
+    "slurm": Check(_check_slurm, "slurmctld does not answer: ask who runs the cluster."),
     "tables": Check(_tables),
     "pictures": Check(_pictures),
 }

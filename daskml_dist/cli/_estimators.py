@@ -11,14 +11,14 @@ import daskml_dist
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["encoding_columns", "estimator", "names_of_estimators"]
+__all__ = ["encoding_columns", "list_estimators", "make_estimator"]
 
 #: Rooms whose estimators are fitted to a target, in the order that they are looked at.
 _ROOMS = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble")
 
 
-def estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
-    """An estimator of a class.
+def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
+    """Return an estimator of a class.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def encoding_columns(
 
     Parameters
     ----------
-    model : estimator
+    model : make_estimator
         Returned as it is where there are no such columns.
     columns, categories, texts : sequence of str
         All columns, and those that hold categories and texts.
@@ -76,8 +76,8 @@ def encoding_columns(
     return make_pipeline(ColumnTransformer(steps, sparse_threshold=dense), model)
 
 
-def names_of_estimators() -> list[str]:
-    """Names of all classes that `estimator` makes."""
+def list_estimators() -> list[str]:
+    """Return the names of all classes that `make_estimator` makes."""
     return sorted(name for room in _ROOMS for name in _of(room))
 
 
@@ -85,7 +85,7 @@ def _class(name: str) -> Any:
     for room in _ROOMS:
         if (found := _of(room).get(name)) is not None:
             return found
-    known = names_of_estimators()
+    known = list_estimators()
     raise InvalidParameterError(
         f"There is no estimator {name!r}. Use one of {known}.{nearest(name, known)}"
     )

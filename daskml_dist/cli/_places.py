@@ -9,7 +9,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, TrainingError
 
-__all__ = ["add_arguments", "client_of", "connected"]
+__all__ = ["add_arguments", "connect_client", "open_client"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
-    """A client of the place, closed at the end; None: this process."""
+def open_client(arguments: argparse.Namespace) -> Iterator[Any]:
+    """Yield a client of the place, closed at the end; None for this process."""
     if arguments.workers < 0:
         raise InvalidParameterError(f"--workers {arguments.workers}: use an integer >= 0.")
     if not (arguments.workers or arguments.scheduler):
@@ -38,7 +38,7 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     if arguments.scheduler:
-        with connected(arguments.scheduler) as client:
+        with connect_client(arguments.scheduler) as client:
             yield client
         return
     with (
@@ -53,8 +53,8 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
         yield client
 
 
-def connected(address: str) -> Any:
-    """A client of the scheduler at an address."""
+def connect_client(address: str) -> Any:
+    """Return a client of the scheduler at an address."""
     from distributed import Client
 
     try:

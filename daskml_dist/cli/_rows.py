@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 from dask.base import compute
+from scipy.sparse import issparse
 from sklearn.datasets import load_svmlight_file
 
-from daskml_dist.cli._gaps import whole_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
@@ -26,10 +26,13 @@ __all__ = [
     "add_arguments",
     "add_columns_of_texts",
     "add_files",
+    "check_gaps",
+    "name_gap_option",
     "read",
     "read_features",
     "read_here",
 ]
+
 
 #: Suffixes of files of svmlight's text format, whose rows are sparse and hold their target.
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
@@ -63,7 +66,7 @@ class FileRows:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether they are Dask collections."""
+        """True if the rows are Dask collections."""
         return hasattr(self.X, "dask")
 
 
@@ -114,19 +117,19 @@ def read(arguments: argparse.Namespace) -> FileRows:
     InvalidParameterError
         There is no such column.
     """
-    paths, kind, name = _files(arguments)
+    paths, kind, name = _find_files(arguments)
     if (arguments.target is None) != (kind in _SVMLIGHT):
         arguments.usage_error(
             "the following arguments are required: --target"
             if arguments.target is None
             else f"--target {arguments.target}: svmlight files hold their target; leave it out"
         )
-    with _named(name):
+    with _name_files_in_errors(name):
         if kind in _SVMLIGHT:
-            return _of_svmlight(paths, name, arguments)
+            return _read_svmlight(paths, name, arguments)
         if kind in (".npy", ".npz"):
-            return _of_arrays(paths, kind, name, arguments)
-        return _of_tables(paths, kind, name, arguments)
+            return _read_arrays(paths, kind, name, arguments)
+        return _read_tables(paths, kind, name, arguments)
 
 
 def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
@@ -142,19 +145,19 @@ def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
     InvalidParameterError
         A column that the model was fitted to is not there.
     """
-    paths, kind, name = _files(arguments)
-    with _named(name):
+    paths, kind, name = _find_files(arguments)
+    with _name_files_in_errors(name):
         if kind in _SVMLIGHT:
-            return _of_svmlight(paths, name, arguments, getattr(model, "n_features_in_", None))
+            return _read_svmlight(paths, name, arguments, getattr(model, "n_features_in_", None))
         if kind in (".npy", ".npz"):
-            return _of_arrays(paths, kind, name, arguments)
-        return _of_tables(paths, kind, name, arguments, getattr(model, "feature_names_in_", None))
+            return _read_arrays(paths, kind, name, arguments)
+        return _read_tables(paths, kind, name, arguments, getattr(model, "feature_names_in_", None))
 
 
-def _files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
+def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
     """Return paths of the files, their one kind, and words that name them."""
-    paths = _paths(arguments.files)
-    kinds = {_kind(path) for path in paths}
+    paths = _expand_paths(arguments.files)
+    kinds = {_find_file_kind(path) for path in paths}
     if len(kinds) > 1:
         raise InvalidDataError(f"Files of several kinds: {sorted(kinds)}. Give those of one kind.")
     (kind,) = kinds
@@ -162,14 +165,14 @@ def _files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
 
 
 def read_here(rows: FileRows) -> tuple[Any, Any]:
-    """X and y of files in this process's memory.
+    """Return X and y of files in this process's memory.
 
     Raises
     ------
     InvalidDataError
         They cannot be read, or hold no rows.
     """
-    with _named(rows.name):
+    with _name_files_in_errors(rows.name):
         X, y = compute(rows.X, rows.y)
     if not X.shape[0]:
         raise _no_rows(rows.name)
@@ -177,8 +180,8 @@ def read_here(rows: FileRows) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Errors of the libraries that read, with the name of the files."""
+def _name_files_in_errors(name: str) -> Iterator[None]:
+    """Raise errors of the reading libraries with the name of the files."""
     try:
         yield
     except (InvalidDataError, InvalidParameterError):
@@ -191,7 +194,7 @@ def _no_rows(name: str) -> InvalidDataError:
     return InvalidDataError(f"{name} holds no rows. Name files that do.")
 
 
-def _paths(given: list[str]) -> list[str]:
+def _expand_paths(given: list[str]) -> list[str]:
     found = []
     for text in given:
         matching = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
@@ -204,7 +207,7 @@ def _paths(given: list[str]) -> list[str]:
     return found
 
 
-def _kind(path: str) -> str:
+def _find_file_kind(path: str) -> str:
     if Path(path).is_dir():
         inside = {p.suffix for p in Path(path).rglob("*") if p.suffix in _SUFFIXES}
         return ".csv" if inside == {".csv"} else ".parquet"
@@ -214,7 +217,7 @@ def _kind(path: str) -> str:
     return suffix
 
 
-def _of_tables(
+def _read_tables(
     paths: list[str],
     kind: str,
     name: str,
@@ -233,13 +236,17 @@ def _of_tables(
     else:
         _check_columns(paths)
         frame = dd.read_parquet(paths[0] if len(paths) == 1 else paths)
-    target = None if arguments.target is None else _column(arguments.target, frame.columns)
-    categories, texts = (_columns(given, frame) for given in (arguments.categories, arguments.text))
+    target = None if arguments.target is None else _find_column(arguments.target, frame.columns)
+    categories, texts = (
+        _parse_columns(given, frame) for given in (arguments.categories, arguments.text)
+    )
     left_out: list[str] = []
     if fitted is not None:
-        columns = [_column(column, frame.columns) for column in fitted]
+        columns = [_find_column(column, frame.columns) for column in fitted]
     elif arguments.features is not None:
-        columns = list(dict.fromkeys([*_columns(arguments.features, frame), *categories, *texts]))
+        columns = list(
+            dict.fromkeys([*_parse_columns(arguments.features, frame), *categories, *texts])
+        )
         _check_numbers([c for c in columns if c not in (*categories, *texts)], frame)
     else:
         named = {*categories, *texts}
@@ -260,9 +267,9 @@ def _of_tables(
     return FileRows(name, frame[columns], y, left_out, tuple(categories), tuple(texts))
 
 
-def _columns(given: str | None, frame: Any) -> list[str]:
+def _parse_columns(given: str | None, frame: Any) -> list[str]:
     """Return columns of a frame that an argument names, separated by commas."""
-    return [] if given is None else [_column(name, frame.columns) for name in given.split(",")]
+    return [] if given is None else [_find_column(name, frame.columns) for name in given.split(",")]
 
 
 def _check_numbers(columns: list[str], frame: Any) -> None:
@@ -304,7 +311,7 @@ def _check_columns(paths: list[str]) -> None:
             )
 
 
-def _column(name: str, columns: Any) -> str:
+def _find_column(name: str, columns: Any) -> str:
     if name not in list(columns):
         raise InvalidParameterError(
             f"There is no column {name!r}. Use one of {list(columns)}.{nearest(name, columns)}"
@@ -319,18 +326,19 @@ def _check_no_columns(arguments: argparse.Namespace) -> None:
             raise InvalidParameterError(f"--{option} names columns of tables; arrays have none.")
 
 
-def _of_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Namespace) -> FileRows:
+def _read_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Namespace) -> FileRows:
+    """Return rows and targets of NumPy files."""
     _check_no_columns(arguments)
-    pairs = [(_npz if kind == ".npz" else _npy)(path, arguments.target) for path in paths]
+    pairs = [(_read_npz if kind == ".npz" else _read_npy)(path, arguments.target) for path in paths]
     X = np.concatenate([pair[0] for pair in pairs])
     y = None if arguments.target is None else np.concatenate([pair[1] for pair in pairs])
     if arguments.drop_missing:
-        whole = whole_rows(X, y)
+        whole = mask_whole_rows(X, y)
         X, y = X[whole], y[whole]  # type: ignore[index]
     return FileRows(name, X, y, [])
 
 
-def _of_svmlight(
+def _read_svmlight(
     paths: list[str], name: str, arguments: argparse.Namespace, n_features: int | None = None
 ) -> FileRows:
     """Return sparse rows and their targets.
@@ -354,12 +362,12 @@ def _of_svmlight(
         X.resize(X.shape[0], width)  # a file names no feature that all its rows lack
     X, y = scipy.sparse.vstack([X for X, _ in parts], "csr"), np.concatenate([y for _, y in parts])
     if arguments.drop_missing:
-        whole = whole_rows(X, y)
+        whole = mask_whole_rows(X, y)
         X, y = X[whole], y[whole]
     return FileRows(name, X, y, [])
 
 
-def _npz(path: str, target: str | None) -> tuple[Any, Any]:
+def _read_npz(path: str, target: str | None) -> tuple[Any, Any]:
     with open(path, "rb") as file, np.load(file) as arrays:
         if "X" not in arrays or (target is not None and target not in arrays):
             raise InvalidParameterError(
@@ -369,7 +377,7 @@ def _npz(path: str, target: str | None) -> tuple[Any, Any]:
         return arrays["X"], None if target is None else arrays[target]
 
 
-def _npy(path: str, target: str | None) -> tuple[Any, Any]:
+def _read_npy(path: str, target: str | None) -> tuple[Any, Any]:
     array = np.load(path)
     if target is None:
         return array, None
@@ -381,3 +389,59 @@ def _npy(path: str, target: str | None) -> tuple[Any, Any]:
             "such as --target -1 for the last."
         ) from error
     return np.delete(array, column, axis=1), array[:, column]
+
+
+def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
+    """Check before rows are split that a model takes their gaps.
+
+    Parameters
+    ----------
+    model : estimator
+    name : str
+        Of the files.
+    X, y : DataFrame and Series, ndarray, or sparse array and ndarray
+
+    Raises
+    ------
+    InvalidDataError
+        y has gaps, or X has and the model takes none.
+    """
+    counts = {"the target": int(_find_missing(y).sum())}
+    if not model.__sklearn_tags__().input_tags.allow_nan and getattr(X, "ndim", 1) == 2:
+        names = getattr(X, "columns", range(X.shape[1]))
+        missing = np.asarray(_find_missing(X).sum(axis=0)).ravel()
+        counts |= {f"column {n!r}": int(c) for n, c in zip(names, missing, strict=True)}
+    if told := [f"{n} in {where}" for where, n in counts.items() if n]:
+        raise InvalidDataError(
+            f"{name} has missing values: {', '.join(told)}. Leave such rows out by --drop-missing, "
+            "or fill them first. Features with gaps are taken as they are by, for example, "
+            "--estimator HistGradientBoostingClassifier."
+        )
+
+
+@contextmanager
+def name_gap_option() -> Iterator[None]:
+    """Add the command's option to errors about gaps that a fit on a cluster raises."""
+    try:
+        yield
+    except InvalidDataError as error:
+        if "NaN" not in str(error):
+            raise
+        raise InvalidDataError(f"{error} Or: --drop-missing leaves such rows out.") from error
+
+
+def mask_whole_rows(X: Any, y: Any) -> Any:
+    """Return a mask of the rows without gaps."""
+    with_gaps = np.asarray(_find_missing(X).sum(axis=tuple(range(1, X.ndim)))).ravel() > 0
+    return ~(with_gaps | _find_missing(y))
+
+
+def _find_missing(part: Any) -> Any:
+    """Return where values are missing, as a mask of the same kind and shape."""
+    if issparse(part):  # an entry that is not stored is a zero, so it is none that is missing
+        mask = part.copy()
+        mask.data = (~np.isfinite(part.data)).astype(np.int8)
+        return mask
+    if hasattr(part, "isna"):
+        return part.isna()
+    return ~np.isfinite(part) if part.dtype.kind == "f" else np.zeros(part.shape, dtype=bool)

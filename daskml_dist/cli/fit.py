@@ -11,12 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daskml_dist.cli._estimators import encoding_columns, estimator
-from daskml_dist.cli._gaps import check_gaps, naming_the_option
+from daskml_dist.cli._estimators import encoding_columns, make_estimator
 from daskml_dist.cli._outputs import check_output, save
 from daskml_dist.cli._places import add_arguments as add_places
-from daskml_dist.cli._places import client_of
-from daskml_dist.cli._rows import FileRows, add_columns_of_texts, read, read_here
+from daskml_dist.cli._places import open_client
+from daskml_dist.cli._rows import (
+    FileRows,
+    add_columns_of_texts,
+    check_gaps,
+    name_gap_option,
+    read,
+    read_here,
+)
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.errors import InvalidParameterError
 
@@ -48,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output)
     if not 0 <= arguments.test < 1:
         raise InvalidParameterError(f"--test {arguments.test}: use a share from 0 to below 1.")
-    model = _model(arguments)
+    model = _make_model(arguments)
     rows = read(arguments)
-    with client_of(arguments) as client:
-        X, X_test, y, y_test = _split(model, rows, arguments, client)
+    with open_client(arguments) as client:
+        X, X_test, y, y_test = _split_rows(model, rows, arguments, client)
         _tell_rows(rows, arguments)
         model = encoding_columns(model, getattr(X, "columns", ()), rows.categories, rows.texts)
-        with naming_the_option():
+        with name_gap_option():
             _fit(model, X, y)
         told = [f"train {float(model.score(X, y)):.4f}"]
         if X_test is not None:
@@ -89,9 +95,10 @@ def _last_step(model: Any) -> Any:
     return model.steps[-1][1] if hasattr(model, "steps") else model
 
 
-def _model(arguments: argparse.Namespace) -> Any:
+def _make_model(arguments: argparse.Namespace) -> Any:
+    """Return the estimator that the arguments describe."""
     params: dict[str, Any] = {"policy": arguments.policy}
-    model = estimator(arguments.estimator, arguments.set, **params)
+    model = make_estimator(arguments.estimator, arguments.set, **params)
     own = model.get_params(deep=False)
     if "random_state" in own and own["random_state"] is None:
         model.set_params(random_state=arguments.seed)
@@ -104,8 +111,8 @@ def _model(arguments: argparse.Namespace) -> Any:
     return model
 
 
-def _split(model: Any, rows: FileRows, arguments: argparse.Namespace, client: Any) -> Any:
-    """Rows to train on and to test on; in this process's memory where there is no cluster."""
+def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, client: Any) -> Any:
+    """Return rows to train on and to test on; without a cluster, in this process's memory."""
     X, y = rows.X, rows.y
     if client is None:
         X, y = read_here(rows)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from daskml_dist.cli._estimators import estimator
+from daskml_dist.cli._estimators import make_estimator
 from daskml_dist.cli._places import add_arguments as add_places
-from daskml_dist.cli._places import client_of
+from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.cli._rows import read, read_here
 
@@ -31,9 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     from daskml_dist.planning import advise
 
-    model = estimator(arguments.estimator, arguments.set, policy=arguments.policy)
+    model = make_estimator(arguments.estimator, arguments.set, policy=arguments.policy)
     rows = read(arguments)
-    with client_of(arguments) as client:
+    with open_client(arguments) as client:
         X, y = rows.X, rows.y
         if rows.is_lazy:  # a plan asks how many rows there are, which files tell once read
             X, y = read_here(rows) if client is None else client.persist([X, y])

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.cli._outputs import load
 from daskml_dist.cli._places import add_arguments as add_places
-from daskml_dist.cli._places import client_of
+from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_files, read_features, read_here
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--method {arguments.method}: {model} has none. Use one of {has}."
         )
     rows = read_features(arguments, model)
-    with client_of(arguments) as client:
+    with open_client(arguments) as client:
         X, y = (rows.X, rows.y) if client is not None and rows.is_lazy else read_here(rows)
         found = np.asarray(compute(method(X))[0])
         score = None if y is None else float(model.score(X, y))

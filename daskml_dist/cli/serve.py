@@ -111,15 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         workers=arguments.workers,
         watch=False if arguments.watch is None else arguments.watch,
-        token=_token(arguments.token_file),
+        token=_read_token(arguments.token_file),
         key_password=os.environ.get(KEY_PASSWORD) if arguments.certificate else None,
         **settings,
     )
     return 0
 
 
-def _token(file: str | None) -> str | None:
-    """The token of a file or of the environment; never an argument, which all users see."""
+def _read_token(file: str | None) -> str | None:
+    """Return the token of a file or the environment, never of an argument: all users see those."""
     if file is None:
         told = os.environ.get(TOKEN)
     else:

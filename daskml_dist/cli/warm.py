@@ -13,15 +13,167 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from daskml_dist.cli._places import connected
-from daskml_dist.cli._warming import DTYPES, SUBJECTS, Compiled, warm_up
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.cli._places import connect_client
 from daskml_dist.errors import InvalidParameterError, TrainingError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["DTYPES", "SUBJECTS", "_count_of_compiled", "add_arguments", "run"]
+
+#: Types of rows for which functions are compiled.
+DTYPES = ("float64", "float32")
+#: Rows and features of dense rows: above the size up to which NumPy computes a log loss.
+_DENSE = 5_000, 40
+#: Rows, features and share of the entries that are not zero, of sparse rows.
+_SPARSE = 2_000, 400, 0.02
+#: Passes of 79 steps each: more steps than are computed by NumPy before a loop is compiled.
+_PASSES = 20
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Number of functions that numba compiled, and how many seconds that and the fits took."""
+
+    functions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """An estimator, its parameters, and the kind of its rows and of its target."""
+
+    name: str
+    params: dict[str, Any]
+    rows: str = "dense"
+    target: str = "classes"
+
+
+def _make_subject(
+    name: str, rows: str = "dense", target: str = "classes", **params: Any
+) -> _Subject:
+    return _Subject(name, params, rows, target)
+
+
+#: What is fitted, by the names that ``--only`` takes.
+SUBJECTS: dict[str, tuple[_Subject, ...]] = {
+    "LogisticRegression": (
+        _make_subject("linear_model.LogisticRegression", max_iter=3),
+        _make_subject("linear_model.LogisticRegression", "sparse", max_iter=3),
+    ),
+    "LogisticRegressionCV": (
+        _make_subject("linear_model.LogisticRegressionCV", Cs=2, cv=2, max_iter=3),
+    ),
+    "SGDClassifier": (
+        _make_subject("linear_model.SGDClassifier", max_iter=_PASSES, tol=None, batch_size=64),
+        _make_subject("linear_model.SGDClassifier", "sparse", max_iter=2, tol=None),
+    ),
+    "SGDRegressor": (
+        _make_subject(
+            "linear_model.SGDRegressor",
+            target="numbers", max_iter=_PASSES, tol=None, batch_size=64,
+        ),
+    ),
+    "KMeans": (_make_subject("cluster.KMeans", target="none", n_clusters=8, max_iter=3),),
+    "MiniBatchKMeans": (
+        _make_subject("cluster.MiniBatchKMeans", target="none", n_clusters=8, max_iter=3),
+    ),
+    "GaussianMixture": (
+        _make_subject("mixture.GaussianMixture", target="none", n_components=4, max_iter=3),
+    ),
+    "GaussianNB": (_make_subject("naive_bayes.GaussianNB"),),
+    "MultinomialNB": (_make_subject("naive_bayes.MultinomialNB", "sparse"),),
+    "TruncatedSVD": (_make_subject("decomposition.TruncatedSVD", "sparse", "none"),),
+    "LatentDirichletAllocation": (
+        _make_subject("decomposition.LatentDirichletAllocation", "sparse", "none", max_iter=2),
+    ),
+    "DecisionTreeClassifier": (_make_subject("tree.DecisionTreeClassifier", max_depth=4),),
+    "RandomForestClassifier": (
+        _make_subject("ensemble.RandomForestClassifier", n_estimators=2, max_depth=4),
+    ),
+    "RandomForestRegressor": (
+        _make_subject(
+            "ensemble.RandomForestRegressor", target="numbers", n_estimators=2, max_depth=4
+        ),
+    ),
+    "HistGradientBoostingClassifier": (
+        _make_subject("ensemble.HistGradientBoostingClassifier", max_iter=2),
+    ),
+    "HistGradientBoostingRegressor": (
+        _make_subject("ensemble.HistGradientBoostingRegressor", target="numbers", max_iter=2),
+    ),
+}  # fmt: skip
+
+
+def warm_up(name: str, dtype: str) -> Compiled:
+    """Fit the estimators of a name to made-up rows and let them predict, in this process.
+
+    Parameters
+    ----------
+    name : str
+        Key of `SUBJECTS`.
+    dtype : {"float64", "float32"}
+        Of the rows.
+    """
+    start = time.perf_counter()
+    with _count_of_compiled() as count, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fits are not given the passes to converge
+        for subject in SUBJECTS[name]:
+            _fit_and_predict(subject, dtype)
+    return Compiled(count(), time.perf_counter() - start)
+
+
+def _fit_and_predict(subject: _Subject, dtype: str) -> None:
+    """Fit and predict with a subject's estimator, so that its loops are compiled."""
+    room, _, kind = subject.name.partition(".")
+    model = getattr(import_module(f"daskml_dist.{room}"), kind)(**subject.params)
+    X = _make_rows(subject.rows, dtype)
+    total = np.asarray(X[:, :5].sum(axis=1)).ravel()
+    if subject.target == "none":
+        model.fit(X, client="inline")
+    elif subject.target == "numbers":
+        model.fit(X, total.astype(dtype), client="inline")
+    else:
+        model.fit(X, (total > np.median(total)).astype(np.int64), client="inline")
+    for method in ("predict", "transform"):
+        if hasattr(model, method):
+            getattr(model, method)(X)
+
+
+def _make_rows(kind: str, dtype: str) -> NDArray[Any] | sparse.csr_matrix:
+    rng = np.random.default_rng(0)
+    if kind == "dense":
+        return rng.normal(size=_DENSE).astype(dtype)
+    n_rows, n_features, density = _SPARSE
+    rows = sparse.random(n_rows, n_features, density, format="csr", random_state=0)
+    return sparse.csr_matrix(rows.astype(dtype))
+
+
+@contextmanager
+def _count_of_compiled() -> Iterator[Callable[[], int]]:
+    """Count the functions that numba compiles meanwhile; those within others count as these."""
+    from numba.core import event
+
+    with event.install_recorder("numba:compile") as recorder:
+
+        def count() -> int:
+            depth, found = 0, 0
+            for _, each in recorder.buffer:
+                found += each.is_start and depth == 0
+                depth += 1 if each.is_start else -1
+            return found
+
+        yield count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,20 +205,20 @@ def run(arguments: argparse.Namespace) -> int:
             )
     cases = [(name, dtype) for name in names for dtype in dict.fromkeys(arguments.dtype)]
     if arguments.scheduler is None:
-        _warm(cases, None, ["here"])
+        _warm_cases(cases, None, ["here"])
         return 0
-    with connected(arguments.scheduler) as client:
-        workers = _worker_of_each_host(client)
+    with connect_client(arguments.scheduler) as client:
+        workers = _choose_worker_per_host(client)
         if not workers:
             raise TrainingError(
                 f"The cluster at {arguments.scheduler} has no workers. Start some: "
                 f"dask worker {arguments.scheduler}"
             )
-        _warm(cases, client, workers)
+        _warm_cases(cases, client, workers)
     return 0
 
 
-def _warm(cases: list[tuple[str, str]], client: Any, workers: list[str]) -> None:
+def _warm_cases(cases: list[tuple[str, str]], client: Any, workers: list[str]) -> None:
     """Warm up this process, or a worker of each host, and print a line for each case."""
     width = max(len(name) for name, _ in cases)
     start, n_functions = time.perf_counter(), 0
@@ -95,7 +247,7 @@ def _warm(cases: list[tuple[str, str]], client: Any, workers: list[str]) -> None
     print(f"{n_functions} functions compiled {place} in {time.perf_counter() - start:.1f} s")
 
 
-def _worker_of_each_host(client: Any) -> list[str]:
+def _choose_worker_per_host(client: Any) -> list[str]:
     """Return the address of the first worker on each host."""
     addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
     return list({urlsplit(address).hostname: address for address in reversed(addresses)}.values())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["CURVES", "LEAST_SPAN", "curves_html"]
+__all__ = ["CURVES", "LEAST_SPAN", "make_curves_html"]
 
 #: Size of a curve in pixels, and the room around its lines.
 _WIDTH, _HEIGHT, _MARGIN = 320, 110, 8
@@ -20,8 +20,8 @@ LEAST_SPAN = 1e-3
 CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
 
 
-def curves_html(records: Sequence[dict[str, Any]]) -> str:
-    """Figures over the passes, each an SVG, of the measures that some record has.
+def make_curves_html(records: Sequence[dict[str, Any]]) -> str:
+    """Return an SVG over the passes for each measure that some record has.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def curves_html(records: Sequence[dict[str, Any]]) -> str:
         Those of :class:`daskml_dist.training.history.History`.
     """
     return "".join(
-        _curve(records, key, colour)
+        _draw_curve(records, key, colour)
         for key, colour in CURVES.items()
         if any(_is_number(record.get(key)) for record in records)
     )
@@ -39,16 +39,16 @@ def _is_number(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
-    """A measure over the passes, as an SVG."""
+def _draw_curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
+    """Return the SVG of one measure over the passes."""
     points = [(r["pass"], r[key]) for r in records if _is_number(r.get(key))]
     if len(points) > _POINTS:
         step = -(-len(points) // _POINTS)
         points = [*points[:-1:step], points[-1]]
     low, high = (find(value for _, value in points) for find in (min, max))
-    x = _scale([number for number, _ in points], _WIDTH)
+    x = _scale_to_axis([number for number, _ in points], _WIDTH)
     least = LEAST_SPAN * max(abs(low), abs(high))
-    y = [_HEIGHT - at for at in _scale([value for _, value in points], _HEIGHT, least)]
+    y = [_HEIGHT - at for at in _scale_to_axis([value for _, value in points], _HEIGHT, least)]
     corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     first, last, least_told, most_told = (
         f"{value:.6g}" for value in (points[0][1], points[-1][1], low, high)
@@ -64,8 +64,8 @@ def _curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
     )
 
 
-def _scale(values: Sequence[float], size: int, least: float = 0.0) -> list[float]:
-    """Places of values between the margins, centred on an axis that spans `least` or more."""
+def _scale_to_axis(values: Sequence[float], size: int, least: float = 0.0) -> list[float]:
+    """Return coordinates of values between the margins, on an axis that spans at least `least`."""
     low, high = min(values), max(values)
     span = max(high - low, least)
     if span == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from contextlib import suppress
+from html import escape
 from threading import Lock, Timer
 
 import rich
@@ -13,10 +14,13 @@ from rich.errors import LiveError
 from rich.live import Live
 from rich.text import Text
 
+from daskml_dist.diagnostics.curves import make_curves_html
 from daskml_dist.diagnostics.status import Status
-from daskml_dist.diagnostics.status_html import Snapshot, status_html, summary_html
 
-__all__ = ["Display", "open_display"]
+__all__ = ["Display", "Snapshot", "make_status_html", "make_summary_html", "open_display"]
+
+_WIDTH, _HEIGHT, _COLOUR = 160, 10, "#4c8bf5"
+
 
 _REFRESH_PER_SECOND = 4
 #: Seconds after which plain output tells of what lasts, by whether each pass has its line; and
@@ -141,7 +145,7 @@ class _NotebookDisplay(Display):
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
         display = importlib.import_module("IPython.display").display
-        self._handle = display(Snapshot(status.line(), status_html(status)), display_id=True)
+        self._handle = display(Snapshot(status.line(), make_status_html(status)), display_id=True)
         self._shown = time.perf_counter()
 
     def enter(self, *, anew: bool) -> None:
@@ -155,11 +159,64 @@ class _NotebookDisplay(Display):
             self._show()
 
     def _show(self) -> None:
-        self._handle.update(Snapshot(self._status.line(), status_html(self._status)))
+        self._handle.update(Snapshot(self._status.line(), make_status_html(self._status)))
         self._shown = time.perf_counter()
 
     def close(self) -> None:
-        self._handle.update(Snapshot(self._status.summary(), summary_html(self._status)))
+        self._handle.update(Snapshot(self._status.summary(), make_summary_html(self._status)))
 
     def _wait(self, seconds: float | None = None) -> None:
         pass
+
+
+class Snapshot:
+    """Picture of a moment in a notebook, and its text where there is no HTML.
+
+    Parameters
+    ----------
+    text, html : str
+    """
+
+    def __init__(self, text: str, html: str) -> None:
+        self._text, self._html = text, html
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+
+def make_status_html(status: Status) -> str:
+    """Return position, bar, numbers and curves of a running fit."""
+    line = (
+        f"<b>{escape(status.position())}</b> {_make_bar(status.share)} {escape(status.metrics())}"
+    )
+    title = f"<div>{escape(status.title)}</div>" if status.title else ""
+    return _frame_html(f"{title}<div>{line}</div>", status)
+
+
+def make_summary_html(status: Status) -> str:
+    """Return summary and curves of a fit that has ended."""
+    return _frame_html(f"<div>{escape(status.summary())}</div>", status)
+
+
+def _frame_html(text: str, status: Status) -> str:
+    curves = make_curves_html(status.records)
+    return (
+        f'<div class="daskml-status">{text}'
+        f'<div style="display:flex;flex-wrap:wrap;gap:1em">{curves}</div></div>'
+    )
+
+
+def _make_bar(share: float | None) -> str:
+    """Return a bar filled by the share that is done, or nothing where it is unknown."""
+    if share is None:
+        return ""
+    done = _WIDTH * min(max(share, 0.0), 1.0)
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="progressbar" '
+        f'aria-valuenow="{100 * done / _WIDTH:.0f}"><rect width="{_WIDTH}" height="{_HEIGHT}" '
+        f'rx="3" fill="#8884"/><rect width="{done:.1f}" height="{_HEIGHT}" rx="3" '
+        f'fill="{_COLOUR}"/></svg>'
+    )

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from daskml_dist.diagnostics.curves import CURVES
-from daskml_dist.diagnostics.left import seconds_left
 
-__all__ = ["Status"]
+__all__ = ["Status", "estimate_seconds_left"]
+
 
 _BAR_WIDTH = 16
 #: Passes of which curves are drawn, at most.
@@ -62,9 +62,8 @@ class Status:
 
     def begin(self, run: Any) -> None:
         """Take note that the fit begins."""
-        self.title = (
-            f"{run.policy_name}, {_count(run.n_lanes, 'lane')}, {_count(run.n_servers, 'server')}"
-        )
+        lanes, servers = _format_count(run.n_lanes, "lane"), _format_count(run.n_servers, "server")
+        self.title = f"{run.policy_name}, {lanes}, {servers}"
         self.phase = _PASSES
         if self.max_iter is None:
             self.max_iter = run.max_iter
@@ -95,18 +94,18 @@ class Status:
 
     @property
     def in_passes(self) -> bool:
-        """Whether the fit makes passes."""
+        """True while the fit makes passes."""
         return self.phase == _PASSES
 
     def position(self) -> str:
-        """Words that tell where the fit is."""
+        """Return a text that tells the position of the fit."""
         if not self.in_passes:
             return self.phase if self._total is None else f"{self.phase} {self._counted()}"
         whole = "" if self.max_iter is None else f"/{self.max_iter}"
         return f"pass {self._pass}{whole}"
 
     def _counted(self) -> str:
-        return f"{self._done}/{_count(self._total or 0, self._noun)}"
+        return f"{self._done}/{_format_count(self._total or 0, self._noun)}"
 
     @property
     def _rows(self) -> int:
@@ -127,62 +126,62 @@ class Status:
         return done / total if total else None
 
     def metrics(self) -> str:
-        """Words that tell how it goes."""
+        """Return a text of the current loss, scores and rates."""
         record = self._last
         if record is None or not self.in_passes:
             return "  ".join([self._elapsed(), *self._left_of_phase()])
         shown = [
-            *_loss(record),
-            _rate(record["rows"], record["seconds"]),
+            *_format_loss(record),
+            _format_rate(record["rows"], record["seconds"]),
             f"staleness {record['staleness_mean']:.3g} (max {record['staleness_max']:.3g})",
-            *_score(record),
+            *_format_score(record),
             self._elapsed(),
             *self._left(),
         ]
         return "  ".join(shown)
 
     def _elapsed(self) -> str:
-        return _clock(time.perf_counter() - self._since)
+        return _format_clock(time.perf_counter() - self._since)
 
     def _left(self) -> list[str]:
-        """The time for the passes that are left, which a tolerance may leave out."""
+        """Return the time for the remaining passes, which a tolerance may cut short."""
         each = self._seconds / max(len(self._made), 1)
-        seconds = seconds_left(self._pass, self.max_iter, each)
-        return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
+        seconds = estimate_seconds_left(self._pass, self.max_iter, each)
+        return [f"ETA <= {_format_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
 
     def _left_of_phase(self) -> list[str]:
-        """The time for the parts of a phase that are left, if they take as long as the others."""
+        """Return the time for the remaining parts of a phase, at the pace so far."""
         if not self._done or self._total is None:
             return []
         spent = time.perf_counter() - self._entered
         seconds = spent / self._done * (self._total - self._done)
-        return [f"ETA {_clock(math.ceil(seconds))}"] if 1 <= seconds < _LONG else []
+        return [f"ETA {_format_clock(math.ceil(seconds))}"] if 1 <= seconds < _LONG else []
 
     def opening(self) -> str:
-        """First line of a fit."""
-        whole = "" if self.max_iter is None else f", at most {_count(self.max_iter, 'pass')}"
+        """Return the first line of a fit."""
+        whole = "" if self.max_iter is None else f", at most {_format_count(self.max_iter, 'pass')}"
         return f"{self.title}: fit begins{whole}"
 
     def line(self) -> str:
-        """Line that tells all."""
+        """Return the full status as one line."""
         named = f"{self._work}: " if self._work else ""
         return f"{named}{self.position()}  {self.metrics()}"
 
     def summary(self) -> str:
-        """Last line of a fit; of one that never began, what it did last."""
+        """Return the last line of a fit; for one that never began, its last phase."""
         spent = time.perf_counter() - self._since
         if self._work:
             return f"{self._work}: {spent:.3g} s, last: {self.position()}"
         if not self.title:
             return f"no pass in {spent:.3g} s, last: {self.position()}"
-        parts = [f"{self.title}: {_count(len(self._made), 'pass')} in {spent:.3g} s"]
+        parts = [f"{self.title}: {_format_count(len(self._made), 'pass')} in {spent:.3g} s"]
         if self._last is not None:
-            parts += [*_loss(self._last), _rate(self._rows, self._seconds)]
-            parts += _score(self._last)
+            parts += [*_format_loss(self._last), _format_rate(self._rows, self._seconds)]
+            parts += _format_score(self._last)
         return ", ".join(parts)
 
     def render(self) -> Table:
-        """Table of one row, for rich."""
+        """Return a table of one row, for rich."""
         total, done = (self.max_iter, self._pass) if self.in_passes else (self._total, self._done)
         bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
         table = Table.grid(padding=(0, 2))
@@ -194,16 +193,16 @@ class Status:
         return table
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
-def _rate(rows: int, seconds: float) -> str:
+def _format_rate(rows: int, seconds: float) -> str:
     if seconds <= 0:
         return "- rows/s"
     rate = rows / seconds
@@ -214,11 +213,32 @@ def _rate(rows: int, seconds: float) -> str:
     return f"{rate:.3g}G rows/s"
 
 
-def _loss(record: dict[str, Any]) -> list[str]:
-    """The loss, where the pass has one: naive Bayes counts without."""
+def _format_loss(record: dict[str, Any]) -> list[str]:
+    """Return the loss as text, where the pass has one: naive Bayes counts without."""
     return [] if math.isnan(record["loss"]) else [f"loss {record['loss']:.6g}"]
 
 
-def _score(record: dict[str, Any]) -> list[str]:
+def _format_score(record: dict[str, Any]) -> list[str]:
     score = record["val_score"]
     return [] if score is None else [f"val score {score:.4g}"]
+
+
+def estimate_seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
+    """Return the seconds until the last pass at most; NaN where no estimate is possible.
+
+    Parameters
+    ----------
+    n_passes : int
+        Passes that are made.
+    most : int or None
+        Passes at most, where that is planned.
+    seconds : float
+        Of a pass.
+    """
+    if most is None or not n_passes or n_passes < _TELLING * most:
+        return math.nan
+    return seconds * max(0, most - n_passes)
+
+
+#: Share of the passes before which their bound says nothing: most fits end long before a thousand.
+_TELLING = 0.01

@@ -12,7 +12,7 @@ import dask
 
 from daskml_dist.data.computing import report_progress_to
 from daskml_dist.diagnostics.display import Display, open_display
-from daskml_dist.diagnostics.live.search_feed import SearchFeed
+from daskml_dist.diagnostics.live.feed import SearchFeed
 from daskml_dist.diagnostics.status import Status
 
 __all__ = ["doing", "reading", "tell", "tell_rung"]
@@ -83,7 +83,7 @@ _now: ContextVar[_Work | None] = ContextVar("daskml_dist_work", default=None)
 
 @contextmanager
 def doing(name: str, verbose: Any) -> Iterator[None]:
-    """While a work is under way, :func:`tell` is of it.
+    """Make a work the one that :func:`tell` reports to while the context is open.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def doing(name: str, verbose: Any) -> Iterator[None]:
 
 @contextmanager
 def reading(name: str, verbose: Any = None) -> Iterator[None]:
-    """While blocks are read: how many, where that lasts.
+    """Report how many blocks are read while the context is open, if it lasts.
 
     The page shows nothing of what takes less than about two seconds. Within a work it is a part of
     that.

@@ -27,7 +27,7 @@ from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
-from daskml_dist.planning.planned import plan
+from daskml_dist.planning.advising import plan
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo

@@ -25,7 +25,7 @@ from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.planning.planned import choose_client
+from daskml_dist.planning.advising import choose_client
 from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardState

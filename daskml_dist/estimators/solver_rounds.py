@@ -15,7 +15,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.parameters.checks import seed_of
-from daskml_dist.planning.planned import choose_client
+from daskml_dist.planning.advising import choose_client
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.checkpoint import Checkpoint

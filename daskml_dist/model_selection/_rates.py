@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.data.blocks import Block
-from daskml_dist.diagnostics.plots.rates import learning_rates
+from daskml_dist.diagnostics.plots.searches import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.estimators.gradient_steps import BaseSteps

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import dask
+
+from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import check_client
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.planning.cache import load, save
-from daskml_dist.planning.costs import Costs
-from daskml_dist.planning.families import Family, family_of
-from daskml_dist.planning.measure import measured_costs
+from daskml_dist.planning.costs import Costs, load_costs, save_costs
+from daskml_dist.planning.families import Family, find_family
+from daskml_dist.planning.measure import measure_costs
 from daskml_dist.planning.places import Place, cluster_place, inline_place
-from daskml_dist.planning.plan import Choice, Plan
+from daskml_dist.planning.plan import Choice, Plan, format_bytes, format_seconds
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.planning.supposed import supposed_choice
-from daskml_dist.planning.text import bytes_text, seconds_text
-from daskml_dist.training.run import INLINE, find_default_client
+from daskml_dist.planning.supposed import simulate_choice
+from daskml_dist.training.run import AUTO, INLINE, find_default_client
 
-__all__ = ["advise", "known_costs"]
+__all__ = ["advise", "choose_client", "load_known_costs", "plan"]
 
-#: Factor of the expected seconds that makes the range of sparse rows: a part of them touches fewer
-#: of the parameters than all do, and caches hold these longer.
-_SPARSE_SPREAD = 2.0
+logger = logging.getLogger(__name__)
 
 
 @telling_arguments
@@ -69,7 +70,7 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     >>> clf = plan.best.fit(X, y)                           # doctest: +SKIP
     >>> print(plan.what_if(50, bandwidth="10Gbit"))         # doctest: +SKIP
     """
-    family = family_of(estimator)
+    family = find_family(estimator)
     family.check(estimator)
     rows = family.shape(estimator, X, y)
     if client is None:
@@ -96,19 +97,19 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     notes += _memory_notes(choices, places)
     size = f"{rows.n_rows:,} rows x {rows.n_features:,} features"
     size = f"{rows.n_rows:,} ratings" if rows.keys else size
-    title = f"{type(estimator).__name__}, {size}, {bytes_text(rows.nbytes)}"
+    title = f"{type(estimator).__name__}, {size}, {format_bytes(rows.nbytes)}"
     plan = Plan(
         title, tuple(choices), "", tuple(notes), asked.supposed(costs[0], costs[1:])
     )  # fmt: skip
-    return replace(plan, why=_reason(plan, places, costs))
+    return replace(plan, why=_explain_best(plan, places, costs))
 
 
-def known_costs(family: Family, estimator: Any, place: Place, rows: RowsShape) -> Costs | None:
-    """Costs at a place that were measured before; None where they were not."""
-    return load(_key(family, estimator, place, rows))
+def load_known_costs(family: Family, estimator: Any, place: Place, rows: RowsShape) -> Costs | None:
+    """Return the costs at a place that were measured before; None where they were not."""
+    return load_costs(_make_key(family, estimator, place, rows))
 
 
-def _key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
+def _make_key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
     several = rows.n_classes > 2
     source = rows.kind if place.name != INLINE else "memory"
     return f"{family.key(estimator)}, {rows.dtype}, {several}, from {source}; {place.machine}"
@@ -130,18 +131,18 @@ class _Asked:
     rows: RowsShape
 
     def costs(self, place: Place, here: Costs) -> Costs:
-        """Costs at a place, out of the file or measured now; there, with those of this process."""
+        """Return the costs at a place, read from the file or measured now."""
         family, rows = self.family, self.rows
-        key = _key(family, self.estimator, place, rows)
+        key = _make_key(family, self.estimator, place, rows)
         # What a sparse row costs depends on where its entries are.
         is_sparse = rows.entries is not None
-        found = None if is_sparse else load(key)
+        found = None if is_sparse else load_costs(key)
         if found is None:
             source = rows.kind if place.name != INLINE else "memory"
             names = family.policies(self.estimator)
             others = [name for name in names if family.differs(self.estimator, name, place)]
             known = {name: v for name, v in here.values.items() if name in family.computing}
-            found = measured_costs(
+            found = measure_costs(
                 family, self.estimator, place, source, rows.dtype, rows.n_classes > 2, known,
                 others, rows if is_sparse else None,
             )  # fmt: skip
@@ -149,11 +150,11 @@ class _Asked:
             least = {name: max(v, here.values.get(name, 0.0)) for name, v in found.values.items()}
             found = replace(found, values=least)
             if not is_sparse:
-                save(key, found)
+                save_costs(key, found)
         return found
 
     def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
-        """Choices of a place, of the user's policy and of others."""
+        """Return the choices of a place, under the user's policy and others."""
         family, estimator, rows = self.family, self.estimator, self.rows
         inline, lazy = place.name == INLINE, rows.kind == "dask"
         least, most = family.passes(estimator, here)
@@ -189,11 +190,11 @@ class _Asked:
         return found
 
     def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
-        """Function that makes the choice of a cluster which there is not."""
+        """Return a function that makes the choice for a cluster that does not exist."""
         start = there[0].values.get("fit", 0.0) if there else self.family.usual_there["fit"]
 
         def choice(**given: Any) -> Choice:
-            return supposed_choice(
+            return simulate_choice(
                 self.family, self.estimator, self.rows, here, start=start, **given
             )
 
@@ -207,33 +208,131 @@ def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[st
         if choice.own and choice.seconds is None:
             then = "end it" if choice.place == INLINE else "make it read them again in each pass"
             notes.append(
-                f"Memory: {bytes_text(choice.memory)} of rows in a process would {then}, with room "
-                f"for {bytes_text(rooms[choice.place])} {choice.place}."
+                f"Memory: {format_bytes(choice.memory)} of rows in a process would {then}, with "
+                f"room for {format_bytes(rooms[choice.place])} {choice.place}."
             )
     return notes
 
 
-def _reason(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -> str:
-    """Words of why the best choice is the best."""
+def _explain_best(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -> str:
+    """Return a sentence that tells why the best choice is the best."""
     best = plan.best
     if best.seconds is None:
         return "The rows fit in no memory here, so workers read them in each pass."
-    fits = f"{bytes_text(best.memory)} fits here" if best.place == INLINE else "The rows fit there"
+    fits = (
+        f"{format_bytes(best.memory)} fits here" if best.place == INLINE else "The rows fit there"
+    )
     others = [c for c in plan.choices if c.own and c is not best]
     if not others:
         alone = "there is no Client with workers to compare with"
-        return f"{fits}; about {seconds_text(best.expected)}, and {alone}."
+        return f"{fits}; about {format_seconds(best.expected)}, and {alone}."
     place, values = places[-1], costs[-1].values
-    start = f"{seconds_text(values.get('fit', 0.0))} start"
+    start = f"{format_seconds(values.get('fit', 0.0))} start"
     for name, what in (("step", "a step"), ("pass", "a pass")):
         if values.get(name):
-            start += f", {seconds_text(values[name])} {what} there"
+            start += f", {format_seconds(values[name])} {what} there"
             break
     other = others[0]
     words = {INLINE: "inline", "cluster": f"on {place.text}"}
     if other.seconds is None:
-        return f"{fits}, and not {words[other.place]}; about {seconds_text(best.expected)}."
+        return f"{fits}, and not {words[other.place]}; about {format_seconds(best.expected)}."
     return (
-        f"{fits}; about {seconds_text(best.expected)} against {seconds_text(other.expected)} "
+        f"{fits}; about {format_seconds(best.expected)} against {format_seconds(other.expected)} "
         f"{words[other.place]} ({start if best.place == INLINE else place.text})."
     )
+
+
+def plan(self: Any, X: Any, y: Any = None, *, client: Any = None) -> Plan:
+    """Estimate where :meth:`fit` runs fastest, and its time and memory at each place.
+
+    Parameters
+    ----------
+    X, y, client
+        As in :meth:`fit`; X is dense, and the number of its rows known.
+
+    Returns
+    -------
+    Plan
+        See :func:`daskml_dist.planning.advise`, which also tells what is raised.
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> plan = SGDClassifier().plan(X, y)  # doctest: +SKIP
+    >>> plan.best.fit(X, y)  # doctest: +SKIP
+    """
+    return advise(X, self, y, client=client)
+
+
+def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
+    """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``.
+
+    Parameters
+    ----------
+    estimator : estimator
+    client : distributed.Client, "inline", "auto" or None
+        As the user gave it; None is ``"auto"`` where Dask's configuration
+        ``daskml_dist.client`` says so.
+    collection : Collection
+        The rows of the fit.
+    X : array-like, optional
+        The same rows as the user gave them.
+
+    Returns
+    -------
+    distributed.Client, "inline" or None
+        None: the current client, where there is one.
+    """
+    if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
+        client = AUTO
+    if not isinstance(client, str) or client != AUTO:
+        return client
+    # Rows that lie on workers, or go to a GPU, are not moved to this process.
+    if collection.kind != "memory" or getattr(estimator, "device", "cpu") == "gpu":
+        return None
+    current = find_default_client(collection)
+    if current is None:
+        return INLINE
+    try:
+        family = find_family(estimator)
+        family.check(estimator)
+        rows = family.quick_shape(estimator, collection, X)
+    except (InvalidParameterError, InvalidDataError) as error:
+        # Parameters and rows that are not valid are refused by the fit itself, in its own words.
+        logger.info("No plan, so the current client trains: %s", error)
+        return None
+    return INLINE if _is_sooner_inline(estimator, family, rows, current) else None
+
+
+def _is_sooner_inline(estimator: Any, family: Family, rows: RowsShape, client: Any) -> bool:
+    """Return whether a fit ends sooner in this process, by costs that are known already.
+
+    Nothing is measured: that would take longer than most of the fits that it decides about.
+    """
+    here = inline_place(family.lanes(estimator))
+    costs = load_known_costs(family, estimator, here, rows) or Costs(family.usual)
+    seconds = _expected_seconds(estimator, family, rows, here, costs)
+    if seconds <= family.usual_there["fit"] / 2:
+        # A cluster has not finished starting the fit by then.
+        return True
+    there = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
+    if there is None:
+        return True
+    computing = {name: v for name, v in costs.values.items() if name in family.computing}
+    costs_there = load_known_costs(family, estimator, there, rows)
+    costs_there = costs_there or Costs({**computing, **family.usual_there}, passes=costs.passes)
+    return seconds <= _expected_seconds(estimator, family, rows, there, costs_there)
+
+
+def _expected_seconds(
+    estimator: Any, family: Family, rows: RowsShape, place: Place, costs: Costs
+) -> float:
+    """Return the seconds of a fit at a place, for the geometric mean of least and most passes."""
+    least, most = family.passes(estimator, costs)
+    work = family.work(estimator, rows, place, (least * most) ** 0.5)
+    return costs.seconds(work)
+
+
+#: Factor of the expected seconds that makes the range of sparse rows: a part of them touches fewer
+#: of the parameters than all do, and caches hold these longer.
+_SPARSE_SPREAD = 2.0

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 
-__all__ = ["Costs", "Equation", "Work", "fitted_values"]
+__all__ = ["Costs", "Equation", "Work", "cache_file", "fit_cost_values", "load_costs", "save_costs"]
+
 
 #: Counts by their names.
 Counts = Mapping[str, float]
@@ -76,29 +85,29 @@ class Costs:
     steps: Mapping[str, float] = field(default_factory=dict)
 
     def setup_seconds(self, work: Work) -> float:
-        """Seconds of a fit beside its passes."""
-        return _total(work.setup, self.values)
+        """Return the seconds of a fit besides its passes."""
+        return _sum_seconds(work.setup, self.values)
 
     def pass_seconds(self, work: Work, policy: str = "") -> float:
-        """Seconds of a later pass, under a policy whose own steps were measured, if any."""
+        """Return the seconds of a later pass, under a policy whose steps were measured, if any."""
         values = self.values
         if policy in self.steps:
             values = {**values, "step": self.steps[policy]}
-        return _total(work.one_pass, values)
+        return _sum_seconds(work.one_pass, values)
 
     def seconds(self, work: Work, policy: str = "") -> float:
-        """Seconds of a whole fit."""
+        """Return the seconds of a whole fit."""
         return self.setup_seconds(work) + work.passes * self.pass_seconds(work, policy)
 
     def with_policy(self, name: str, equation: Equation) -> Costs:
-        """These costs, and those of a step of another policy, of what a pass took under it."""
+        """Return these costs with those of another policy's step, from a pass under it."""
         counts, seconds = equation
         rest = {what: count for what, count in counts.items() if what != "step"}
-        step = max(seconds - _total(rest, self.values), 0.0) / counts["step"]
+        step = max(seconds - _sum_seconds(rest, self.values), 0.0) / counts["step"]
         return Costs(self.values, self.gather, self.passes, {**self.steps, name: step})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, to be kept in a file."""
+        """Return plain values, for a file."""
         return {
             "values": dict(self.values), "gather": self.gather, "passes": self.passes,
             "steps": dict(self.steps),
@@ -106,7 +115,7 @@ class Costs:
 
     @classmethod
     def of_dict(cls, kept: Mapping[str, Any]) -> Costs:
-        """Costs of what :meth:`as_dict` made.
+        """Return the costs of the values that :meth:`as_dict` made.
 
         Raises
         ------
@@ -124,8 +133,8 @@ class Costs:
         return cls(values, gather, passes, steps)
 
 
-def fitted_values(equations: Sequence[Equation], known: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of counted things that explain measured ones, by non-negative least squares.
+def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds per operation that explain measured times, by non-negative least squares.
 
     What is made least is the sum of the squares of relative errors: a fit of a millisecond tells
     as much as one of a second (Lawson and Hanson 1974, chapter 23).
@@ -141,7 +150,7 @@ def fitted_values(equations: Sequence[Equation], known: Mapping[str, float]) -> 
 
     names = sorted({name for counts, _ in equations for name in counts} - set(known))
     seconds = np.maximum([value for _, value in equations], 1e-9)
-    told = np.array([_total(counts, known) for counts, _ in equations])
+    told = np.array([_sum_seconds(counts, known) for counts, _ in equations])
     # Columns alike in size: entries are a million times as many as fits.
     relative = np.array([[counts.get(name, 0.0) for name in names] for counts, _ in equations])
     relative /= seconds[:, None]
@@ -151,5 +160,66 @@ def fitted_values(equations: Sequence[Equation], known: Mapping[str, float]) -> 
     return {**known, **{name: float(v) for name, v in zip(names, found / size, strict=True)}}
 
 
-def _total(counts: Counts, values: Mapping[str, float]) -> float:
+def _sum_seconds(counts: Counts, values: Mapping[str, float]) -> float:
     return float(sum(count * values.get(name, 0.0) for name, count in counts.items()))
+
+
+logger = logging.getLogger(__name__)
+
+
+def cache_file() -> Path | None:
+    """Return the file's path.
+
+    None where ``daskml_dist.planning.cache`` in Dask's config is False.
+    """
+    if not dask.config.get("daskml_dist.planning.cache", True):
+        return None
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "daskml_dist" / "planning.json"
+
+
+def load_costs(key: str) -> Costs | None:
+    """Return the costs that were saved under a key.
+
+    None where there are none, or the file is broken.
+    """
+    path = cache_file()
+    if path is None:
+        return None
+    with suppress(KeyError, ValueError, TypeError, AttributeError):
+        return Costs.of_dict(_read(path)[key])
+    return None
+
+
+def save_costs(key: str, costs: Costs) -> None:
+    """Keep costs under a key; where nothing can be written the next plan measures again."""
+    path = cache_file()
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**_read(path), key: costs.as_dict()}, indent=1)
+        # Another process never reads half of a file.
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as error:
+        logger.info("Costs for planning are not kept: %s", error)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    with suppress(OSError):
+        return _parse_cached(path, path.stat().st_mtime_ns)
+    return {}
+
+
+@lru_cache(maxsize=4)
+def _parse_cached(path: Path, changed: int) -> Mapping[str, Any]:
+    """Return the file's values, which are read again once the file has changed."""
+    with suppress(OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            return values
+    return {}

@@ -15,13 +15,13 @@ from sklearn.base import clone
 
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.planning.costs import Costs, Equation, Work, fitted_values
+from daskml_dist.planning.costs import Costs, Equation, Work, fit_cost_values
 from daskml_dist.planning.families import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.run import INLINE
 
-__all__ = ["measured_costs"]
+__all__ = ["measure_costs"]
 
 #: Bytes that are brought to this process once.
 _BROUGHT = 1 << 23
@@ -33,11 +33,11 @@ _DRAWN_ENTRIES, _FEWEST_DRAWN = (1 << 18, 1 << 19, 1 << 20), 200
 _QUIET = {"callbacks": None, "verbose": 0, "checkpoint": None, "random_state": 0}
 
 
-def measured_costs(
+def measure_costs(
     family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
     known: Mapping[str, float], policies: Sequence[str], sparse: RowsShape | None = None,
 ) -> Costs:  # fmt: skip
-    """Costs at a place, of an estimator's own parameters.
+    """Return the costs at a place for an estimator with its own parameters, measured by tiny fits.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def measured_costs(
             probes = _parts_of(sparse, family.drawn_params(estimator, sparse, place))
         bench.run(probes[-1] if sparse else probes[0])  # loads compiled loops
         timings = [bench.fit(probe) for probe in probes]
-        values = fitted_values([one for timing in timings for one in timing.equations], known)
+        values = fit_cost_values([one for timing in timings for one in timing.equations], known)
         settled = median(timing.work.passes for timing in timings)
         if sparse is not None:  # the largest part needs about as many as all rows
             settled = timings[-1].work.passes
@@ -102,13 +102,13 @@ class _Bench:
         self.sparse = sparse
 
     def fit(self, probe: Probe, policy: str | None = None) -> _Timing:
-        """The quickest of a probe's fits."""
+        """Run the fits of a probe, and return the quickest."""
         found = [self.run(probe, policy) for _ in range(probe.times)]
         return min(found, key=lambda timing: timing.seconds)
 
     def run(self, probe: Probe, policy: str | None = None) -> _Timing:
-        """A fit of a probe."""
-        family, fitted = self.family, _alike(self.estimator, probe)
+        """Run one fit of a probe."""
+        family, fitted = self.family, _copy_for_probe(self.estimator, probe)
         if self.sparse is None:
             X, y = family.made_up(self.estimator, probe, self.dtype, self.several)
             shape = self._shape(probe)
@@ -127,7 +127,7 @@ class _Bench:
         return _Timing(work, seconds, family.equations(work, fitted, seconds, records))
 
     def gather(self) -> float:
-        """Seconds of a byte that is brought to this process."""
+        """Return the seconds per byte that is brought to this process."""
         if self.place.client is None:
             return 0.0
         far = self.place.client.submit(np.ones, _BROUGHT // 8, pure=False)
@@ -138,7 +138,7 @@ class _Bench:
         return (time.perf_counter() - start) / _BROUGHT
 
     def _passes(self, fitted: Any) -> float:
-        """Passes of a fit that has ended; of trees, those that were asked for."""
+        """Return the passes that a fit made; of trees, those that were asked for."""
         least, most = self.family.passes(fitted, Costs({}))
         return most if least == most else float(len(fitted.history_))
 
@@ -149,6 +149,7 @@ class _Bench:
         return self.family.made_shape(probe, n_classes, self.dtype)
 
     def _persisted(self, values: Any) -> Any:
+        """Return the values as a Dask array that lies on the workers."""
         from distributed import wait
 
         if values is None or is_dask(values):
@@ -177,8 +178,8 @@ def _drawn(rows: RowsShape, n: int) -> tuple[Any, Any]:
     return X.tocsr()[chosen], labels[chosen]
 
 
-def _alike(estimator: Any, probe: Probe) -> Any:
-    """An estimator of the same parameters for a tiny fit, which tells nobody of it."""
+def _copy_for_probe(estimator: Any, probe: Probe) -> Any:
+    """Return an estimator with the same parameters for a tiny fit without callbacks."""
     own = estimator.get_params(deep=False)
     changed = {**_QUIET, **probe.params}
     made = clone(estimator)

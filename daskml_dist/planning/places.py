@@ -16,7 +16,7 @@ from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.run import INLINE
 from daskml_dist.training.threads import find_blas_controller
 
-__all__ = ["Place", "cluster_place", "inline_place", "place_of"]
+__all__ = ["Place", "cluster_place", "imagine_place", "inline_place"]
 
 #: Share of a worker's memory limit that rows may take, unless the user says otherwise.
 _ROWS_SHARE = 0.4
@@ -61,23 +61,26 @@ class Place:
         return "1 worker" if self.trainers == 1 else f"{self.trainers} workers"
 
     def side_by_side(self, nbytes: float, share: int) -> float:
-        """Number of those that compute at once; inline a thread is worth it for `share` bytes."""
+        """Return the number of workers or threads that compute at once.
+
+        `share` bytes are worth a thread.
+        """
         if self.name != INLINE or self.given:
             return float(max(1, min(self.lanes, self.cores)))
         return float(max(1, min(self.cores, 1 + nbytes // share if share else 1)))
 
 
 def inline_place(n_lanes: int | None) -> Place:
-    """This process, with one lane of steps unless the user asks for others."""
+    """Return this process as a place, with one lane of steps unless the user asks for others."""
     lanes = n_lanes or 1
-    machine = f"inline, {lanes} lanes, {_machine()}"
-    return Place(INLINE, lanes, 1, _available(), machine, _cores(), n_lanes is not None)
+    machine = f"inline, {lanes} lanes, {_describe_machine()}"
+    return Place(INLINE, lanes, 1, _available_memory(), machine, _cores(), n_lanes is not None)
 
 
 def cluster_place(
     n_lanes: int | None, budget: float | None, rows: RowsShape, client: Any
 ) -> Place | None:
-    """The workers of a client; None where there is none."""
+    """Return the workers of a client as a place; None where there is none."""
     # It loads distributed, which whoever only imports an estimator does without.
     from daskml_dist.dask_internals.cluster import list_workers
 
@@ -88,20 +91,22 @@ def cluster_place(
     parts = rows.n_parts if rows.kind == "dask" else len(workers)
     trainers = min(len(workers), parts)
     lanes = n_lanes or min(sum(threads[:trainers]), rows.n_rows)
-    limits = [float(info["memory_limit"] or 0) or _available() for info in workers.values()]
+    limits = [float(info["memory_limit"] or 0) or _available_memory() for info in workers.values()]
     room = _ROWS_SHARE * min(limits) if budget is None else float(budget)
     hosts = sorted({str(info.get("host", "")) for info in workers.values()})
     cores = sum(threads[:trainers])
     if set(hosts) <= _HERE:
         # Workers of this machine share its cores.
         cores = min(cores, _cores())
-    machine = f"{lanes} lanes on {trainers} workers of {hosts}, threads {threads}, {_machine()}"
+    machine = (
+        f"{lanes} lanes on {trainers} workers of {hosts}, threads {threads}, {_describe_machine()}"
+    )
     return Place("cluster", lanes, trainers, room, machine, cores, n_lanes is not None, client)
 
 
-def place_of(workers: int, lanes: int | None) -> Place:
-    """Workers that there are not, each of a machine of its own like this one, with a lane."""
-    n_lanes, room = lanes or workers, _ROWS_SHARE * _available()
+def imagine_place(workers: int, lanes: int | None) -> Place:
+    """Return a place of imagined workers, each with a lane on a machine like this one."""
+    n_lanes, room = lanes or workers, _ROWS_SHARE * _available_memory()
     return Place("supposed", n_lanes, workers, room, "supposed", workers, lanes is not None)
 
 
@@ -110,8 +115,8 @@ def _cores() -> int:
 
 
 @cache
-def _machine() -> str:
-    """Processor, threads and versions that costs depend on."""
+def _describe_machine() -> str:
+    """Return processor, threads and versions that costs depend on."""
     threads = [
         info["num_threads"] for info in find_blas_controller().info() if info["user_api"] == "blas"
     ]
@@ -129,8 +134,8 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _available() -> float:
-    """Bytes of memory that this process may still take."""
+def _available_memory() -> float:
+    """Return the bytes of memory that this process may still allocate."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(1024.0 * int(s.split()[1]) for s in lines if s.startswith("MemAvailable"))

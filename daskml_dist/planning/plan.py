@@ -11,10 +11,10 @@ from dask.base import compute
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.planning.text import bytes_text, range_text, seconds_text
 from daskml_dist.training.run import INLINE
 
-__all__ = ["Choice", "Plan"]
+__all__ = ["Choice", "Plan", "format_bytes", "format_seconds", "format_seconds_range"]
+
 
 _COLUMNS = ("place", "policy", "passes", "a pass", "seconds", "traffic", "memory a worker")
 
@@ -135,7 +135,7 @@ class Plan:
         stragglers: float = 0.1,
         policy: str | None = None,
     ) -> Plan:
-        """This plan, and what the fit would take on a cluster that there is not.
+        """Return this plan with the fit's predicted time on a cluster that does not exist.
 
         Computing takes what it does in this process; who waits for whom is simulated with the
         gates of the policy, and messages by their bytes (see the page on simulation, which tells
@@ -220,8 +220,34 @@ def _cells(choice: Choice) -> Sequence[str]:
         choice.place,
         choice.policy,
         f"{least}" if least == most else f"{least} to {most}",
-        seconds_text(choice.pass_seconds),
-        "unknown" if choice.seconds is None else range_text(choice.seconds),
-        bytes_text(choice.traffic),
-        bytes_text(choice.memory),
+        format_seconds(choice.pass_seconds),
+        "unknown" if choice.seconds is None else format_seconds_range(choice.seconds),
+        format_bytes(choice.traffic),
+        format_bytes(choice.memory),
     )
+
+
+def format_seconds_range(seconds: tuple[float, float]) -> str:
+    """Return a range of seconds as text."""
+    return " to ".join(map(format_seconds, seconds))
+
+
+def format_seconds(seconds: float) -> str:
+    """Return seconds with two digits, in a suitable unit."""
+    for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        # Ninety seconds read better than one and a half minutes.
+        if seconds >= scale * (2 if scale > 1 else 1):
+            return f"{_format_digits(seconds / scale)} {unit}"
+    return f"{_format_digits(seconds * 1e6)} µs"
+
+
+def format_bytes(size: float) -> str:
+    """Return bytes with three digits, in a suitable decimal unit."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def _format_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

@@ -15,7 +15,7 @@ from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["RowsShape", "check_dense", "shape_of", "shape_of_collection"]
+__all__ = ["RowsShape", "check_dense", "measure_collection_shape", "measure_shape"]
 
 #: Labels that are looked at, and those for a decision that may not take long.
 _LABELS, _FEW = 1 << 14, 1 << 9
@@ -87,8 +87,8 @@ class RowsShape:
         return self.n_rows * (self.item_bytes or self.n_features * self.itemsize)
 
 
-def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
-    """Shape of the rows that an estimator would be fitted to.
+def measure_shape(estimator: Any, X: Any, y: Any) -> RowsShape:
+    """Return the shape of the rows that an estimator would be fitted to.
 
     Raises
     ------
@@ -99,18 +99,18 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
     """
     # A fit notes what it finds of the columns.
     collection = copy.copy(estimator)._make_collection(X, y, None, reset=True)
-    return shape_of_collection(estimator, collection)
+    return measure_collection_shape(estimator, collection)
 
 
-def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False) -> RowsShape:
-    """Shape of the rows of a fit; `quick` looks at few of the labels."""
+def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = False) -> RowsShape:
+    """Return the shape of the rows of a fit; `quick` looks at few of the labels."""
     X, y, _ = collection.inputs
     entries = None
     if _is_sparse(X):
         if quick or is_dask_collection(X):
             raise _only_dense("Sparse blocks of Dask")
         entries = X.nnz / max(X.shape[0], 1)
-    persisted, n_rows = _persisted(X) and _persisted(y), collection.n_rows
+    persisted, n_rows = _is_persisted(X) and _is_persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
         n_rows = reduce_parts(collection, _count, _total)
     if n_rows is None or collection.n_features is None:
@@ -122,7 +122,7 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
     n_classes = 0
     notes: list[str] = []
     if estimator._classification:
-        n_classes, notes = _classes(y, collection, persisted, _FEW if quick else _LABELS)
+        n_classes, notes = _count_labels(y, collection, persisted, _FEW if quick else _LABELS)
     if collection.kind == "dask" and not persisted:
         notes.append(
             "X is lazy: the time of its graph comes on top, wherever it is trained. Persist it to "
@@ -156,8 +156,10 @@ def _total(counts: list[int]) -> int:
     return sum(counts)
 
 
-def _classes(y: Any, collection: Collection, persisted: bool, looked: int) -> tuple[int, list[str]]:
-    """Number of labels, of some of them."""
+def _count_labels(
+    y: Any, collection: Collection, persisted: bool, looked: int
+) -> tuple[int, list[str]]:
+    """Return the number of labels, from some of them."""
     if collection.kind == "memory":
         labels = copy_to_host(y)
     elif persisted:
@@ -174,8 +176,11 @@ def _is_sparse(X: Any) -> bool:
     return hasattr(getattr(X, "_meta", X), "tocsr")
 
 
-def _persisted(value: Any) -> bool:
-    """Whether a Dask collection is in the memory of workers; what is no collection is at hand."""
+def _is_persisted(value: Any) -> bool:
+    """Return True if a Dask collection is in the workers' memory.
+
+    Values in memory count as persisted.
+    """
     if not is_dask_collection(value):
         return True
     if "distributed" not in sys.modules:

@@ -10,14 +10,14 @@ from typing import Any
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.planning.costs import Costs
 from daskml_dist.planning.families import Family
-from daskml_dist.planning.places import place_of
+from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.plan import Choice
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.simulator import Costs as Network
 from daskml_dist.planning.simulator import Stragglers, simulate
 from daskml_dist.policies import Policy, get_policy
 
-__all__ = ["bytes_a_second", "meeting_seconds", "supposed_choice"]
+__all__ = ["parse_bandwidth", "simulate_choice", "simulate_meeting_seconds"]
 
 #: What a message costs its server and its peer, and a byte its apply and its sum, as measured on
 #: the package's own parts (`python -m benchmarks simulate`).
@@ -29,7 +29,7 @@ _SPREAD = 2.5
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
-def supposed_choice(
+def simulate_choice(
     family: Family,
     estimator: Any,
     rows: RowsShape,
@@ -42,14 +42,14 @@ def supposed_choice(
     stragglers: float,
     policy: str | None,
 ) -> Choice:
-    """A choice on workers of machines like this one, each with a network card of its own.
+    """Return the choice for workers on machines like this one, each with its own network card.
 
     Computing costs what it does here, by the share of each worker; meetings are simulated, with
     the gates of the policy. Rows in memory are sent through this machine's card.
     """
     _check(workers, latency, stragglers)
-    place = place_of(workers, family.lanes(estimator))
-    speed = bytes_a_second(bandwidth)
+    place = imagine_place(workers, family.lanes(estimator))
+    speed = parse_bandwidth(bandwidth)
     own = family.choice_policy(estimator)
     name = policy or own
     least, most = family.passes(estimator, here)
@@ -63,7 +63,7 @@ def supposed_choice(
     meetings = works[1].meetings
     # What a pass costs here beside computing is the report of this process alone.
     a_step = here.pass_seconds(works[1]) / meetings
-    met = meeting_seconds(
+    met = simulate_meeting_seconds(
         rule, a_step, place.lanes, works[1].message, latency, speed, stragglers=stragglers
     )
     sent = float(rows.nbytes) if rows.kind == "memory" else 0.0
@@ -97,7 +97,7 @@ def _check(workers: Any, latency: Any, stragglers: Any) -> None:
             raise InvalidParameterError(f"{name}={value!r}: use a number >= 0, {unit}.")
 
 
-def meeting_seconds(
+def simulate_meeting_seconds(
     policy: Policy,
     compute: float,
     workers: int,
@@ -108,7 +108,7 @@ def meeting_seconds(
     stragglers: float = 0.0,
     colocated: bool = False,
 ) -> float:
-    """Seconds from a step of all workers to the next, simulated.
+    """Return the simulated seconds from a step of all workers to the next.
 
     Parameters
     ----------
@@ -140,8 +140,8 @@ def meeting_seconds(
     return out.seconds * workers / out.steps
 
 
-def bytes_a_second(bandwidth: Any) -> float:
-    """Bytes a second of a number of these, or of words such as "10Gbit" or "1.25GB".
+def parse_bandwidth(bandwidth: Any) -> float:
+    """Return bytes per second, given a number of them or a text such as "10Gbit" or "1.25GB".
 
     Raises
     ------

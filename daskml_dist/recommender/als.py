@@ -24,7 +24,7 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.planning.planned import choose_client, plan
+from daskml_dist.planning.advising import choose_client, plan
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.recommender._scores import find_ids
 from daskml_dist.solvers.als import ALSSolver, build_ratings

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from html import escape
 
-from daskml_dist.diagnostics.curves import curves_html
+from daskml_dist.diagnostics.curves import make_curves_html
 
 __all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
 
@@ -218,7 +218,7 @@ def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> 
     )
     return (
         '<div class="daskml-history" style="display:flex;flex-wrap:wrap;gap:1em;'
-        f'align-items:flex-start">{curves_html(records)}<table>{rows}</table></div>'
+        f'align-items:flex-start">{make_curves_html(records)}<table>{rows}</table></div>'
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from distributed import LocalCluster
 
 from daskml_dist.cli import main
-from daskml_dist.cli._warming import DTYPES, SUBJECTS, _count_of_compiled
+from daskml_dist.cli.warm import DTYPES, SUBJECTS, _count_of_compiled
 from tests.subprocesses import environment
 
 ONE = ["warm", "--only", "GaussianNB", "--dtype", "float64"]

@@ -21,10 +21,10 @@ from daskml_dist.diagnostics.live.fits import (
     N_FITS,
     N_PASSES,
     Fits,
-    lane_table,
-    mark_table,
-    pass_table,
-    staleness_table,
+    make_lane_table,
+    make_mark_table,
+    make_pass_table,
+    make_staleness_table,
 )
 from daskml_dist.diagnostics.live.plugin import NAME
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
@@ -84,7 +84,7 @@ def test_tables_say_what_was_told() -> None:
     fits.take([_fit_of(1, bytes_pushed=2_000_000), _fit_of(2, val_score=0.75, seconds=1.5)])
     fits.take([{"fit": "a", "kind": "generation", "at": 2.5, "text": "v was lost", "n_passes": 2}])
     fits.take([{"fit": "a", "kind": "lanes", "at": 2.5, "lanes": ["u", "u"]}, _fit_of(3)])
-    table = pass_table(fit)
+    table = make_pass_table(fit)
     assert table["pass"] == [1.0, 2.0, 3.0]
     assert table["loss"] == [1.0, 0.5, 1 / 3]
     assert table["mb_pushed"][0] == 2.0
@@ -94,18 +94,26 @@ def test_tables_say_what_was_told() -> None:
     assert table["rows_per_second"] == [200.0, 100 / 1.5, 200.0]
     assert fit.rows_per_second == 300 / 2.5
     assert fit.seconds_left == pytest.approx(7 * 2.5 / 3)
-    lanes = lane_table(fit)
+    lanes = make_lane_table(fit)
     assert list(zip(lanes["left"], lanes["right"], lanes["worker"], strict=True)) == [
         (0.0, 2.5, "u"), (0.0, 2.5, "v"), (2.5, 3.0, "u"), (2.5, 3.0, "u"),
     ]  # fmt: skip
     assert lanes["colour"][0] == lanes["colour"][3] != lanes["colour"][1]
-    assert mark_table(fit) == {"at": [2.5], "bottom": [-0.5], "top": [1.5], "text": ["v was lost"]}
+    assert make_mark_table(fit) == {
+        "at": [2.5],
+        "bottom": [-0.5],
+        "top": [1.5],
+        "text": ["v was lost"],
+    }
     fits.leave("another")
     assert fit.state == "running"
     fits.leave("c")
     assert fit.state == "its client has left"
     assert fit.seconds_left == 0.0
-    assert all(not any(table(None).values()) for table in (pass_table, lane_table, mark_table))
+    assert all(
+        not any(table(None).values())
+        for table in (make_pass_table, make_lane_table, make_mark_table)
+    )
 
 
 def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
@@ -114,9 +122,9 @@ def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
     lost = {"fit": "a", "kind": "generation", "at": 4.5, "text": "v was lost"}
     fits.take([lost | {"n_passes": 2}])
     (fit,) = fits.all()
-    assert (fit.n_passes, pass_table(fit)["loss"]) == (2, [1.0, 0.5])
+    assert (fit.n_passes, make_pass_table(fit)["loss"]) == (2, [1.0, 0.5])
     fits.take([_fit_of(3, loss=0.3), _fit_of(4, loss=0.2), _fit_of(3, loss=0.25)])
-    assert pass_table(fit)["loss"] == [1.0, 0.5, 0.25]
+    assert make_pass_table(fit)["loss"] == [1.0, 0.5, 0.25]
 
 
 def test_no_more_than_the_last_are_kept() -> None:
@@ -125,7 +133,7 @@ def test_no_more_than_the_last_are_kept() -> None:
         fits.take([BEGIN | {"fit": str(number)}])
     assert [fit.fit for fit in fits.all()] == [str(number) for number in range(5, N_FITS + 5)]
     fits.take([BEGIN | {"fit": "a"}, *(_fit_of(number + 1) for number in range(N_PASSES + 5))])
-    assert len(pass_table(fits.all()[-1])["pass"]) == N_PASSES
+    assert len(make_pass_table(fits.all()[-1])["pass"]) == N_PASSES
 
 
 def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +148,7 @@ def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFix
         __hash__ = object.__hash__
 
     broken = Hashable(**vars(broken))
-    line = feed._Line()
+    line = feed._SchedulerLine()
     line.tell(broken, BEGIN | {"fit": "a"})
     assert _until(lambda: "does not take" in caplog.text)
     assert _until(lambda: not line._events)  # which it drops after it has told
@@ -181,7 +189,11 @@ def fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
     def kept(dask_scheduler: Any) -> Any:
         page = dask_scheduler.plugins.get(NAME)
-        return [] if page is None else [(f, pass_table(f), lane_table(f)) for f in page.fits.all()]
+        return (
+            []
+            if page is None
+            else [(f, make_pass_table(f), make_lane_table(f)) for f in page.fits.all()]
+        )
 
     def forget(dask_scheduler: Any) -> None:
         dask_scheduler.plugins.pop(NAME, None)
@@ -220,7 +232,7 @@ def test_the_scheduler_knows_what_the_history_says(client: Client, fits: Callabl
         assert [{**r, "staleness_counts": c} for r, c in zip(fit.records, counts, strict=True)] == (
             fitted.history_.records
         )
-        assert sum(staleness_table(fit)["count"]) == sum(map(sum, counts))
+        assert sum(make_staleness_table(fit)["count"]) == sum(map(sum, counts))
         assert table["loss"] == [record["loss"] for record in fitted.history_]
         assert table["rows_per_second"] == fitted.history_.rows_per_second
         assert set(lanes["worker"]) <= set(client.scheduler_info(n_workers=-1)["workers"])
@@ -251,5 +263,5 @@ def test_bars_of_staleness_are_of_the_passes_that_count() -> None:
     found.take([_fit_of(3, staleness_counts=[4])])  # made again, and with it all after
     (fit,) = found.all()
     bars = {"versions": ["0", "1", "2+", "4+"], "count": [8, 1, 2, 5]}
-    assert staleness_table(fit) == bars
-    assert staleness_table(None) == {"versions": [], "count": []}
+    assert make_staleness_table(fit) == bars
+    assert make_staleness_table(None) == {"versions": [], "count": []}

@@ -12,7 +12,12 @@ import pytest
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.diagnostics.live import heartbeats as pulses
 from daskml_dist.diagnostics.live.fits import Fits
-from daskml_dist.diagnostics.live.heartbeats import N_PULSES, Pulses, load_table, speed_table
+from daskml_dist.diagnostics.live.heartbeats import (
+    N_PULSES,
+    Pulses,
+    make_load_table,
+    make_speed_table,
+)
 from daskml_dist.diagnostics.live.plugin import TrainingPage
 from daskml_dist.training.worker import notifications as pulse
 from daskml_dist.training.worker.notifications import telling_facts
@@ -39,13 +44,13 @@ def test_counts_become_rates() -> None:
     found.hear(5.0, _told("u", {0: 5, 1: 5}, 3_000_000, clock=5.0))
     found.hear(6.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=6.0))
     assert found.hear(7.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=7.0))
-    lines = speed_table(found, COLOURS)
+    lines = make_speed_table(found, COLOURS)
     assert list(zip(*lines.values(), strict=True)) == [
         ([2.0, 4.0, 6.0], [20.0, 50.0, 7.0], 0, "u", "red"),
         ([2.0, 4.0], [10.0, 0.0], 1, "v", "blue"),
         ([6.0], [4.0], 1, "u", "red"),
     ]
-    load = load_table(found)
+    load = make_load_table(found)
     assert load["seconds"] == [1.0, 2.0, 4.0, 5.0, 6.0]
     assert load["sockets"] == [0.0, 20.0, 50.0, 3.0, 1.0]
     assert (load["rows_in_memory"], load["gb_in_memory"]) == ([20, 20, 20, 10, 10], [4, 4, 4, 2, 2])
@@ -57,9 +62,9 @@ def test_reports_that_come_at_once_are_no_spike() -> None:
     came = {1: 1.0, 2: 2.001, 3: 5.0, 4: 5.0001, 5: 5.0002, 6: 6.0}
     for clock, at in came.items():
         found.hear(at, _told("u", {0: 100 * clock}, 1_000_000 * clock, clock=50.0 + clock))
-    (line,) = speed_table(found, COLOURS)["speed"]
+    (line,) = make_speed_table(found, COLOURS)["speed"]
     assert line == [100.0] * 4
-    load = load_table(found)
+    load = make_load_table(found)
     assert load["sockets"] == [0.0, 1.0, 1.0, 1.0, 1.0]
     assert load["seconds"] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -73,12 +78,12 @@ def test_sums_do_not_fall_where_a_report_is_late() -> None:
     ):
         steps = {"u": {0: int(10 * clock)}, "v": {1: int(10 * clock)}}[worker]
         found.hear(at, _told(worker, steps, int(1e6 * clock), clock=clock))
-    load = load_table(found)
+    load = make_load_table(found)
     assert load["seconds"] == sorted(set(load["seconds"]))
     assert set(load["rows_in_memory"]) == {20}
     assert set(load["gb_in_memory"]) == {4.0}
     assert load["sockets"][1:] == pytest.approx([2.0] * (len(load["sockets"]) - 1))
-    for line in speed_table(found, COLOURS)["speed"]:
+    for line in make_speed_table(found, COLOURS)["speed"]:
         assert line == pytest.approx([10.0] * len(line))
 
 
@@ -86,19 +91,19 @@ def test_a_worker_that_is_silent_for_long_counts_no_more() -> None:
     found = Pulses()
     for worker, at in (("v", 1.0), *(("u", float(at)) for at in range(1, 7))):
         found.hear(at, _told(worker, {0: 0}, clock=at))
-    assert load_table(found)["rows_in_memory"] == [20, 20, 20, 10, 10]
+    assert make_load_table(found)["rows_in_memory"] == [20, 20, 20, 10, 10]
 
 
 def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
     found = Pulses()
     for at in range(2 * N_PULSES + 1):
         found.hear(float(at), _told("u", {}, clock=float(at)))
-    times = load_table(found)["seconds"]
+    times = make_load_table(found)["seconds"]
     assert len(times) <= N_PULSES
     assert times[0] == 0.0
     assert times[-1] == 2 * N_PULSES - 1
-    assert not any(load_table(None).values())
-    assert not any(speed_table(None, {}).values())
+    assert not any(make_load_table(None).values())
+    assert not any(make_speed_table(None, {}).values())
 
 
 def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from daskml_dist.diagnostics.display import Snapshot, make_status_html, make_summary_html
 from daskml_dist.diagnostics.status import _MOST_RECORDS, Status
-from daskml_dist.diagnostics.status_html import Snapshot, status_html, summary_html
 
 FIT = """
 import numpy as np, IPython
@@ -39,19 +39,19 @@ def _record(number: int, **more: Any) -> dict[str, Any]:
 def test_html_of_phases_and_passes() -> None:
     status = Status(4)
     status.enter("reading", 3, 12)
-    assert _texts(status_html(status))[0] == "reading 3/12 blocks"
-    assert 'aria-valuenow="25"' in status_html(status)
+    assert _texts(make_status_html(status))[0] == "reading 3/12 blocks"
+    assert 'aria-valuenow="25"' in make_status_html(status)
     status.enter("placing")
-    assert "progressbar" not in status_html(status)
+    assert "progressbar" not in make_status_html(status)
     status.title = "sync, <b>"
     for number in (1, 2):
         status.add(_record(number, val_score=0.5))
-    title, position, numbers, *_ = _texts(status_html(status))
+    title, position, numbers, *_ = _texts(make_status_html(status))
     assert (title, position) == ("sync, <b>", "pass 2/4")
     assert numbers.startswith("loss 0.5  20 rows/s")
     assert numbers.endswith("ETA <= 0:00:01")
-    assert 'aria-valuenow="50"' in status_html(status)
-    curves = [title.text for title in ET.fromstring(summary_html(status)).iter("title")]
+    assert 'aria-valuenow="50"' in make_status_html(status)
+    curves = [title.text for title in ET.fromstring(make_summary_html(status)).iter("title")]
     assert [re.split(" ", str(text))[0] for text in curves] == ["loss", "val_score"]
     assert repr(Snapshot("words", "<p/>")) == "words"
 

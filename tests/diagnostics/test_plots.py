@@ -17,7 +17,7 @@ from distributed import Client
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist.diagnostics import plots
-from daskml_dist.diagnostics.curves import LEAST_SPAN, curves_html
+from daskml_dist.diagnostics.curves import LEAST_SPAN, make_curves_html
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.model_selection import GridSearchCV, HalvingGridSearchCV, HyperbandSearchCV
@@ -78,12 +78,12 @@ def test_a_loss_that_hardly_moves_is_drawn_flat() -> None:
         record["loss"] = 0.598866 - 1e-8 * record["pass"]
     low, high = plots.learning_curves(history).get_ylim()
     assert (high - low) / 0.598866 == pytest.approx(LEAST_SPAN, rel=1e-6)
-    (points,) = re.findall('polyline points="([^"]+)"', curves_html(history.records))
+    (points,) = re.findall('polyline points="([^"]+)"', make_curves_html(history.records))
     heights = [float(point.split(",")[1]) for point in points.split()]
     assert max(heights) - min(heights) < 1.0
-    assert "loss 0.598866<" in curves_html(history.records)
+    assert "loss 0.598866<" in make_curves_html(history.records)
     # What moves by more fills its axis as before.
-    (points,) = re.findall('polyline points="([^"]+)"', curves_html(_history("sync").records))
+    (points,) = re.findall('polyline points="([^"]+)"', make_curves_html(_history("sync").records))
     assert max(float(p.split(",")[1]) for p in points.split()) > 100.0
 
 

@@ -20,9 +20,9 @@ from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.compose import ColumnTransformer
 from daskml_dist.data import computing
 from daskml_dist.diagnostics import works
-from daskml_dist.diagnostics.live import search_feed
-from daskml_dist.diagnostics.live.fits import Fits, rung_table
-from daskml_dist.diagnostics.live.page import _head, _list, _name
+from daskml_dist.diagnostics.live import feed as page_feed
+from daskml_dist.diagnostics.live.fits import Fits, make_rung_table
+from daskml_dist.diagnostics.live.page import _make_fit_list, _make_header, _name
 from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.metrics import accuracy_score
@@ -56,7 +56,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
     """Fits as the page has them, of what a client would tell."""
     found = Fits()
     line = SimpleNamespace(tell=lambda client, event: found.take([event]))
-    monkeypatch.setattr(search_feed, "line_of", lambda client: line)
+    monkeypatch.setattr(page_feed, "get_scheduler_line", lambda client: line)
     monkeypatch.setattr("distributed.default_client", lambda: SimpleNamespace(id="c"))
     return found
 
@@ -77,13 +77,13 @@ def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
     assert rungs[0].startswith("bracket 2 at pass 1: 9 candidates, best score ")
     assert len(rungs) == len({(b, p) for _, b, p, _ in told})
     assert lines[-1].startswith("HyperbandSearchCV: ")
-    table = rung_table(fit)
+    table = make_rung_table(fit)
     best = max(zip(table["came_to"], table["candidate"], strict=True))
     assert best[0] == pytest.approx(search.best_score_)
-    assert "HyperbandSearchCV" in _head(fit)
-    assert "lanes" not in _head(fit)
+    assert "HyperbandSearchCV" in _make_header(fit)
+    assert "lanes" not in _make_header(fit)
     assert _name(fit).endswith("HyperbandSearchCV")
-    assert "HyperbandSearchCV" in _list(fits.all())
+    assert "HyperbandSearchCV" in _make_fit_list(fits.all())
 
 
 def test_rungs_of_halving(fits: Fits, shown: Callable[[], list[str]]) -> None:
@@ -145,7 +145,7 @@ def test_a_work_that_fails_says_so(fits: Fits, shown: Callable[[], list[str]]) -
         fail()
     (fit,) = fits.all()
     assert (fit.state, fit.phase) == ("failed: ZeroDivisionError", "fits 3/12")
-    assert not any(rung_table(fit).values())
+    assert not any(make_rung_table(fit).values())
     lines = shown()
     assert lines[0] == "rung: 2 candidates"
     assert lines[1].endswith("last: fits 3/12 fits")
@@ -167,7 +167,7 @@ def test_blocks_of_a_long_fit_are_told(
         if "fitting 2 transformers: reading " in event.get("text", ""):
             gate.set()
 
-    monkeypatch.setattr(search_feed, "line_of", lambda client: SimpleNamespace(tell=tell))
+    monkeypatch.setattr(page_feed, "get_scheduler_line", lambda client: SimpleNamespace(tell=tell))
     rows = da.from_array(X, chunks=(40, 3))
     columns = ColumnTransformer([("a", StandardScaler(), [0]), ("b", "passthrough", [1])])
     columns.fit(rows)

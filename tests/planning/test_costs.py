@@ -21,14 +21,13 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.planning import Choice, Costs, Plan, Work, advise, measure
-from daskml_dist.planning.cache import cache_file, load, save
-from daskml_dist.planning.costs import fitted_values
-from daskml_dist.planning.families.steps import LinearSteps
+from daskml_dist.planning.costs import cache_file, fit_cost_values, load_costs, save_costs
+from daskml_dist.planning.families.steps import LinearStepsFamily
 from daskml_dist.planning.places import inline_place
-from daskml_dist.planning.rows import RowsShape, shape_of
-from daskml_dist.planning.text import bytes_text, seconds_text
+from daskml_dist.planning.plan import format_bytes, format_seconds
+from daskml_dist.planning.rows import RowsShape, measure_shape
 
-STEPS = LinearSteps()
+STEPS = LinearStepsFamily()
 TRUE = Costs(
     {"fit": 0.1, "read": 2e-9, "sample": 6e-8, "pass": 1e-3, "early": 3e-5, "copy": 2e-10,
      "step": 1e-5, "row": 1e-8, "far": 2e-8, "entry": 3e-10},
@@ -60,7 +59,7 @@ def test_costs_are_recovered_exactly() -> None:
                 seconds = costs.setup_seconds(Work(counts, {}, 0))
                 equations.append((counts, seconds))
         known = {"fit": costs.values["fit"]}
-        found = fitted_values(equations, known)
+        found = fit_cost_values(equations, known)
         for name in TRUE.values:
             wanted = costs.values.get(name, 0.0)
             assert found[name] == pytest.approx(wanted, rel=1e-6, abs=1e-15), name
@@ -69,7 +68,7 @@ def test_costs_are_recovered_exactly() -> None:
 def test_no_cost_is_negative() -> None:
     """Timings that no costs explain, where the larger fit took less time."""
     equations = [(work(n, 8, 64).one_pass, s) for n, s in ((1000, 0.2), (9000, 0.1))]
-    assert all(value >= 0 for value in fitted_values(equations, {"row": 1.0}).values())
+    assert all(value >= 0 for value in fit_cost_values(equations, {"row": 1.0}).values())
 
 
 def test_seconds_of_a_fit_are_the_sum_of_its_parts() -> None:
@@ -98,23 +97,23 @@ def test_passes_are_of_early_steps_or_of_late_ones() -> None:
 
 def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert load("here") is None
-    save("here", TRUE)
-    save("there", dataclasses.replace(TRUE, steps={"async": 0.5}))
-    assert load("here") == TRUE
-    assert load("there") == dataclasses.replace(TRUE, steps={"async": 0.5})
+    assert load_costs("here") is None
+    save_costs("here", TRUE)
+    save_costs("there", dataclasses.replace(TRUE, steps={"async": 0.5}))
+    assert load_costs("here") == TRUE
+    assert load_costs("there") == dataclasses.replace(TRUE, steps={"async": 0.5})
     path = cache_file()
     assert path is not None
     assert [file.name for file in path.parent.iterdir()] == ["planning.json"]
     for broken in ("{", "[]", '{"here": 1}', path.read_text().replace(": 0.1", ": -0.1")):
         path.write_text(broken)
-        assert load("here") is None
-    save("here", TRUE)
-    assert load("here") == TRUE
+        assert load_costs("here") is None
+    save_costs("here", TRUE)
+    assert load_costs("here") == TRUE
     with dask.config.set({"daskml_dist.planning.cache": False}):
-        save("off", TRUE)
-        assert load("here") is None
-    assert load("off") is None
+        save_costs("off", TRUE)
+        assert load_costs("here") is None
+    assert load_costs("off") is None
 
 
 @pytest.mark.parametrize(
@@ -122,11 +121,16 @@ def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [(3e-5, "30 µs"), (0.0123, "12 ms"), (1.5, "1.5 s"), (90, "90 s"), (600, "10 min")],
 )
 def test_seconds_in_words(value: float, text: str) -> None:
-    assert seconds_text(value) == text
+    assert format_seconds(value) == text
 
 
 def test_bytes_in_words() -> None:
-    assert [bytes_text(v) for v in (0, 999, 112e6, 1.5e12)] == ["0 B", "999 B", "112 MB", "1.5 TB"]
+    assert [format_bytes(v) for v in (0, 999, 112e6, 1.5e12)] == [
+        "0 B",
+        "999 B",
+        "112 MB",
+        "1.5 TB",
+    ]
 
 
 def choice(place: str, policy: str, seconds: Any, own: bool = True) -> Choice:
@@ -173,7 +177,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         steps = {"async": 1e-3, "local": 1e-5}
         return dataclasses.replace(TRUE, values={**TRUE.values, **far}, steps=steps)
 
-    monkeypatch.setattr("daskml_dist.planning.advising.load", load)
+    monkeypatch.setattr("daskml_dist.planning.advising.load_costs", load)
     return keys
 
 
@@ -214,7 +218,7 @@ def test_dask_rows_are_gathered_for_a_fit_inline(client: Client, known: list[str
 def test_rows_that_do_not_fit_are_named(
     client: Client, known: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskml_dist.planning.places._available", lambda: 1e3)
+    monkeypatch.setattr("daskml_dist.planning.places._available_memory", lambda: 1e3)
     lazy = da.from_array(X, chunks=(500, 4))
     plan = advise(lazy, SGDClassifier(run=Run(memory_budget=1000)), da.from_array(Y, chunks=500))
     assert [c.seconds for c in plan.choices if c.own] == [None, None]
@@ -266,8 +270,8 @@ def test_sparse_rows_are_planned_by_parts_of_them(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows = sparse.random(300, 50, 0.1, "csr", rng=0)
     found = []
-    given = measure.fitted_values
-    monkeypatch.setattr(measure, "fitted_values", lambda e, k: found.extend(e) or given(e, k))
+    given = measure.fit_cost_values
+    monkeypatch.setattr(measure, "fit_cost_values", lambda e, k: found.extend(e) or given(e, k))
     plan = advise(rows, estimator, np.arange(300) % 2)
     low, high = plan.best.seconds or (0, 0)
     assert 0 < low < high
@@ -287,7 +291,7 @@ def test_real_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not hasattr(estimator, "coef_")
         low, high = plan.best.seconds or (0, 0)
         assert 0 < low < high
-        monkeypatch.setattr("daskml_dist.planning.advising.measured_costs", None)
+        monkeypatch.setattr("daskml_dist.planning.advising.measure_costs", None)
         assert str(estimator.plan(X, y)) == str(plan)
         monkeypatch.undo()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -298,7 +302,7 @@ def test_rows_of_persisted_frames_are_counted(client: Client) -> None:
     lazy = dd.from_pandas(numbers, npartitions=3)
     lazy = lazy[lazy["label"] > 0]
     with pytest.raises(InvalidDataError, match="Persist what X and y are taken from"):
-        shape_of(SGDClassifier(), lazy[["a"]], lazy["label"])
+        measure_shape(SGDClassifier(), lazy[["a"]], lazy["label"])
     frame = lazy.persist()
-    shape = shape_of(SGDClassifier(), frame.drop(columns="label"), frame["label"])
+    shape = measure_shape(SGDClassifier(), frame.drop(columns="label"), frame["label"])
     assert (shape.n_rows, shape.n_classes) == (20, 2)

@@ -22,13 +22,13 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.planning import Costs, families
-from daskml_dist.planning.families import family_of
-from daskml_dist.planning.families.factors import _distinct
-from daskml_dist.planning.places import place_of
-from daskml_dist.planning.planned import choose_client
+from daskml_dist.planning.advising import choose_client
+from daskml_dist.planning.families import find_family
+from daskml_dist.planning.families.factors import _estimate_distinct
+from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.simulator import allreduce_seconds
-from daskml_dist.planning.supposed import _NETWORK, bytes_a_second, meeting_seconds
+from daskml_dist.planning.supposed import _NETWORK, parse_bandwidth, simulate_meeting_seconds
 from daskml_dist.policies import AllReduce, Asynchronous
 from daskml_dist.recommender import ALS
 from daskml_dist.tree import DecisionTreeClassifier
@@ -66,7 +66,7 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No file of costs, and nobody who measures any."""
-    monkeypatch.setattr("daskml_dist.planning.advising.measured_costs", None)
+    monkeypatch.setattr("daskml_dist.planning.advising.measure_costs", None)
     with dask.config.set({"daskml_dist.planning.cache": False}):
         yield
 
@@ -110,7 +110,7 @@ def test_auto_leaves_work_to_the_cluster(client: Client, monkeypatch: pytest.Mon
     assert GaussianNB().fit(X, Y, client="auto").history_.extra["n_lanes"] == 2
     lazy = da.from_array(X, chunks=(200, 4)), da.from_array(Y, chunks=200)
     assert clf.fit(*lazy, client="auto").history_.extra["n_lanes"] == 2
-    family = family_of(clf)
+    family = find_family(clf)
     monkeypatch.setattr(type(family), "usual", {"fit": 1e9})
     assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 2
     monkeypatch.setattr(type(family), "usual_there", {"fit": 1e10})
@@ -156,15 +156,15 @@ def test_a_family_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "        return Work({'fit': 1.0}, {'pass': 1.0}, passes)\n"
     )
     with pytest.raises(InvalidParameterError, match="no plans for GaussianNB"):
-        family_of(GaussianNB())
+        find_family(GaussianNB())
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    families.families.cache_clear()
+    families.load_families.cache_clear()
     try:
-        assert family_of(GaussianNB()).kind == "naive Bayes"
+        assert find_family(GaussianNB()).kind == "naive Bayes"
         with pytest.raises(InvalidParameterError, match="naive Bayes"):
-            family_of(3)
+            find_family(3)
     finally:
-        families.families.cache_clear()
+        families.load_families.cache_clear()
 
 
 # --- suppositions ----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_family_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [("10Gbit", 1.25e9), ("1.25GB", 1.25e9), ("100 Mbit/s", 12.5e6), ("10Gb", 1.25e9), (7, 7.0)],
 )
 def test_bandwidths(given: Any, bytes_: float) -> None:
-    assert bytes_a_second(given) == bytes_
+    assert parse_bandwidth(given) == bytes_
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_suppositions_that_are_none(usual: None, more: dict[str, Any]) -> None:
 def test_what_all_wait_for_is_the_closed_form() -> None:
     """Rounds without stragglers: computing, and a ring; async is bound by the server's work."""
     for n_bytes in (1e3, 1e8):
-        found = meeting_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
+        found = simulate_meeting_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
         ring = allreduce_seconds(_network(1e-4, 1e9), 8, n_bytes)
         assert found == pytest.approx(0.1 + ring + _NETWORK.apply * n_bytes)
-    assert meeting_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
-    full = meeting_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
+    assert simulate_meeting_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
+    full = simulate_meeting_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
     assert full == pytest.approx(200 * _NETWORK.message, rel=0.05)
 
 
@@ -210,16 +210,18 @@ def _network(latency: float, bandwidth: float) -> Any:
 def test_more_workers_compute_less_each(usual: None) -> None:
     """A pass of sums is shared by workers until the meeting takes longest."""
     rows = RowsShape(10_000_000, 100, 0, "float32")
-    family = family_of(Ridge())
-    share = [family.work(Ridge(), rows, place_of(n, None), 1).one_pass["square"] for n in (1, 50)]
+    family = find_family(Ridge())
+    share = [
+        family.work(Ridge(), rows, imagine_place(n, None), 1).one_pass["square"] for n in (1, 50)
+    ]
     assert share[0] == pytest.approx(50 * share[1])
 
 
 def test_ids_are_told_from_some() -> None:
     """By how many of 65,536 drawn ids differ; exactly where all are looked at."""
-    assert _distinct(np.arange(1000) % 7) == 7
+    assert _estimate_distinct(np.arange(1000) % 7) == 7
     for count in (500, 40_000):
-        found = _distinct(np.random.default_rng(0).integers(0, count, 1_000_000))
+        found = _estimate_distinct(np.random.default_rng(0).integers(0, count, 1_000_000))
         assert found == pytest.approx(count, rel=0.05)
     with pytest.raises(InvalidDataError, match="get_partition"):
         ALS().plan(pd_to_dask(RATINGS))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from daskml_dist.diagnostics.live.fits import HANDLER
-from daskml_dist.diagnostics.live.plain import plain
 
-__all__ = ["Feed", "harmless", "line_of"]
+__all__ = ["Feed", "SearchFeed", "get_scheduler_line", "guard_hook"]
+
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,11 @@ _EVERY, _FIRST, _CALL = 1.0, 0.25, 5.0
 #: Events that wait for a message at most; of more the oldest are left out.
 _MOST = 20_000
 
-_lines: WeakKeyDictionary[Any, _Line] = WeakKeyDictionary()
+_lines: WeakKeyDictionary[Any, _SchedulerLine] = WeakKeyDictionary()
 
 
-def harmless(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook that no fit fails from."""
+def guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a hook so that its exceptions are logged and never end a fit."""
 
     @wraps(hook)
     def call(*args: Any) -> None:
@@ -63,7 +64,7 @@ class Feed:
         #: Name of the present part of the fit.
         self._part = ""
 
-    @harmless
+    @guard_hook
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
         """Tell what a fit that has begun does now.
 
@@ -75,7 +76,7 @@ class Feed:
         if self._client is not None:
             self._tell("phase", text=phase)
 
-    @harmless
+    @guard_hook
     def on_fit_begin(self, run: Any) -> None:
         """Tell what begins.
 
@@ -100,7 +101,7 @@ class Feed:
             began=time.time(),
         )
 
-    @harmless
+    @guard_hook
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Tell of a pass.
 
@@ -114,7 +115,7 @@ class Feed:
                 self._part = run.run_id
                 self._tell("part", run=run.run_id)
             self._tell_lanes(run)
-            self._tell("pass", record=plain(record))
+            self._tell("pass", record=to_plain_values(record))
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
         """Tell of a pass that takes the place of one told before.
@@ -126,7 +127,7 @@ class Feed:
         """
         self.on_pass_end(run, record)
 
-    @harmless
+    @guard_hook
     def on_generation(self, run: Any, event: Any) -> None:
         """Tell of another membership.
 
@@ -139,7 +140,7 @@ class Feed:
             self._tell("generation", text=str(event), n_passes=run.n_passes)
             self._tell_lanes(run)
 
-    @harmless
+    @guard_hook
     def on_fit_end(self, run: Any) -> None:
         """Tell of the end.
 
@@ -165,17 +166,17 @@ class Feed:
 
     def _tell(self, kind: str, at: float | None = None, **facts: Any) -> None:
         at = time.monotonic() - self._began if at is None else at
-        line_of(self._client).tell(
+        get_scheduler_line(self._client).tell(
             self._client, {"fit": self._fit, "kind": kind, "at": at, **facts}
         )
 
 
-def line_of(client: Any) -> _Line:
-    """The way to the scheduler of a client."""
-    return _lines.setdefault(client, _Line())
+def get_scheduler_line(client: Any) -> _SchedulerLine:
+    """Return the connection of a client to its scheduler."""
+    return _lines.setdefault(client, _SchedulerLine())
 
 
-class _Line:
+class _SchedulerLine:
     """A client's way to the scheduler: a message a second at most, and one as a fit ends."""
 
     def __init__(self) -> None:
@@ -228,7 +229,7 @@ class _Line:
 
     async def _send(self, client: Any) -> None:
         if self._has_page is None:
-            self._has_page = await client.run_on_scheduler(_opener())
+            self._has_page = await client.run_on_scheduler(_make_page_opener())
         events = list(self._events)
         self._events.clear()
         self._at_once.clear()
@@ -237,8 +238,8 @@ class _Line:
             self._sent = time.monotonic()
 
 
-def _opener() -> Callable[..., bool]:
-    """A function that opens the page; it travels whole, as a scheduler may lack the package."""
+def _make_page_opener() -> Callable[..., bool]:
+    """Return a function that opens the page, pickled by value: a scheduler may lack the package."""
 
     def open_on(dask_scheduler: Any) -> bool:
         try:
@@ -248,3 +249,73 @@ def _opener() -> Callable[..., bool]:
         return open_page(dask_scheduler)
 
     return open_on
+
+
+def to_plain_values(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's numbers, texts and lists without NumPy's types, other values left out."""
+    values = {key: getattr(value, "item", lambda v=value: v)() for key, value in record.items()}
+    return {
+        k: v
+        for k, v in values.items()
+        if v is None or isinstance(v, int | float | str | list | tuple)
+    }
+
+
+class SearchFeed:
+    """Feed of the page about a work, where there is a current client; else nothing.
+
+    Parameters
+    ----------
+    name : str
+        Of the estimator's class.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._client: Any = None
+        self._fit, self._began = uuid.uuid4().hex, time.monotonic()
+        self._begin(name)
+
+    @guard_hook
+    def _begin(self, name: str) -> None:
+        from distributed import default_client
+
+        try:
+            self._client = default_client()
+        except ValueError:
+            return
+        facts = {"policy": "", "max_iter": None, "n_lanes": 0, "n_servers": 0}
+        self._tell("begin", estimator=name, client=self._client.id, began=time.time(), **facts)
+
+    @guard_hook
+    def phase(self, text: str) -> None:
+        """Tell what it does now."""
+        self._tell("phase", text=text)
+
+    @guard_hook
+    def rung(self, scores: Sequence[dict[str, Any]]) -> None:
+        """Tell the scores of some candidates: ``candidate``, ``bracket``, ``resource``, ``score``.
+
+        A score that is NaN is of a candidate that failed.
+        """
+        plain = [
+            [
+                int(told["candidate"]),
+                int(told["bracket"]),
+                float(told["resource"]),
+                float(told["score"]),
+            ]
+            for told in scores
+        ]
+        self._tell("rung", scores=plain)
+
+    @guard_hook
+    def end(self, how: str) -> None:
+        """Tell the end."""
+        self._tell("end", how=how)
+        self._client = None
+
+    def _tell(self, kind: str, **facts: Any) -> None:
+        if self._client is not None:
+            at = time.monotonic() - self._began
+            event = {"fit": self._fit, "kind": kind, "at": at, **facts}
+            get_scheduler_line(self._client).tell(self._client, event)

@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskml_dist.diagnostics.curves import LEAST_SPAN
-from daskml_dist.diagnostics.left import seconds_left
 from daskml_dist.diagnostics.live.heartbeats import Pulses
+from daskml_dist.diagnostics.status import estimate_seconds_left
 
 __all__ = [
     "HANDLER",
     "LEVELS",
     "Fit",
     "Fits",
-    "colours_of",
-    "lane_table",
-    "mark_table",
-    "pass_table",
-    "rung_table",
-    "staleness_table",
+    "assign_colours",
+    "make_lane_table",
+    "make_mark_table",
+    "make_pass_table",
+    "make_rung_table",
+    "make_staleness_table",
 ]
 
 #: Name of the scheduler's handler that takes what clients tell.
@@ -135,7 +135,7 @@ class Fit:
         if self.state != "running":
             return 0.0
         _, seconds, passes = self._recent
-        return seconds_left(self.n_passes, self.max_iter, seconds / max(passes, 1))
+        return estimate_seconds_left(self.n_passes, self.max_iter, seconds / max(passes, 1))
 
     @property
     def _recent(self) -> tuple[float, float, int]:
@@ -188,12 +188,12 @@ class Fits:
                 fit.state, fit.version = "its client has left", fit.version + 1
 
     def all(self) -> list[Fit]:
-        """All that are kept, oldest first."""
+        """Return all fits that are kept, oldest first."""
         return list(self._fits.values())
 
 
-def pass_table(fit: Fit | None) -> dict[str, list[float]]:
-    """Columns over the passes of a fit, NaN where there is no value.
+def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
+    """Return columns over the passes of a fit, NaN where there is no value.
 
     Returns
     -------
@@ -217,8 +217,8 @@ def pass_table(fit: Fit | None) -> dict[str, list[float]]:
     return table
 
 
-def staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Bars: applied gradients of the kept passes, by how many versions old they were.
+def make_staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
+    """Return bars of the gradients applied in the kept passes, by their staleness in versions.
 
     Returns
     -------
@@ -235,21 +235,21 @@ def staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
     return {"versions": names, "count": counts}
 
 
-def colours_of(fit: Fit | None) -> dict[str, str]:
-    """A colour for each worker that had a lane."""
+def assign_colours(fit: Fit | None) -> dict[str, str]:
+    """Return a colour for each worker that ran a lane."""
     lanes = [] if fit is None else fit.lanes
     workers = dict.fromkeys(worker for _, some in lanes for worker in some)
     return {w: _COLOURS[number % len(_COLOURS)] for number, w in enumerate(workers)}
 
 
-def lane_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Rectangles: which worker ran a lane, from one moment to another (seconds)."""
+def make_lane_table(fit: Fit | None) -> dict[str, list[Any]]:
+    """Return rectangles of the lanes that each worker ran, from one second to another."""
     table: dict[str, list[Any]] = {
         key: [] for key in ("left", "right", "bottom", "top", "lane", "worker", "colour")
     }
     if fit is None or not fit.lanes:
         return table
-    colours = colours_of(fit)
+    colours = assign_colours(fit)
     ends = [at for at, _ in list(fit.lanes)[1:]] + [fit.at]
     for (begin, lanes), end in zip(fit.lanes, ends, strict=True):
         for lane, worker in enumerate(lanes[:N_LANES]):
@@ -259,8 +259,8 @@ def lane_table(fit: Fit | None) -> dict[str, list[Any]]:
     return table
 
 
-def mark_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Marks of changes of membership: a line at a moment (seconds), and its words."""
+def make_mark_table(fit: Fit | None) -> dict[str, list[Any]]:
+    """Return marks of changes of membership: the second of each, and its text."""
     marks = [] if fit is None else list(fit.generations)
     top = 0 if fit is None else min(fit.n_lanes, N_LANES) - 0.5
     return {
@@ -271,8 +271,8 @@ def mark_table(fit: Fit | None) -> dict[str, list[Any]]:
     }
 
 
-def rung_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Lines: the scores of a candidate over its rungs, of each NaN left out."""
+def make_rung_table(fit: Fit | None) -> dict[str, list[Any]]:
+    """Return lines of the scores of each candidate over its rungs, without NaN."""
     lines: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for candidate, bracket, resource, score in () if fit is None else fit.rungs:
         if not math.isnan(score):

@@ -15,8 +15,8 @@ __all__ = [
     "TRANSPORTS",
     "Pulse",
     "Pulses",
-    "load_table",
-    "speed_table",
+    "make_load_table",
+    "make_speed_table",
 ]
 
 #: Topic of what workers tell; that of `daskml_dist.training.worker.notifications`.
@@ -170,8 +170,8 @@ def _report(at: float, told: dict[str, Any], before: _Report | None) -> _Report:
     return _Report(clock + offset, offset, told, steps, speeds, traffic)
 
 
-def speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str, list[Any]]:
-    """Lines: steps a second of a lane for as long as one worker ran it."""
+def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str, list[Any]]:
+    """Return lines of the steps per second of each lane, one for each worker that ran it."""
     lines: dict[tuple[int, str, int], tuple[list[float], list[float]]] = {}
     parts: dict[int, tuple[str, int]] = {}
     for pulse in [] if pulses is None else pulses.kept:
@@ -190,8 +190,8 @@ def speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str, lis
     }
 
 
-def load_table(pulses: Pulses | None) -> dict[str, list[float]]:
-    """Columns over the seconds of a fit.
+def make_load_table(pulses: Pulses | None) -> dict[str, list[float]]:
+    """Return columns over the seconds of a fit.
 
     Returns
     -------

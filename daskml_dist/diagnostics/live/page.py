@@ -14,14 +14,19 @@ from daskml_dist.diagnostics.live.fits import (
     LEVELS,
     Fit,
     Fits,
-    colours_of,
-    lane_table,
-    mark_table,
-    pass_table,
-    rung_table,
-    staleness_table,
+    assign_colours,
+    make_lane_table,
+    make_mark_table,
+    make_pass_table,
+    make_rung_table,
+    make_staleness_table,
 )
-from daskml_dist.diagnostics.live.heartbeats import N_SPEEDS, TRANSPORTS, load_table, speed_table
+from daskml_dist.diagnostics.live.heartbeats import (
+    N_SPEEDS,
+    TRANSPORTS,
+    make_load_table,
+    make_speed_table,
+)
 
 __all__ = ["is_empty", "show"]
 
@@ -81,19 +86,21 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     sources = {name: ColumnDataSource(table(None), name=name) for name, table in _TABLES.items()}
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
-    figures = [_lines(title, columns, sources["passes"]) for title, columns in _FIGURES]
+    figures = [_draw_lines(title, columns, sources["passes"]) for title, columns in _FIGURES]
     words = {
         next(iter(columns)): _words(plot, next(iter(columns)))
         for plot, (_, columns) in zip(figures, _FIGURES, strict=True)
     }
-    ages = _ages(sources["staleness"])
+    ages = _draw_staleness(sources["staleness"])
     figures.insert(_AFTER, ages)
-    over_time = [_speeds(sources["speeds"])]
-    over_time += [_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS]
+    over_time = [_draw_speeds(sources["speeds"])]
+    over_time += [
+        _draw_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS
+    ]
     for plot in over_time:
         plot.vspan("at", source=sources["marks"], **_MARK)
-    figures += [_lanes(sources["lanes"], sources["marks"]), *over_time]
-    rungs = _rungs(sources["rungs"])
+    figures += [_draw_lanes(sources["lanes"], sources["marks"]), *over_time]
+    rungs = _draw_rungs(sources["rungs"])
     grid = gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_options={"logo": None})
     shown: list[Any] = []
 
@@ -105,7 +112,7 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
                 return
             shown[:] = now
             fit = next((f for f in kept if f.fit == choice.value), kept[-1] if kept else None)
-            head.text, last.text = _head(fit), _list(kept)
+            head.text, last.text = _make_header(fit), _make_fit_list(kept)
             choice.options = [(_NEWEST, _NEWEST), *((f.fit, _name(f)) for f in reversed(kept))]
             grid.visible = fit is None or fit.n_lanes > 0
             rungs.visible = fit is not None and fit.n_lanes == 0
@@ -128,7 +135,7 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
 
 
 def is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bool:
-    """Whether a figure of some columns shows no value of passes that there are."""
+    """Return True if a figure of some columns shows no value of the recorded passes."""
     return bool(table["pass"]) and all(math.isnan(v) for name in columns for v in table[name])
 
 
@@ -143,22 +150,22 @@ def _words(plot: Any, column: str) -> Any:
 
 
 def _speeds_of(fit: Fit | None) -> dict[str, list[Any]]:
-    return speed_table(None if fit is None else fit.pulses, colours_of(fit))
+    return make_speed_table(None if fit is None else fit.pulses, assign_colours(fit))
 
 
 def _load_of(fit: Fit | None) -> dict[str, list[float]]:
-    return load_table(None if fit is None else fit.pulses)
+    return make_load_table(None if fit is None else fit.pulses)
 
 
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
-    "passes": pass_table, "lanes": lane_table, "marks": mark_table, "speeds": _speeds_of,
-    "rungs": rung_table, "staleness": staleness_table,
+    "passes": make_pass_table, "lanes": make_lane_table, "marks": make_mark_table,
+    "speeds": _speeds_of, "rungs": make_rung_table, "staleness": make_staleness_table,
     "load": _load_of,
 }  # fmt: skip
 
 
-def _lines(title: str, columns: dict[str, str], source: Any, over: str = "pass") -> Any:
-    """A figure with a line for each column over the passes, or over the seconds."""
+def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "pass") -> Any:
+    """Return a figure with a line for each column over the passes, or over the seconds."""
     from bokeh.models import HoverTool, NumeralTickFormatter
     from bokeh.plotting import figure
 
@@ -183,8 +190,8 @@ def _lines(title: str, columns: dict[str, str], source: Any, over: str = "pass")
     return plot
 
 
-def _ages(source: Any) -> Any:
-    """A figure of how old gradients were as they were applied."""
+def _draw_staleness(source: Any) -> Any:
+    """Return a figure of the staleness of applied gradients."""
     from bokeh.models import HoverTool, NumeralTickFormatter
     from bokeh.plotting import figure
 
@@ -196,8 +203,8 @@ def _ages(source: Any) -> Any:
     return plot
 
 
-def _lanes(lanes: Any, marks: Any) -> Any:
-    """A figure of the workers of lanes over time."""
+def _draw_lanes(lanes: Any, marks: Any) -> Any:
+    """Return a figure of the workers of lanes over time."""
     from bokeh.models import HoverTool
     from bokeh.plotting import figure
 
@@ -215,8 +222,8 @@ def _lanes(lanes: Any, marks: Any) -> Any:
     return plot
 
 
-def _speeds(source: Any) -> Any:
-    """A figure of the steps a second of each lane."""
+def _draw_speeds(source: Any) -> Any:
+    """Return a figure of the steps per second of each lane."""
     from bokeh.models import HoverTool
     from bokeh.plotting import figure
 
@@ -231,8 +238,8 @@ def _speeds(source: Any) -> Any:
     return plot
 
 
-def _rungs(source: Any) -> Any:
-    """A figure of the candidates of a search: their scores from rung to rung."""
+def _draw_rungs(source: Any) -> Any:
+    """Return a figure of the scores of a search's candidates from rung to rung."""
     from bokeh.models import BasicTickFormatter, FixedTicker, HoverTool
     from bokeh.plotting import figure
 
@@ -259,7 +266,8 @@ def _name(fit: Fit) -> str:
     return ", ".join([f"{began} {fit.estimator}", *([fit.policy] if fit.policy else [])])
 
 
-def _head(fit: Fit | None) -> str:
+def _make_header(fit: Fit | None) -> str:
+    """Return the header of the page as HTML: the fit, its position and its numbers."""
     if fit is None:
         return "<b>No fit has been run on this cluster yet.</b>"
     facts = [f"<b>{escape(fit.estimator)}</b>"]
@@ -278,8 +286,8 @@ def _head(fit: Fit | None) -> str:
     return f"<span style='font-size:15px'>{' &nbsp; '.join(facts)}</span>"
 
 
-def _list(fits: list[Fit]) -> str:
-    """A table of the last fits, newest first."""
+def _make_fit_list(fits: list[Fit]) -> str:
+    """Return a table of the last fits, newest first."""
     titles = ("began", "estimator", "policy", "passes", "loss", "seconds", "changes", "")
     rows = [
         (

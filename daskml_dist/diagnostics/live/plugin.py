@@ -86,7 +86,7 @@ def open_page(scheduler: Any) -> bool:
 
 
 def find_dashboard(scheduler: Any) -> Any:
-    """Dask's own bokeh application; None where it has none."""
+    """Return Dask's own bokeh application; None where it has none."""
     if "bokeh" not in sys.modules:
         return None
     applications = getattr(getattr(scheduler, "http_application", None), "applications", ())

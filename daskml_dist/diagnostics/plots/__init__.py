@@ -6,10 +6,8 @@ and matrices of predictions are scikit-learn's, in :mod:`daskml_dist.metrics`.
 """
 
 from daskml_dist.diagnostics.plots.coefficients import coefficients
-from daskml_dist.diagnostics.plots.lanes import lanes
-from daskml_dist.diagnostics.plots.passes import learning_curves, staleness, traffic
-from daskml_dist.diagnostics.plots.rates import learning_rates
-from daskml_dist.diagnostics.plots.searches import rungs, search_results
+from daskml_dist.diagnostics.plots.passes import lanes, learning_curves, staleness, traffic
+from daskml_dist.diagnostics.plots.searches import learning_rates, rungs, search_results
 
 __all__ = [
     "coefficients",

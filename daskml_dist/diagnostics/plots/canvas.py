@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
-    "axes_of",
-    "history_of",
+    "get_axes",
+    "get_history",
     "keep_least_height",
-    "named_histories",
+    "name_histories",
     "whole_numbers",
 ]
 
@@ -24,8 +24,8 @@ __all__ = [
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 
 
-def axes_of(ax: Axes | None, name: str) -> Axes:
-    """The Axes given, or those of a new figure.
+def get_axes(ax: Axes | None, name: str) -> Axes:
+    """Return the given Axes, or those of a new figure.
 
     Raises
     ------
@@ -67,8 +67,8 @@ def whole_numbers(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def history_of(given: Any) -> Any:
-    """The history of a fitted estimator, or the history itself.
+def get_history(given: Any) -> Any:
+    """Return the history of a fitted estimator, or the history itself.
 
     Raises
     ------
@@ -83,8 +83,8 @@ def history_of(given: Any) -> Any:
     return history
 
 
-def named_histories(given: Any) -> dict[str, Any]:
-    """Histories by name: of one or several, which are called by their policies.
+def name_histories(given: Any) -> dict[str, Any]:
+    """Return histories by name; without names they are called by their policies.
 
     Raises
     ------
@@ -92,12 +92,12 @@ def named_histories(given: Any) -> dict[str, Any]:
         One of them is none, or there are none.
     """
     if isinstance(given, Mapping):
-        named = {str(name): history_of(one) for name, one in given.items()}
+        named = {str(name): get_history(one) for name, one in given.items()}
     else:
         several = given if isinstance(given, list | tuple) else [given]
         named = {}
         for one in several:
-            history = history_of(one)
+            history = get_history(one)
             name = str(history.extra.get("policy", "fit"))
             number = sum(known.split(" #")[0] == name for known in named)
             named[f"{name} #{number + 1}" if number else name] = history

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskml_dist.diagnostics.plots.canvas import COLOURS, axes_of
+from daskml_dist.diagnostics.plots.canvas import COLOURS, get_axes
 from daskml_dist.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def coefficients(
         raise InvalidParameterError(f"n={n!r}: give a number of coefficients, >= 1.")
     if hasattr(found, "toarray"):
         found = found.toarray()
-    coef = _of_label(last, np.atleast_2d(np.asarray(found)), label)
+    coef = _select_label(last, np.atleast_2d(np.asarray(found)), label)
     names = _names(estimator, last, len(coef), feature_names)
-    ax = axes_of(ax, "coefficients")
+    ax = get_axes(ax, "coefficients")
     largest = np.argsort(-np.abs(coef), kind="stable")[:n][::-1]
     values = coef[largest]
     colours = [COLOURS[0] if value >= 0 else COLOURS[5] for value in values]
@@ -84,8 +84,8 @@ def coefficients(
     return ax
 
 
-def _of_label(estimator: Any, coef: Any, label: Any) -> Any:
-    """Coefficients of one label or target, of shape (n_features,)."""
+def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
+    """Return the coefficients of one label or target, of shape (n_features,)."""
     if len(coef) == 1:
         if label is None:
             return coef[0]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from daskml_dist.diagnostics.plots.canvas import (
     COLOURS,
-    axes_of,
-    history_of,
+    get_axes,
+    get_history,
     keep_least_height,
-    named_histories,
+    name_histories,
     whole_numbers,
 )
 from daskml_dist.errors import InvalidParameterError
@@ -18,7 +18,8 @@ from daskml_dist.errors import InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["learning_curves", "staleness", "traffic"]
+__all__ = ["lanes", "learning_curves", "staleness", "traffic"]
+
 
 _MEASURES = {
     "loss": "mean training loss",
@@ -68,8 +69,8 @@ def learning_curves(
     for name, value, valid in (("y", y, _MEASURES), ("over", over, _OVER)):
         if value not in valid:
             raise InvalidParameterError(f"{name}={value!r}: choose one of {', '.join(valid)}.")
-    lines = {name: _line(name, h, y, over) for name, h in named_histories(histories).items()}
-    ax = axes_of(ax, "learning_curves")
+    lines = {name: _find_curve(name, h, y, over) for name, h in name_histories(histories).items()}
+    ax = get_axes(ax, "learning_curves")
     for number, (name, (costs, values)) in enumerate(lines.items()):
         # A marker, since the line of a single pass has no length.
         colour = COLOURS[number % len(COLOURS)]
@@ -83,8 +84,8 @@ def learning_curves(
     return ax
 
 
-def _line(name: str, history: Any, y: str, over: str) -> tuple[list[float], list[float]]:
-    """Costs and values of a history's passes."""
+def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float], list[float]]:
+    """Return costs and values of a history's passes."""
     records = history.records
     if not records or all(record.get(y) is None for record in records):
         raise InvalidParameterError(
@@ -131,8 +132,8 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
     >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
     >>> ax = plots.staleness(clf)  # doctest: +SKIP
     """
-    named = named_histories(histories)
-    ax = axes_of(ax, "staleness")
+    named = name_histories(histories)
+    ax = get_axes(ax, "staleness")
     for number, (name, history) in enumerate(named.items()):
         colour = COLOURS[number % len(COLOURS)]
         passes = [record["pass"] for record in history.records]
@@ -177,8 +178,8 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
     >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
     >>> ax = plots.traffic(clf)  # doctest: +SKIP
     """
-    records = history_of(history).records
-    ax = axes_of(ax, "traffic")
+    records = get_history(history).records
+    ax = get_axes(ax, "traffic")
     passes = [record["pass"] for record in records]
     pushed, pulled = (
         [record[f"bytes_{way}"] / 1e6 for record in records] for way in ("pushed", "pulled")
@@ -194,3 +195,77 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
 
 def _or_nan(value: Any) -> float:
     return float("nan") if value is None else float(value)
+
+
+_RECOVERY = "#d00000"
+
+
+#: Workers that a legend names; of more it would hide the picture.
+_NAMED = 12
+
+
+def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw which worker ran each lane of a fit, and when; recoveries are gaps with a red line.
+
+    Parameters
+    ----------
+    history : History or fitted estimator
+        Of a fit on a cluster.
+    ax : matplotlib.axes.Axes or None, default=None
+        Where to draw; None makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With a collection of bars for each worker, over seconds since training began, and a dashed
+        line where each generation after the first begins.
+
+    Raises
+    ------
+    InvalidParameterError
+        The fit was on no cluster, or it is no history.
+    DaskMLDistError
+        matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    >>> ax = plots.lanes(clf)  # doctest: +SKIP
+    """
+    extra = get_history(history).extra
+    seatings = extra.get("seatings")
+    if not seatings:
+        raise InvalidParameterError(
+            "The history tells of no workers: the fit ran in one process. Fit with a "
+            "distributed.Client."
+        )
+    ax = get_axes(ax, "lanes")
+    ends = [after["at"] - after["seconds"] for after in seatings[1:]] + [extra["seconds"]]
+    bars: dict[str, list[tuple[int, float, float]]] = {}
+    for seating, end in zip(seatings, ends, strict=True):
+        for lane, worker in enumerate(seating["workers"]):
+            bars.setdefault(worker, []).append((lane, seating["at"], end))
+    for number, (worker, of_worker) in enumerate(bars.items()):
+        left = [begin for _, begin, _ in of_worker]
+        ax.barh(
+            [lane for lane, _, _ in of_worker],
+            [max(0.0, end - begin) for _, begin, end in of_worker],
+            left=left, height=0.9, color=COLOURS[number % len(COLOURS)],
+            label=worker if number < _NAMED else None,
+        )  # fmt: skip
+    for seating in seatings:
+        if seating["generation"]:
+            ax.axvline(seating["at"], color=_RECOVERY, linestyle="--", linewidth=1.5)
+    ax.set_xlabel("seconds since training began")
+    ax.set_ylabel("lane")
+    ax.set_ylim(-0.5, len(seatings[0]["workers"]) - 0.5)
+    ax.set_xlim(0.0, max(extra["seconds"], 1e-9))
+    from matplotlib.ticker import MaxNLocator
+
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(title="worker", loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize="small")
+    return ax

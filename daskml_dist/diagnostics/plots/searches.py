@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskml_dist.diagnostics.plots.canvas import COLOURS, axes_of
+from daskml_dist.diagnostics.plots.canvas import COLOURS, get_axes
 from daskml_dist.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["rungs", "search_results"]
-
-#: Numbers so far apart, and more, are drawn on an axis of logarithms.
-_FAR = 100.0
+__all__ = ["learning_rates", "rungs", "search_results"]
 
 
 def search_results(
@@ -65,11 +62,11 @@ def search_results(
         raise InvalidParameterError(
             f"params={names}: name one parameter, for a curve, or two, for a heat map."
         )
-    values = [_values([c[name] for c in candidates if name in c]) for name in names]
-    best = _best(candidates, names, means)
-    ax = axes_of(ax, "search_results")
+    values = [_list_values([c[name] for c in candidates if name in c]) for name in names]
+    best = _find_best(candidates, names, means)
+    ax = get_axes(ax, "search_results")
     if len(names) == 1:
-        numbers = [best[(_key(value),)] for value in values[0]]
+        numbers = [best[(_make_key(value),)] for value in values[0]]
         spread = np.asarray(results.get(f"std_test_{score}", np.zeros(len(means))))[numbers]
         _draw_curve(ax, values[0], np.asarray(means)[numbers], spread)
     else:
@@ -94,7 +91,7 @@ def _draw_map(ax: Axes, values: list[list[Any]], best: Any, means: Any, score: s
     grid = np.full((len(values[1]), len(values[0])), np.nan)
     for row, of_y in enumerate(values[1]):
         for column, of_x in enumerate(values[0]):
-            number = best.get((_key(of_x), _key(of_y)))
+            number = best.get((_make_key(of_x), _make_key(of_y)))
             if number is not None:
                 grid[row, column] = means[number]
     image = ax.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
@@ -130,8 +127,8 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
     >>> from daskml_dist.diagnostics import plots
     >>> ax = plots.rungs(search)  # doctest: +SKIP
     """
-    lines, resource = _lines(search)
-    ax = axes_of(ax, "rungs")
+    lines, resource = _find_candidate_lines(search)
+    ax = get_axes(ax, "rungs")
     for points, is_best in sorted(lines, key=lambda line: line[1]):
         style: dict[str, Any] = {"color": "#999999", "linewidth": 1, "alpha": 0.7}
         if is_best:
@@ -149,8 +146,8 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _lines(search: Any) -> tuple[list[tuple[list[tuple[float, float]], bool]], str]:
-    """Points of each candidate, whether it is the best, and what the resource is."""
+def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, float]], bool]], str]:
+    """Return the points of each candidate, which one is the best, and the name of the resource."""
     told = getattr(search, "history_", None)
     if isinstance(told, list) and told and "passes" in told[0]:
         of: dict[Any, list[tuple[float, float]]] = {}
@@ -176,7 +173,7 @@ def _lines(search: Any) -> tuple[list[tuple[list[tuple[float, float]], bool]], s
 
 
 def _candidate(params: dict[str, Any], resource: str) -> Any:
-    return tuple(sorted((name, _key(v)) for name, v in params.items() if name != resource))
+    return tuple(sorted((name, _make_key(v)) for name, v in params.items() if name != resource))
 
 
 def _results(search: Any) -> Any:
@@ -203,12 +200,12 @@ def _as_names(params: Any) -> list[str]:
 
 def _varying(candidates: list[dict[str, Any]]) -> list[str]:
     names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
-    several = [n for n in names if len({_key(c[n]) for c in candidates if n in c}) > 1]
+    several = [n for n in names if len({_make_key(c[n]) for c in candidates if n in c}) > 1]
     return several or names[:1]
 
 
-def _key(value: Any) -> Any:
-    """Value to tell parameters apart by, also of those that cannot be hashed."""
+def _make_key(value: Any) -> Any:
+    """Return a value that identifies parameters, also those that cannot be hashed."""
     try:
         hash(value)
     except TypeError:
@@ -216,22 +213,22 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _values(given: list[Any]) -> list[Any]:
-    """Values of a parameter, each once; sorted where they can be."""
-    values = list({_key(value): value for value in given}.values())
+def _list_values(given: list[Any]) -> list[Any]:
+    """Return the distinct values of a parameter, sorted where that is possible."""
+    values = list({_make_key(value): value for value in given}.values())
     try:
         return sorted(values)
     except (TypeError, ValueError):
         return values
 
 
-def _best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any, ...], int]:
-    """Number of the best candidate of each combination of values."""
+def _find_best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any, ...], int]:
+    """Return the number of the best candidate of each combination of values."""
     best: dict[tuple[Any, ...], int] = {}
     for number, candidate in enumerate(candidates):
         if not all(name in candidate for name in names):
             continue
-        key = tuple(_key(candidate[name]) for name in names)
+        key = tuple(_make_key(candidate[name]) for name in names)
         known = best.get(key)
         if known is None or np.isnan(means[known]) or means[number] > means[known]:
             best[key] = number
@@ -240,3 +237,58 @@ def _best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any, ...]
 
 def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw the losses of a range test over its rates, and the rate that it suggests.
+
+    Parameters
+    ----------
+    found : LearningRates
+        Of :func:`daskml_dist.model_selection.learning_rate_range`.
+    ax : matplotlib.axes.Axes or None, default=None
+        Where to draw; None makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With a line of the losses, those of fits that diverged left out, and a dashed line at the
+        suggestion. Losses far above that of the smallest rate are beyond the picture.
+
+    Raises
+    ------
+    InvalidParameterError
+        It is no such result.
+    DaskMLDistError
+        matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.model_selection import learning_rate_range
+    >>> ax = plots.learning_rates(learning_rate_range(clf, X, y))  # doctest: +SKIP
+    """
+    if not all(hasattr(found, name) for name in ("rates", "losses", "suggestion")):
+        raise InvalidParameterError(
+            f"{found!r} has no rates: give what model_selection.learning_rate_range returns."
+        )
+    ax = get_axes(ax, "learning_rates")
+    finite = np.isfinite(found.losses)
+    losses = found.losses[finite]
+    ax.plot(found.rates[finite], losses, marker=".", color=COLOURS[0])
+    if len(losses):
+        low, first = losses.min(), losses[0]
+        room = max(first - low, 0.05 * abs(first), 1e-12)
+        ax.set_ylim(low - 0.1 * room, first + room)
+    if found.suggestion is not None:
+        label = f"suggestion: {found.suggestion:.3g}"
+        ax.axvline(found.suggestion, color=COLOURS[2], linestyle="--", label=label)
+        ax.legend()
+    ax.set_xscale("log")
+    ax.set_xlabel("learning rate")
+    ax.set_ylabel("mean training loss")
+    return ax
+
+
+#: Numbers so far apart, and more, are drawn on an axis of logarithms.
+_FAR = 100.0

@@ -12,12 +12,12 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.planning.families.base import Family, Probe
 
-__all__ = ["Family", "Probe", "families", "family_of"]
+__all__ = ["Family", "Probe", "find_family", "load_families"]
 
 
 @cache
-def families() -> dict[str, Family]:
-    """Families by the names of the classes that they serve."""
+def load_families() -> dict[str, Family]:
+    """Return the families by the names of the estimator classes that they serve."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__, __name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -28,18 +28,19 @@ def families() -> dict[str, Family]:
 
 
 def _is_family(value: Any) -> bool:
+    """Return True for a class of families that is not abstract."""
     return isinstance(value, type) and issubclass(value, Family) and not isabstract(value)
 
 
-def family_of(estimator: Any) -> Family:
-    """The family of an estimator, or of the class that it is derived from.
+def find_family(estimator: Any) -> Family:
+    """Return the family of an estimator, or of a class that it is derived from.
 
     Raises
     ------
     InvalidParameterError
         There is no cost model for such estimators.
     """
-    every = families()
+    every = load_families()
     for cls in type(estimator).__mro__:
         if cls.__name__ in every:
             return every[cls.__name__]

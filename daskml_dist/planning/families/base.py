@@ -14,14 +14,19 @@ from sklearn.utils import get_tags
 
 from daskml_dist.planning.costs import Costs, Equation, Work
 from daskml_dist.planning.places import Place
-from daskml_dist.planning.rows import RowsShape, check_dense, shape_of, shape_of_collection
+from daskml_dist.planning.rows import (
+    RowsShape,
+    check_dense,
+    measure_collection_shape,
+    measure_shape,
+)
 from daskml_dist.policies import AllReduce, Policy
 from daskml_dist.training.run import INLINE
 
 __all__ = ["Family", "Probe"]
 
 #: Parameters that a pass costs the same under.
-_ALIKE = (
+_PARAMS_OF_EQUAL_COST = (
     "callbacks", "verbose", "checkpoint", "random_state", "max_iter", "tol", "warm_start", "run",
     "device", "n_jobs", "batch_size",
 )  # fmt: skip
@@ -79,14 +84,14 @@ class Family(ABC):
 
     @abstractmethod
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit of so many passes."""
+        """Return the operation counts of a fit of `passes` passes."""
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """Passes of a fit: those that are likely, at least and at most."""
+        """Return the fewest and the most passes that a fit is likely to make."""
         return 1.0, 1.0
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Tiny fits that tell the costs at a place, of several outputs or of one."""
+        """Return tiny fits that measure the costs at a place, of several outputs or of one."""
         raise NotImplementedError
 
     def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> Mapping[str, Any]:
@@ -100,50 +105,50 @@ class Family(ABC):
         estimator._check_params()
 
     def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
-        """Shape of the rows."""
-        rows = shape_of(estimator, X, y)
+        """Return the shape of the rows."""
+        rows = measure_shape(estimator, X, y)
         if not self.takes_sparse:
             check_dense(rows, f"Sparse rows in {self.kind}")
         return rows
 
     def quick_shape(self, estimator: Any, collection: Any, X: Any) -> RowsShape:
-        """Shape of rows in memory, of few looks at them."""
-        return shape_of_collection(estimator, collection, quick=True)
+        """Return the shape of rows in memory without reading many of them."""
+        return measure_collection_shape(estimator, collection, quick=True)
 
     def lanes(self, estimator: Any) -> int | None:
-        """Lanes that the user asks for."""
+        """Return the number of lanes that the user asks for, if any."""
         run = getattr(estimator, "run", None)
         return None if run is None else run.n_lanes
 
     def budget(self, estimator: Any) -> float | None:
-        """Bytes of rows in a worker that the user allows."""
+        """Return the bytes of rows that the user allows in a worker, if any."""
         settings = getattr(estimator, "_run_settings", None)
         return None if settings is None else settings().memory_budget
 
     def key(self, estimator: Any) -> str:
-        """Things that its costs depend on, beside the rows and the place."""
+        """Return a text of the parameters that the costs depend on."""
         params = estimator.get_params(deep=False).items()
-        told = ", ".join(f"{k}={v!r}" for k, v in sorted(params) if k not in _ALIKE)
+        told = ", ".join(f"{k}={v!r}" for k, v in sorted(params) if k not in _PARAMS_OF_EQUAL_COST)
         return f"{type(estimator).__name__}({told}), {getattr(estimator, 'device', 'cpu')}"
 
     def policy(self, estimator: Any) -> Policy:
-        """Name of who waits for whom."""
+        """Return the policy of the estimator, which decides which trainers wait for each other."""
         return AllReduce()
 
     def policies(self, estimator: Any) -> list[str]:
-        """Names of other policies that it can be trained under."""
+        """Return the names of other policies under which the estimator can be trained."""
         return []
 
     def differs(self, estimator: Any, name: str, place: Place) -> bool:
-        """Whether steps under a policy differ from the user's."""
+        """Return True if steps under a policy differ from the steps under the user's policy."""
         return False
 
     def choice_policy(self, estimator: Any) -> str:
-        """Name of the policy in a plan."""
+        """Return the name of the policy that a plan shows."""
         return "rounds"
 
     def traffic(self, estimator: Any, name: str, place: Place, work: Work) -> float:
-        """Bytes between processes, of a fit's meetings."""
+        """Return the bytes that a fit sends between processes."""
         if place.trainers == 1:
             return 0.0
         return 2.0 * work.message * work.meetings * work.passes * place.trainers
@@ -151,19 +156,19 @@ class Family(ABC):
     # -- how it is measured --------------------------------------------------------------------
 
     def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
-        """Rows and targets of a probe."""
+        """Return the synthetic rows and targets of a probe."""
         n_classes = (probe.n_outputs if several else 2) * estimator._classification
-        X, y = _made_up(probe.n_rows, probe.n_features, n_classes, dtype, self.distinct)
+        X, y = _make_rows(probe.n_rows, probe.n_features, n_classes, dtype, self.distinct)
         return X, y if get_tags(estimator).target_tags.required else None
 
     def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
-        """Shape of the rows of a probe."""
+        """Return the shape of the rows of a probe."""
         return RowsShape(probe.n_rows, probe.n_features, n_classes, dtype)
 
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
-        """Findings of a fit of so many seconds, whose passes took so long each."""
+        """Return equations of counts and seconds, from a fit and its passes."""
         usual = median(records)
         return [
             (work.setup, max(seconds - usual * work.passes, 0.0)),
@@ -171,10 +176,13 @@ class Family(ABC):
         ]
 
 
-def _made_up(
+def _make_rows(
     n_rows: int, n_features: int, n_classes: int, dtype: str, distinct: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Rows and targets that can be learned; repeated, since drawing all takes longer than a fit."""
+    """Return rows with a learnable target.
+
+    Some rows are repeated, since drawing takes longer than a fit.
+    """
     rng = np.random.default_rng(0)
     some = rng.standard_normal((min(n_rows, distinct), n_features), dtype=np.float32).astype(dtype)
     X = np.resize(some, (n_rows, n_features))

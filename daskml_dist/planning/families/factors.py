@@ -19,13 +19,13 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.run import INLINE
 
-__all__ = ["Factors"]
+__all__ = ["ALSFamily"]
 
 #: Ratings whose ids are looked at, and bytes of a rating: two numbers and a value.
 _SOME, _BYTES = 1 << 16, 24
 
 
-class Factors(Family):
+class ALSFamily(Family):
     """Alternating least squares: a sweep solves for each user, and then for each item.
 
     It counts the ratings by the square of the rank, and the systems by its cube.
@@ -47,11 +47,11 @@ class Factors(Family):
         estimator._solver()
 
     def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
-        """Ratings, users and items; of ratings in memory, whose ids are counted."""
+        """Return the numbers of ratings, users and items, counted in memory."""
         return self.quick_shape(estimator, estimator._entries(X), X)
 
     def quick_shape(self, estimator: Any, collection: Any, X: Any) -> RowsShape:
-        """Ratings, users and items, of some ratings."""
+        """Return the numbers of ratings, users and items, estimated from some ratings."""
         if is_dask(X) or collection.kind != "memory":
             raise InvalidDataError(
                 "A plan of factors needs ratings in memory: how many users and items there are is "
@@ -59,7 +59,7 @@ class Factors(Family):
             )
         if is_dataframe_like(X):
             ids = X[estimator.user_col].to_numpy(), X[estimator.item_col].to_numpy()
-            keys = _distinct(ids[0]), _distinct(ids[1])
+            keys = _estimate_distinct(ids[0]), _estimate_distinct(ids[1])
         else:
             keys = float(X.shape[0]), float(X.shape[1])
         return RowsShape(
@@ -67,7 +67,7 @@ class Factors(Family):
         )
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit of so many sweeps, of two sides each."""
+        """Return the operation counts of a fit of `passes` sweeps over both sides."""
         rank, keys = float(estimator.rank), sum(rows.keys)
         side_by_side = place.side_by_side(rows.nbytes, self.share)
         share, solved = rows.n_rows / side_by_side, keys / side_by_side
@@ -86,12 +86,12 @@ class Factors(Family):
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """All sweeps, or some where a tolerance may end them."""
+        """Return all sweeps, or a range where a tolerance may end them early."""
         most = float(estimator.max_iter)
         return (most if estimator.tol is None else max(most / 3, 1.0)), most
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Fits of few users, of many, and of a high rank."""
+        """Return fits of few users, of many users, and of a high rank."""
         few = {"max_iter": 3, "tol": None}
         if place.name != INLINE:
             return Probe(1000, 50, params=few), Probe(60_000, 1000, params=few)
@@ -103,7 +103,7 @@ class Factors(Family):
         )
 
     def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
-        """Ratings of as many users as the probe has features, and of as many items."""
+        """Return ratings of as many users and items as the probe has features."""
         rng = np.random.default_rng(0)
         pairs = rng.integers(0, probe.n_features, (probe.n_rows, 2))
         columns = (estimator.user_col, estimator.item_col)
@@ -112,17 +112,17 @@ class Factors(Family):
         return frame, None
 
     def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
-        """Shape of the ratings of a probe."""
+        """Return the shape of the ratings of a probe."""
         keys = float(min(probe.n_features, probe.n_rows))
         return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_BYTES)
 
     def choice_policy(self, estimator: Any) -> str:
-        """Meetings in a sweep."""
+        """Return the name that a plan shows for the meetings of a sweep."""
         return "sweeps"
 
 
-def _distinct(ids: NDArray[Any]) -> float:
-    """Number of ids, by those of some entries, as if all were as frequent."""
+def _estimate_distinct(ids: NDArray[Any]) -> float:
+    """Return the number of ids, estimated from some entries as if all were equally frequent."""
     some = pd.unique(ids[:: max(1, len(ids) // _SOME)])
     seen, looked = float(len(some)), float(len(ids[:: max(1, len(ids) // _SOME)]))
     if looked == len(ids) or seen >= looked:

@@ -13,10 +13,10 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.run import INLINE
 
-__all__ = ["Centres", "Gradients", "Moments"]
+__all__ = ["GradientSolverFamily", "KMeansFamily", "LeastSquaresFamily"]
 
 
-class _Rounds(Family):
+class _RoundSolverFamily(Family):
     """Sums over rows, which those who compute share."""
 
     computing = frozenset({"row", "entry", "square", "cube", "begin"})
@@ -24,10 +24,13 @@ class _Rounds(Family):
 
     @abstractmethod
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """Outputs of each row."""
+        """Return the number of outputs of each row."""
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit: rows and entries, times the outputs, of the share of each."""
+        """Return the operation counts of a fit.
+
+        Rows and entries of each share, times the outputs.
+        """
         entries, width = rows.row_entries, self.width(estimator, rows)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
         setup = {"fit": 1.0, "read": float(rows.n_rows * entries)}
@@ -36,14 +39,17 @@ class _Rounds(Family):
         return Work(setup, one_pass, passes, 1.0, message)
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Few rows, many rows, wide rows; there the last two alone tell nothing new."""
+        """Return fits of few rows, many rows and wide rows.
+
+        On a cluster fits of few and many rows.
+        """
         start = Probe(1000, 8, times=2)
         if place.name != INLINE:
             return start, Probe(400_000, 16, times=2)
         return start, Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256), Probe(300_000, 16)
 
 
-class Gradients(_Rounds):
+class GradientSolverFamily(_RoundSolverFamily):
     """Linear models whose loss is made least by its gradients, pass after pass."""
 
     kind = "LogisticRegression and its like"
@@ -55,15 +61,18 @@ class Gradients(_Rounds):
     takes_sparse = True
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """A column for each class beyond two."""
+        """Return a column for each class beyond two."""
         return float(rows.n_classes if rows.n_classes > 2 else 1)
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """About as many as made-up rows took: how far the minimum is depends on the rows."""
-        return _about(costs.passes or 10.0, 1.5 * estimator.max_iter)
+        """Return about as many passes as synthetic rows took.
+
+        The true number depends on the rows.
+        """
+        return _make_range(costs.passes or 10.0, 1.5 * estimator.max_iter)
 
 
-class Moments(_Rounds):
+class LeastSquaresFamily(_RoundSolverFamily):
     """Estimators that need the second moments of the features, in one pass, and solve for these."""
 
     kind = "least squares, PCA"
@@ -75,11 +84,11 @@ class Moments(_Rounds):
     }  # fmt: skip
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """One: targets are columns among hundreds."""
+        """Return 1: targets are a few columns among hundreds."""
         return 1.0
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit: products of each two features of each row, and the solution."""
+        """Return the operation counts of products of all pairs of features, and of the solution."""
         work = super().work(estimator, rows, place, passes)
         d = rows.n_features
         squares = rows.n_rows / place.side_by_side(rows.nbytes, self.share) * d * d
@@ -87,7 +96,7 @@ class Moments(_Rounds):
         return Work(setup, {**work.one_pass, "square": squares}, passes, 1.0, float(d * d * 8))
 
 
-class Centres(_Rounds):
+class KMeansFamily(_RoundSolverFamily):
     """Clusters: the distance of each row to each centre, pass after pass."""
 
     kind = "KMeans"
@@ -97,29 +106,29 @@ class Centres(_Rounds):
     }  # fmt: skip
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """The centres."""
+        """Return the number of centroids."""
         return float(estimator.n_clusters)
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit, with the search of the first centres."""
+        """Return the operation counts of a fit, the search of the first centroids included."""
         work = super().work(estimator, rows, place, passes)
         begin = work.one_pass["entry"]
         return Work({**work.setup, "begin": begin}, work.one_pass, passes, 1.0, work.message)
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """Some twenty, as of rows in clusters; all of them without a tolerance."""
+        """Return about twenty passes, as for clustered rows; all of them without a tolerance."""
         most = float(estimator.max_iter)
-        return (most, most) if not estimator.tol else _about(20.0, most)
+        return (most, most) if not estimator.tol else _make_range(20.0, most)
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """As of other sums, of a few passes: made-up rows have no clusters to settle on."""
+        """Return fits of a few passes, since synthetic rows have no clusters to converge to."""
         few = super().probes(estimator, place, several=several)
         params = {"max_iter": 4, "tol": 0.0, "n_init": 1}
         rows = (min(probe.n_rows, 2_000_000 // probe.n_features, 60_000) for probe in few)
         return [replace(one, n_rows=n, params=params) for one, n in zip(few, rows, strict=True)]
 
 
-def _about(expected: float, most: float) -> tuple[float, float]:
-    """A range about a number of passes that nobody knows beforehand."""
+def _make_range(expected: float, most: float) -> tuple[float, float]:
+    """Return a range around a number of passes that is not known in advance."""
     most = max(most, 1.0)
     return max(min(expected / 1.5, most), 1.0), min(expected * 1.5, most)

@@ -20,7 +20,7 @@ from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows
 from daskml_dist.training.run import INLINE
 from daskml_dist.training.settings import Settings
 
-__all__ = ["LinearSteps"]
+__all__ = ["LinearStepsFamily"]
 
 #: Steps of a fit, and the entries in their rows, that are made before compiled gathers are loaded.
 _EARLY_STEPS, _EARLY_ENTRIES = 1 << 10, 1 << 26
@@ -46,7 +46,7 @@ _LATE, _MOST_PASSES = 3, 80
 _DRAWN_PASSES = 4
 
 
-class LinearSteps(Family):
+class LinearStepsFamily(Family):
     """Linear models by gradient steps, of rows in the lanes.
 
     A pass counts steps of each lane, and rows and entries times the outputs; before the first comes
@@ -81,7 +81,10 @@ class LinearSteps(Family):
             )
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit; rows are shared by the trainers, each with some lanes."""
+        """Return the operation counts of a fit.
+
+        Rows are shared by the trainers, each with some lanes.
+        """
         settings = self._settings(estimator)
         model = self._model(estimator, rows)
         lane = _lane(rows, place)
@@ -118,13 +121,13 @@ class LinearSteps(Family):
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """From the fewest that `tol` may end, to all."""
+        """Return the fewest passes after which `tol` may end the fit, and all passes."""
         settings = self._settings(estimator)
         most = float(settings.max_iter)
         return (most if settings.tol is None else min(most, settings.n_iter_no_change + 1.0)), most
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Here fits of several shapes; there some that tell starts, steps and the way of rows."""
+        """Return fits of several shapes; on a cluster those that measure starts and steps."""
         share = min(1.0, _MOST_LANES / place.lanes)
         shapes = _SHAPES if place.name == INLINE else (_SHAPES[0], _SHAPES[2])
         found: list[Probe] = []
@@ -157,7 +160,7 @@ class LinearSteps(Family):
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
-        """The start and the end; passes of early steps alone, and of later ones alone."""
+        """Return equations of start and end, of early passes, and of later passes."""
         if "early" not in work.setup:
             return super().equations(work, fitted, seconds, records)
         steps, early = work.one_pass["step"], work.setup["early"]
@@ -177,11 +180,11 @@ class LinearSteps(Family):
     # -- policies ------------------------------------------------------------------------------
 
     def lanes(self, estimator: Any) -> int | None:
-        """Lanes that the user asks for."""
+        """Return the number of lanes that the user asks for, if any."""
         return self._settings(estimator).run.n_lanes
 
     def key(self, estimator: Any) -> str:
-        """Things that the cost of a step depends on."""
+        """Return a text of the parameters that the cost of a step depends on."""
         settings = self._settings(estimator)
         return (
             f"{type(estimator).__name__}, {estimator._loss()!r}, {settings.optimizer!r}, "
@@ -190,15 +193,15 @@ class LinearSteps(Family):
         )
 
     def policy(self, estimator: Any) -> Policy:
-        """Policy of the estimator."""
+        """Return the policy of the estimator."""
         return self._settings(estimator).policy
 
     def choice_policy(self, estimator: Any) -> str:
-        """Policy of the estimator, by its name."""
+        """Return the name of the estimator's policy."""
         return self.policy(estimator).name
 
     def policies(self, estimator: Any) -> list[str]:
-        """Others, but for those whose steps are the same and those that it refuses."""
+        """Return the names of other policies that differ and that the estimator takes."""
         own = self.policy(estimator).name
         found = []
         for name in _OTHERS:
@@ -212,11 +215,11 @@ class LinearSteps(Family):
         return found
 
     def differs(self, estimator: Any, name: str, place: Place) -> bool:
-        """Whether steps differ from the user's; a lane that is alone meets nobody."""
+        """Return True if steps differ from the user's; a single lane never meets others."""
         return place.lanes > 1 or not self.policy(estimator).lockstep or name == "async"
 
     def traffic(self, estimator: Any, name: str, place: Place, work: Work) -> float:
-        """Bytes of gradients and parameters, as often as the policy sends them."""
+        """Return the bytes of gradients and parameters, as often as the policy sends them."""
         if place.trainers == 1:
             return 0.0
         own = self.policy(estimator)

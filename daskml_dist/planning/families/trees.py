@@ -12,13 +12,13 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.run import INLINE
 
-__all__ = ["Boosting", "Forests"]
+__all__ = ["BoostingFamily", "ForestFamily"]
 
 #: Numbers of 8 bytes in a histogram of a feature: gradients and hessians of some 256 bins.
 _BINS = 2 * 256
 
 
-class Boosting(Family):
+class BoostingFamily(Family):
     """Gradient boosting: a tree, or one for each class, is an iteration.
 
     It counts rows by the outputs, entries by outputs and levels, and histograms by their bins.
@@ -37,7 +37,7 @@ class Boosting(Family):
     distinct = 1 << 17
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit of so many iterations."""
+        """Return the operation counts of a fit of `passes` iterations."""
         p = estimator._all_params()
         width = rows.n_classes if rows.n_classes > 2 else 1
         leaves = p["max_leaf_nodes"] or 2 ** (p["max_depth"] or 8)
@@ -61,13 +61,13 @@ class Boosting(Family):
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """All iterations; with early stopping, from the fewest on."""
+        """Return all iterations; with early stopping, a range from the fewest on."""
         most = float(estimator.max_iter)
         early = estimator.early_stopping is True
         return (min(most, estimator.n_iter_no_change + 1.0) if early else most), most
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Some iterations of few rows, of many, and of many features."""
+        """Return fits of some iterations of few rows, of many rows, and of many features."""
         few = {"max_iter": 4, "early_stopping": False, "warm_start": False}
         if place.name != INLINE:
             return (
@@ -83,7 +83,7 @@ class Boosting(Family):
         )
 
 
-class Forests(Family):
+class ForestFamily(Family):
     """Random forests and single trees, grown to their leaves.
 
     Entries are counted by the features that are looked at and by the levels, of which there are
@@ -103,7 +103,7 @@ class Forests(Family):
     distinct = 1 << 17
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Counts of a fit of so many trees."""
+        """Return the operation counts of a fit of `passes` trees."""
         p = estimator._all_params()
         leaf = p["min_samples_leaf"]
         leaf = leaf if leaf >= 1 else leaf * rows.n_rows
@@ -127,11 +127,11 @@ class Forests(Family):
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """The trees."""
+        """Return the number of trees."""
         return (float(estimator._n_trees),) * 2
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Two trees of few rows, of many, and of many features."""
+        """Return fits of two trees of few rows, of many rows, and of many features."""
         few = {"n_estimators": 2, "warm_start": False, "oob_score": False}
         if place.name != INLINE:
             return Probe(2000, 8, params=few), Probe(20_000, 16, params=few)
@@ -145,6 +145,6 @@ class Forests(Family):
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
-        """One for all of it: trees are grown some together."""
+        """Return one equation for the whole fit, since several trees grow together."""
         both = {**work.setup, **{k: v * work.passes for k, v in work.one_pass.items()}}
         return [(both, seconds)]

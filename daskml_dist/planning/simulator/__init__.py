@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from daskml_dist.planning.simulator.events import allreduce_seconds, simulate
-from daskml_dist.planning.simulator.parts import Costs, Outcome, Stragglers, Training
+from daskml_dist.planning.simulator.events import (
+    Costs,
+    Outcome,
+    Stragglers,
+    Training,
+    allreduce_seconds,
+    simulate,
+)
 
 __all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]

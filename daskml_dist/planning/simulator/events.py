@@ -11,17 +11,144 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import Any
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.socket_group import _MAX_MESH_BYTES
-from daskml_dist.planning.simulator.parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.policies import Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
-__all__ = ["allreduce_seconds", "simulate"]
+__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of things; seconds, and bytes a second.
+
+    Parameters
+    ----------
+    compute : float
+        One gradient of an undisturbed worker.
+    message : float
+        A server's processor for one push and its answer, whatever their size.
+    apply, add : float
+        A server's processor for a byte of an update, and of each push summed in a round.
+    peer : float
+        Sending and reading one small message between trainers.
+    latency : float
+        One way.
+    bandwidth : float
+        Of each network card, in each direction.
+    """
+
+    compute: float
+    message: float = 0.0
+    apply: float = 0.0
+    add: float = 0.0
+    peer: float = 0.0
+    latency: float = 0.0
+    bandwidth: float = math.inf
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Causes that make a step longer than it should be.
+
+    Parameters
+    ----------
+    noise : float
+        Sigma of a lognormal factor of mean 1 on each step.
+    pause_share, pause : float
+        Share of steps with a pause, and its mean length in undisturbed steps (exponential).
+    slow_share, slow_factor : float
+        Share of the workers (rounded up) that are always slow, and how much longer they take.
+    """
+
+    noise: float = 0.0
+    pause_share: float = 0.0
+    pause: float = 0.0
+    slow_share: float = 0.0
+    slow_factor: float = 1.0
+
+    def seconds(self, compute: float, workers: int, steps: int, seed: int) -> NDArray[np.float64]:
+        """Return the time of each step of each worker, the same under every policy.
+
+        (workers, steps).
+        """
+        rng = np.random.default_rng(seed)
+        factor = np.exp(self.noise * rng.standard_normal((workers, steps)) - self.noise**2 / 2)
+        paused = rng.random((workers, steps)) < self.pause_share
+        factor += paused * rng.exponential(self.pause or 1.0, (workers, steps))
+        factor[: math.ceil(self.slow_share * workers)] *= self.slow_factor
+        return compute * factor
+
+
+class Training(Protocol):
+    """Real gradient steps in the order of simulated events."""
+
+    over: bool
+
+    def pull(self) -> Any:
+        """Copy of the parameters."""
+
+    def gradient(self, worker: int, copy: Any) -> Any:
+        """Return the gradient of the worker's next batch."""
+
+    def apply(self, gradients: list[Any], now: float) -> None:
+        """Make one step with the mean of the gradients."""
+
+
+@dataclass
+class Outcome:
+    """Outcome of a simulated run.
+
+    Parameters
+    ----------
+    workers : int
+    seconds : float
+        Simulated time.
+    busy : float
+        Seconds that the workers computed, all together.
+    steps : int
+        Gradients that counted.
+    dropped : int
+        Gradients that a round did not wait for.
+    updates : int
+    staleness : float
+        Mean number of updates between a pull and the apply of its gradient.
+    lead : int
+        Largest lead of a clock over the slowest at which a worker went on.
+    use : dict of str to float
+        Share of the time in which the most used server or network card was busy.
+    """
+
+    workers: int
+    seconds: float = 0.0
+    busy: float = 0.0
+    steps: int = 0
+    dropped: int = 0
+    updates: int = 0
+    staleness: float = 0.0
+    lead: int = 0
+    use: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> float:
+        """Share of the workers' time in which they did not compute."""
+        return 1 - self.busy / (self.workers * self.seconds)
+
+    @property
+    def rate(self) -> float:
+        """Gradients that counted, a second."""
+        return self.steps / self.seconds
+
+    def efficiency(self, costs: Costs) -> float:
+        """Return the rate as a share of that of undisturbed workers that never wait."""
+        return self.rate * costs.compute / self.workers
 
 
 #: No stragglers.
@@ -42,7 +169,7 @@ def simulate(
     colocated: bool = False,
     training: Training | None = None,
 ) -> Outcome:
-    """Simulate until `steps` gradients a worker have counted, or the training is over.
+    """Simulate until `steps` gradients per worker have been applied, or the training is over.
 
     Parameters
     ----------
@@ -68,7 +195,7 @@ def simulate(
     """
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
-        return _replicas(policy, costs, seconds, n_bytes)
+        return _simulate_replicas(policy, costs, seconds, n_bytes)
     run = _Run(policy, costs, seconds, servers, n_bytes, cached, colocated, training)
     return run.outcome(workers * steps)
 
@@ -77,7 +204,10 @@ def simulate(
 
 
 def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
-    """Time of an all-reduce as :mod:`daskml_dist.comm.socket_group` makes it: a mesh, or a ring."""
+    """Return the time of an all-reduce of :mod:`daskml_dist.comm.socket_group`.
+
+    A mesh, or a ring.
+    """
     others = workers - 1
     if others == 0:
         return 0.0
@@ -89,10 +219,10 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     return 2 * others * hop + others * part * costs.add
 
 
-def _replicas(
+def _simulate_replicas(
     policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
 ) -> Outcome:
-    """Steps of all, then a meeting: no queue is needed."""
+    """Simulate steps of all workers, each followed by a meeting, without an event queue."""
     workers, steps = seconds.shape
     every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
     ends = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
@@ -174,7 +304,7 @@ class _Run:
         self._transfer = self._bytes / costs.bandwidth
         self._colocated = colocated
         self._training = training
-        self._push_every, self._pull_every = _pace(policy)
+        self._push_every, self._pull_every = _find_pace(policy)
         self._staleness: int | None = getattr(policy, "staleness", None)
         self._cached = cached and self._staleness is not None
         self._servers = [_Server(policy.gate(range(workers))) for _ in range(servers)]
@@ -209,7 +339,7 @@ class _Run:
         heapq.heappush(self._events, event)
 
     def _computed(self, worker: _Worker, now: float) -> None:
-        """A gradient is ready: send it where the policy's loop would, or step again."""
+        """Send a gradient that is ready where the policy's loop would, or step again."""
         worker.busy += now - worker.began
         worker.clock += 1
         if self._training is not None:
@@ -255,7 +385,7 @@ class _Run:
         version: int,
         gradients: list[Any],
     ) -> None:
-        """The first byte of a message is at a server; its turn comes in the order of arrival."""
+        """Queue a message whose first byte has reached a server, in the order of arrival."""
         server, (push, pull) = self._servers[number], wants
         read = now
         if push and not self._is_local(worker, number):
@@ -334,7 +464,7 @@ class _Run:
             self._begin(worker, self._received(worker))
 
     def _give(self, worker: _Worker, clock: int) -> None:
-        """Hand over the parameters of the first server as they are."""
+        """Hand over the current parameters of the first server."""
         server = self._servers[0]
         worker.version = server.version
         if self._policy.loop == "bulk":
@@ -348,13 +478,14 @@ class _Run:
             self.result.lead = max(self.result.lead, clock - slowest)
 
     def _received(self, worker: _Worker) -> float:
-        """Time at which the last answer is there, through the worker's one network card."""
+        """Return the time at which the last answer has come through the worker's card."""
         for first, duration in sorted(worker.answers):
             worker.read_free = max(worker.read_free, first) + duration
             worker.moved += duration
         return worker.read_free
 
     def _summary(self) -> Outcome:
+        """Return the outcome: rates, waiting times and staleness."""
         result, end = self.result, self._ended
         result.seconds = end
         for worker in self._workers:
@@ -372,8 +503,8 @@ class _Run:
         return result
 
 
-def _pace(policy: Policy) -> tuple[int, int]:
-    """Steps between two pushes and between two pulls, as in the policy's loop."""
+def _find_pace(policy: Policy) -> tuple[int, int]:
+    """Return the steps between two pushes and between two pulls in the policy's loop."""
     if policy.loop == "shared":
         return _MEET_EVERY, _MEET_EVERY
     return policy.push_every, policy.pull_every
