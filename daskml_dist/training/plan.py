@@ -471,7 +471,7 @@ def make_solver_fit(
     Raises
     ------
     InvalidParameterError
-        As :meth:`Survey.device`.
+        As :meth:`DataSummary.device`.
     """
     # Features stored in 16 bits are computed with in float32.
     dtype = "float32" if run.compute_dtype else rows.survey.dtype

@@ -152,7 +152,7 @@ class RunSpec:
         Raises
         ------
         InvalidParameterError
-            As :meth:`Survey.device`.
+            As :meth:`DataSummary.device`.
         """
         # `dask.config` holds the settings of the cluster: they are the same for every fit of a
         # session.

@@ -565,7 +565,7 @@ class RunEnding:
 
         Raises
         ------
-        Gone
+        WorkerUnreachableError
             A worker was lost on the way.
         """
         servers = [server.host for server in self._generations.servers]

@@ -21,9 +21,9 @@ class RecoveryPoint(Generic[H]):
     Parameters
     ----------
     hosts : list of H
-        Who is each server from now on.
+        Host that is each server from now on.
     places : list of (int or None)
-        The snapshot that each goes on from; None: its present state.
+        Snapshot that each server continues from; None: its present state.
     clocks : dict of lane to int
     """
 
@@ -44,7 +44,7 @@ def choose_recovery_point(
     Parameters
     ----------
     policy : Consistency
-    held : sequence of sequence of (host, Holding)
+    held : sequence of sequence of (host, AvailableSnapshots)
         For each server, who could be it: the server itself first, then its standby.
 
     Returns

@@ -89,15 +89,15 @@ class _KeyedTrainer(Together):
         self._parts: dict[str, tuple[list[Part], list[Part]]] = {}
         self._n_rows = float(sum(context.lane_rows))
         self._is_due = False
-        self._image_at = time.perf_counter()
-        self._image_took = 0.0
-        self._images = BuddyCheckpoints(
+        self._copied_at = time.perf_counter()
+        self._copy_seconds = 0.0
+        self._checkpoints = BuddyCheckpoints(
             context, {s: self._lane_slices(s) for s in self._own_ranges}
         )
         # After a loss, the values of the last iteration that is known of all lanes.
-        image = self._images.agree_on_latest()
-        self.n_done, self.kept, self.small = image.n_iter, image.values, image.small
-        self._repeat_reports(image.reports)
+        latest = self._checkpoints.agree_on_latest()
+        self.n_done, self.kept, self.small = latest.n_iter, latest.values, latest.small
+        self._repeat_reports(latest.reports)
 
     def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
         """Return the number of the first key of each lane, and of all keys, by space."""
@@ -228,9 +228,9 @@ class _KeyedTrainer(Together):
         moved = self._bytes_moved()
         if self._to_ledger is None:
             return 0.0, 0.0, *moved
-        since = time.perf_counter() - self._image_at
+        since = time.perf_counter() - self._copied_at
         # The first trainer decides for all when a copy is due.
-        due = self._image_took <= _CHECKPOINT_TIME_SHARE * since
+        due = self._copy_seconds <= _CHECKPOINT_TIME_SHARE * since
         return float(self._wants_to_stop), float(due), *moved
 
     # -- iterations ----------------------------------------------------------------------------
@@ -246,9 +246,9 @@ class _KeyedTrainer(Together):
         self._count_iteration(self._context.fit.keyed_work.solver, loss, self._n_rows)
         if self._is_due:
             began = time.perf_counter()
-            self._images.keep(values, n_iter, small, self._reports)
-            self._image_at, self._is_due = time.perf_counter(), False
-            self._image_took = self._image_at - began
+            self._checkpoints.keep(values, n_iter, small, self._reports)
+            self._copied_at, self._is_due = time.perf_counter(), False
+            self._copy_seconds = self._copied_at - began
         self._end_pass()
 
 
@@ -314,7 +314,7 @@ class BuddyCheckpoints:
         self._kept: list[_KeptIteration] = context.memory.setdefault("images", [])
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
-        #: Rank that keeps each rank's image too; its own where there is but one process.
+        #: Rank that keeps each rank's copy too; its own where there is but one process.
         self._keeper = [_next_other_process(rank, processes) for rank in range(len(processes))]
 
     def keep(
