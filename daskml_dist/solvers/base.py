@@ -427,7 +427,7 @@ class Solver(NamedParameters, ABC):
 
     @abstractmethod
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Solve; the same sums give the same questions.
+        """Solve the problem; the same sums must lead to the same requests.
 
         Parameters
         ----------

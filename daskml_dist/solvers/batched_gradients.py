@@ -454,10 +454,10 @@ class BatchedHessian(Statistic):
         of_some = zeros(out.shape, np.float64, out)
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         splits, at = np.unique(self.splits, return_inverse=True)
-        questions = [LossHessian(w) for w in self.w]
+        requests = [LossHessian(w) for w in self.w]
         for run in runs:
             of_splits = weight_rows_by_split(model, rows.part(run, backend), splits, backend)
-            for k, question in enumerate(questions):
-                question.add(model.each, of_splits[at[k]], of_some[k, ...], backend)
+            for k, request in enumerate(requests):
+                request.add(model.each, of_splits[at[k]], of_some[k, ...], backend)
         out += of_some * factor
         return float("nan")

@@ -303,7 +303,7 @@ def ranking_scores(scores: Array, signed: Array) -> tuple[float, float]:
 class BatchedRankingSolver(Solver):
     """Ranking scores of candidates, over the rows that play a role in their split.
 
-    The solution is of shape (n_columns, n_scores), in the order of the question's names; NaN where
+    The solution is of shape (n_columns, n_scores), in the order of the statistic's names; NaN where
     a column has no scores of each label, or too many to be sorted by one process.
 
     Parameters
@@ -311,14 +311,14 @@ class BatchedRankingSolver(Solver):
     w : ndarray of shape (n_columns, n_rows, width)
     splits : ndarray of int of shape (n_columns,), ascending
     role : {TRAIN, TEST}
-    question : type of BatchedRanks
+    statistic : type of BatchedRanks
         What is asked: of two labels, or of several.
     """
 
     w: Array
     splits: NDArray[np.int64]
     role: int
-    question: type[BatchedRanks]
+    statistic: type[BatchedRanks]
 
     name = "stacked_rankings"
 
@@ -329,16 +329,16 @@ class BatchedRankingSolver(Solver):
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
         """Ask for some columns at a time."""
-        question = self.question
-        found = np.full((len(self.w), len(question.names)), np.nan)
+        statistic = self.statistic
+        found = np.full((len(self.w), len(statistic.names)), np.nan)
         n_slots = int(sums(RoleCounts(self.role)).max())
-        each = question(self.w[:1], self.splits[:1], self.role, max(1, n_slots)).shape(model)[1]
+        each = statistic(self.w[:1], self.splits[:1], self.role, max(1, n_slots)).shape(model)[1]
         if not n_slots or each > _MAX_SCORES_PER_PASS:
             return Solution(found)
         n_columns = _MAX_SCORES_PER_PASS // each
         for first in range(0, len(self.w), n_columns):
             some = slice(first, first + n_columns)
-            found[some] = sums(question(self.w[some], self.splits[some], self.role, n_slots))
+            found[some] = sums(statistic(self.w[some], self.splits[some], self.role, n_slots))
         return Solution(found)
 
 

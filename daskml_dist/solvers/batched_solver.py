@@ -32,7 +32,7 @@ from daskml_dist.solvers.batched_gradients import (
 )
 from daskml_dist.solvers.batched_scores import BatchedScores
 from daskml_dist.solvers.lbfgs import LBFGS
-from daskml_dist.solvers.lock_step import LockStepSums, run_in_lock_step
+from daskml_dist.solvers.lock_step import LockStepSums, run_solvers_in_lock_step
 from daskml_dist.solvers.newton import LossHessian, NewtonCholesky
 from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
@@ -126,7 +126,7 @@ class BatchedSolver(Solver):
                 )
                 for i, start, solver in zip(at, starts, solvers, strict=True)
             ]
-            return run_in_lock_step(
+            return run_solvers_in_lock_step(
                 seats,
                 lambda asking, asked: self._answer_requests(
                     sums, gradients, [at[k] for k in asking], asked, share
@@ -167,10 +167,10 @@ class BatchedSolver(Solver):
         return evaluate_by_split(some, w, np.array([column.split for column in self.columns]))
 
     def _answer_requests(
-        self, sums: Sums, gradients: CachedGradients, at: list[int], questions: list[Statistic],
+        self, sums: Sums, gradients: CachedGradients, at: list[int], requests: list[Statistic],
         share: int,
     ) -> list[Array]:  # fmt: skip
-        asked = dict(zip(at, questions, strict=True))
+        asked = dict(zip(at, requests, strict=True))
         points = {i: q.w for i, q in asked.items() if type(q) is LossGradient}
         answers = gradients(points, share)
         bent = [i for i, q in asked.items() if type(q) is LossHessian and q.loss is None]
@@ -180,15 +180,15 @@ class BatchedSolver(Solver):
             hessians = sums(BatchedHessian(w, splits, share))
             answers |= dict(zip(bent, hessians, strict=True))
         others: dict[bytes, dict[int, list[int]]] = {}
-        for i, question in asked.items():
+        for i, request in asked.items():
             if i not in answers:
                 # Equal requests are found by their bytes.
-                key = pickle.dumps(question)
+                key = pickle.dumps(request)
                 others.setdefault(key, {}).setdefault(self.columns[i].split, []).append(i)
         for of_split in others.values():
             splits_asked = tuple(sorted(of_split))
-            question = asked[of_split[splits_asked[0]][0]]
-            found = sums(PerSplitStatistic(question, splits_asked))
+            request = asked[of_split[splits_asked[0]][0]]
+            found = sums(PerSplitStatistic(request, splits_asked))
             for split, answer in zip(splits_asked, found, strict=True):
                 answers.update(dict.fromkeys(of_split[split], answer))
         return [answers[i] for i in at]

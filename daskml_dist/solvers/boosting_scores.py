@@ -143,7 +143,7 @@ class BoostScores:
         self._parts: dict[str, _ScoredPart] = {}
         self._watched: list[_ScoredPart] = []
 
-    def begin(
+    def start_scoring(
         self, rooms: Sequence[BinnedRows], held: Sequence[BinnedRows], n: int, seed: int
     ) -> None:
         """Look at the rows: `n` are trained on, of all trainers."""
@@ -164,19 +164,19 @@ class BoostScores:
                 for part in self._watched:
                     part.gather(1.0, seed)
 
-    def add(self) -> None:
+    def score_for_stopping(self) -> None:
         """Score the rows as they are predicted now, for early stopping."""
         assert self._stopping is not None
         for name, part in self._parts.items():
             self.found[name].append(part.score(self._stopping.scorer))
 
-    def watched(self) -> list[float]:
+    def score_watched(self) -> list[float]:
         """Return the scores that the user watches, of the rows as they are predicted now."""
         if self._watching is None:
             return []
         return [part.score(one) for part in self._watched for one in self._watching.scorers]
 
-    def end(self) -> bool:
+    def is_finished(self) -> bool:
         """Return whether early stopping ends the fit now."""
         if self._stopping is None:
             return False

@@ -245,11 +245,11 @@ class _BoostingRun:
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
         n_iter = len(self._trees) // k
-        self._scores.begin(self._rooms, self._held, self._n_train, solver.seed)
+        self._scores.start_scoring(self._rooms, self._held, self._n_train, solver.seed)
         if not self._scores.found["train_score"]:
             self._score_rows()
         # A fit that goes on from another makes an iteration at least.
-        stopped = self._rows.kept is not None and self._scores.end()
+        stopped = self._rows.kept is not None and self._scores.is_finished()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
             # All outputs' gradients at the raw predictions so far.
             packed = gradients.make(n_iter * k)
@@ -260,8 +260,8 @@ class _BoostingRun:
             n_iter += 1
             self._rows.map(self._update_predictions, self._held)
             self._score_rows()
-            stopped = self._scores.end()
-            self._rows.keep(n_iter, self._state(), scores=self._scores.watched())
+            stopped = self._scores.is_finished()
+            self._rows.keep(n_iter, self._state(), scores=self._scores.score_watched())
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
     def _grow_tree(self, output: int, packed: Any, number: int) -> Tree:
@@ -305,7 +305,7 @@ class _BoostingRun:
         """Score the rows as they are predicted now."""
         if self._solver.stopping is not None:
             self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
-            self._scores.add()
+            self._scores.score_for_stopping()
 
 
 def _row_weights(room: BinnedRows, at: slice) -> Array:

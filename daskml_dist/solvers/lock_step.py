@@ -23,7 +23,12 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
 
-__all__ = ["LockStepSums", "PerTargetStatistic", "combine_target_problems", "run_in_lock_step"]
+__all__ = [
+    "LockStepSums",
+    "PerTargetStatistic",
+    "combine_target_problems",
+    "run_solvers_in_lock_step",
+]
 
 
 class _AbandonedError(BaseException):
@@ -50,7 +55,7 @@ class LockStepSums:
         should_stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.n_rows: Any = n_rows
-        self.question: Statistic | None = None
+        self.request: Statistic | None = None
         self.solution: Solution | None = None
         self.error: BaseException | None = None
         self._problem = model, solver, start
@@ -70,7 +75,7 @@ class LockStepSums:
 
     def __call__(self, statistic: Statistic) -> Array:
         """Ask, and wait for the answer."""
-        self.question = statistic
+        self.request = statistic
         self._asked.release()
         self._answered.acquire()
         if self._abandoned:
@@ -78,20 +83,20 @@ class LockStepSums:
         assert self._answer is not None
         return self._answer
 
-    # -- for whoever leads ---------------------------------------------------------------------
+    # -- called by the leading thread ----------------------------------------------------------
 
-    def begin(self) -> None:
-        """Run the solver up to its first question."""
+    def start_thread(self) -> None:
+        """Run the solver up to its first request."""
         self._thread.start()
         self._asked.acquire()
 
-    def go_on(self, answer: Array) -> None:
-        """Answer, and run the solver up to its next question, or its end."""
-        self.question, self._answer = None, answer
+    def resume_with(self, answer: Array) -> None:
+        """Answer, and run the solver up to its next request, or its end."""
+        self.request, self._answer = None, answer
         self._answered.release()
         self._asked.acquire()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """End a solver that waits."""
         if self._thread.is_alive():
             self._abandoned = True
@@ -106,20 +111,22 @@ class LockStepSums:
             return
         except BaseException as error:
             self.error = error
-        self.question = None
+        self.request = None
         self._asked.release()
 
 
-def run_in_lock_step(
-    seats: Sequence[LockStepSums], answers: Callable[[list[int], list[Statistic]], Sequence[Array]]
+def run_solvers_in_lock_step(
+    solver_runs: Sequence[LockStepSums],
+    answers: Callable[[list[int], list[Statistic]], Sequence[Array]],
 ) -> list[Solution]:
     """Run solvers to their ends.
 
     Parameters
     ----------
-    seats : sequence of LockStepSums
+    solver_runs : sequence of LockStepSums
     answers : callable
-        Takes the numbers of the seats that ask and their questions; returns an answer each.
+        Takes the positions of the solvers that wait, and their requests; returns an answer for
+        each.
 
     Returns
     -------
@@ -127,25 +134,25 @@ def run_in_lock_step(
     """
     begun: list[LockStepSums] = []
     try:
-        for seat in seats:
-            begun.append(seat)
-            seat.begin()
+        for one in solver_runs:
+            begun.append(one)
+            one.start_thread()
         while True:
             # Solvers that wait for an answer, in a fixed order.
-            asking = [i for i, seat in enumerate(seats) if seat.question is not None]
-            for seat in seats:
-                if seat.error is not None:
-                    raise seat.error
+            asking = [i for i, one in enumerate(solver_runs) if one.request is not None]
+            for one in solver_runs:
+                if one.error is not None:
+                    raise one.error
             if not asking:
-                return [seat.solution for seat in seats if seat.solution is not None]
-            questions = [seats[i].question for i in asking]
+                return [one.solution for one in solver_runs if one.solution is not None]
+            requests = [solver_runs[i].request for i in asking]
             # One answer for all requests of this round.
-            found = answers(asking, [q for q in questions if q is not None])
+            found = answers(asking, [q for q in requests if q is not None])
             for i, answer in zip(asking, found, strict=True):
-                seats[i].go_on(answer)
+                solver_runs[i].resume_with(answer)
     finally:
-        for seat in begun:
-            seat.leave()
+        for one in begun:
+            one.abandon()
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +233,7 @@ class PerTargetSolver(Solver):
 
     def solve(self, model: LinearModel, sums: Sums, start: Array | None) -> Solution:
         """Solve for all targets."""
-        seats = [
+        solver_runs = [
             LockStepSums(
                 model.of_target(target),
                 solver,
@@ -237,11 +244,11 @@ class PerTargetSolver(Solver):
             for target, solver in enumerate(self.each)
         ]
 
-        def answers(at: list[int], questions: list[Statistic]) -> Sequence[Array]:
-            asked = PerTargetStatistic(tuple(questions), tuple(at))
+        def answers(at: list[int], requests: list[Statistic]) -> Sequence[Array]:
+            asked = PerTargetStatistic(tuple(requests), tuple(at))
             return asked.parts(model, sums(asked))
 
-        found = run_in_lock_step(seats, answers)
+        found = run_solvers_in_lock_step(solver_runs, answers)
         last = [one for one in found if not one.converged]
         return Solution(
             np.concatenate([one.w for one in found], axis=1),

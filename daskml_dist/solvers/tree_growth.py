@@ -145,19 +145,19 @@ class TreeBuilder:
         self._left: list[int] = []
         self._value: list[float] = []
 
-    def add(self, leaf: Leaf) -> None:
+    def add_leaf(self, leaf: Leaf) -> None:
         """Add a node."""
         leaf.number = len(self._nodes)
         self._nodes.append(leaf)
         self._left.append(leaf.number)
 
-    def split(self, leaf: Leaf) -> None:
+    def split_leaf(self, leaf: Leaf) -> None:
         """Add the children of a node."""
         self._left[leaf.number] = len(self._nodes)
         for child in leaf.children:
-            self.add(child)
+            self.add_leaf(child)
 
-    def made(self, leaves: Sequence[Leaf]) -> Tree:
+    def build_tree(self, leaves: Sequence[Leaf]) -> Tree:
         """Return the finished tree."""
         nodes, n = self._nodes, len(self._nodes)
         is_leaf = np.zeros(n, bool)
@@ -268,10 +268,10 @@ class TreeGrower:
                 # Make the children of other likely leaves too: one sum over trainers serves all of
                 # them.
                 self._split_leaves(self._choose_likely_splits([leaf, *open_], left), left)
-            self._tree.split(leaf)
+            self._tree.split_leaf(leaf)
             for child in leaf.children:
                 heapq.heappush(open_, child)
-        return self._tree.made(leaves), leaves
+        return self._tree.build_tree(leaves), leaves
 
     def _split_all_leaves(self, root: Leaf) -> None:
         """Make the children of all leaves that gain by it, where no bound forbids any.
@@ -315,7 +315,7 @@ class TreeGrower:
             # Reduce-scatter: each trainer gets the summed histograms of its own features.
             leaf.hist = self._rows.sum_own(hist)[:, 0]
             self._find_best_splits([leaf])
-        self._tree.add(leaf)
+        self._tree.add_leaf(leaf)
         return leaf
 
     def _split_leaves(self, some: Sequence[Leaf], left: int) -> None:
