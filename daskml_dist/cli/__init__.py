@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse all arguments; one that nobody knows is an error of the command that it was for."""
+        """Parse all arguments; an unknown one is an error of the command that it was given to."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = self._commands().get(getattr(found, "command", ""), self)

@@ -101,7 +101,7 @@ class Progress(NamedParameters):
             With the attributes ``max_iter``, ``policy_name``, ``n_lanes`` and ``n_servers``.
         """
         if self._status is not None and self._status.title:
-            self._close()  # of an earlier fit that nobody ended
+            self._close()  # of an earlier fit that was not ended
         if self._status is None or self._display is None:
             self._status = Status(self.max_iter)
             self._display = open_display(self.console, self._status, self.verbose)

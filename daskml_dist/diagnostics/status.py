@@ -21,7 +21,7 @@ _BAR_WIDTH = 16
 _MOST_RECORDS = 1000
 #: The phase that passes tell of.
 _PASSES = "training"
-#: Seconds beyond which nobody wants to know what is left.
+#: Seconds beyond which the remaining time is not shown.
 _LONG = 1e7
 
 

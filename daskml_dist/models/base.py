@@ -1,4 +1,4 @@
-"""The model door: what the engine asks of a model, and the rows that it hands to it."""
+"""Base classes of models: methods that the engine calls, and the rows that it passes to them."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class BatchRows:
     first : int, default=0
         Position of the first of them in the block.
     state : array of shape (n, ...) or None
-        What a statistic remembers of each row between rounds.
+        State that a statistic keeps for each row between rounds.
     places : ndarray of int of shape (n,), or None
         Places of the rows, counted from `first`, where they are some of neighbours.
 
@@ -559,14 +559,15 @@ class ColumnModel(ABC):
     def of_columns(self, start: int, stop: int) -> ColumnPart:
         """Return the part of some adjacent columns, which is a `StepModel` itself.
 
-        Its parameters are those of :meth:`rows_of_columns`; it begins where the whole one does.
+        Its parameters are those of :meth:`rows_of_columns`, with the same initial values as in the
+        whole model.
         """
 
     @abstractmethod
     def rows_of_columns(self, start: int, stop: int) -> slice:
         """Return the rows of the parameters' matrix that belong to some adjacent columns.
 
-        Those of the last columns are followed by those that belong to no column.
+        The rows of the last columns are followed by the rows that belong to no column.
         """
 
 
@@ -598,7 +599,7 @@ class ColumnPart(ABC):
         Parameters
         ----------
         w : array
-            The part's parameters; of sparse rows perhaps those alone that they touch.
+            The part's parameters; for sparse rows perhaps only the touched ones.
         X : rows of shape (n, n_columns)
         backend : Backend
 

@@ -2,7 +2,7 @@
 
 References
 ----------
-Those of scikit-learn's ``HistGradientBoosting``, so that both find the same bins in the same rows,
+The references of scikit-learn's ``HistGradientBoosting``: both find the same bins in the same rows,
 and finer ones here where many rows have the same value (`spare_edges`).
 """
 
@@ -50,7 +50,7 @@ class Bins:
 
     @property
     def n_features(self) -> int:
-        """Features."""
+        """Number of features."""
         return len(self.edges)
 
     @property

@@ -53,7 +53,7 @@ class FactorModel(Model):
         Parameters
         ----------
         at : slice
-            Numbers of users or items, whoever holds the others.
+            Numbers of users or items; other processes may hold the others.
         seed : int
 
         Returns
@@ -93,7 +93,7 @@ class FactorModel(Model):
         Parameters
         ----------
         factors : ndarray of shape (n, width)
-            Those that the ratings touch.
+            Factors that the ratings touch.
         gram : ndarray of shape (width, width)
             Of all of them (implicit), else zeros.
         mean : float

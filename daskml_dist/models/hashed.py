@@ -1,4 +1,4 @@
-"""Hash of numbers: draws that depend on what they are for, and on nobody's order."""
+"""Hashes of numbers: random draws that depend on their key alone, not on the order of drawing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["draw_by_hash", "hash_numbers"]
 
 
 def hash_numbers(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash of 64 bits of each number.
+    """Return a hash of 64 bits of each number.
 
     S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014.

@@ -56,12 +56,12 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     n_targets : int or None
         Columns of the targets of a regression; None for targets of one dimension.
     target_shift : tuple of float
-        What is taken from the targets of each output before the maths begins, and belongs to its
+        Shift that is subtracted from the targets of each output before the fit, and belongs to its
         intercept: a number near them, so that none of the parameters is far away. Empty: nothing.
     first_intercept : float or tuple of float, default=0.0
         What the intercepts begin with: all of them, or each.
     units : tuple of float
-        What the loss of each of several targets is divided by where it is told. Empty: 1.
+        Divisor of the reported loss of each of several targets. Empty: 1.
     touches : float or None
         Entries of a sparse row, in the mean; None where rows are dense.
     row_size : float or None

@@ -58,6 +58,8 @@ class Mixture:
             Added to all variances.
         """
         k, d = self.means.shape
+        # Moments are about the old means: `apart` is the step of the means, and second moments lose
+        # its outer product.
         weight = moments[:, 0] + _LEAST
         apart = moments[:, 1 : 1 + d] / weight[:, None]
         seconds = moments[:, 1 + d :]

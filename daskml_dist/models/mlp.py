@@ -122,7 +122,7 @@ class MLP(StagedModel, ColumnModel):
     Parameters
     ----------
     loss : Loss
-        Of the raw outputs: those of the last layer, which has no activation.
+        Loss of the raw outputs, those of the last layer, which has no activation.
     sizes : tuple of int
         Of the layers: features, hidden ones, outputs.
     activation : {"identity", "logistic", "relu", "tanh"}
@@ -139,7 +139,7 @@ class MLP(StagedModel, ColumnModel):
     n_classes: int
     several: bool = False
 
-    #: None but those of BLAS, which trainers limit.
+    #: It starts no threads but those of BLAS, which trainers limit.
     starts_threads: ClassVar[bool] = False
     flushes: ClassVar[bool] = True
     parameters: Parameters = field(init=False, repr=False, compare=False)
@@ -328,6 +328,7 @@ class MLP(StagedModel, ColumnModel):
         use: str | None,
     ) -> Any:
         """Add each layer's gradient, from that by the last output; that by the first product."""
+        # Backpropagation: from the last layer to the first, through its activation if it has one.
         for i in range(len(layers) - 1, -1, -1):
             if layers[i] < len(self.layers) - 1:
                 ACTIVATIONS[self.activation].pull_back(slope, memory[i + 1])

@@ -51,6 +51,7 @@ def multiply_by_ratio(
 ) -> Any:
     """Return weights or components after a multiplicative update."""
     xp = namespace(values)
+    # The exponent makes the updates monotone for every beta (Fevotte and Idier 2011).
     below = below + l1 + l2 * values
     ratio = above / xp.where(below == 0, _SMALLEST_DIVISOR + 0 * below, below)
     if beta < 1:

@@ -162,7 +162,7 @@ class RatedPairs(StepModel):
         losses, slope, reg = self._compute_slopes(namespace(apart).ones_like(apart), apart, weight)
         by_user, by_item = slope * (of_item - of_other), slope * self._partner_derivative(of_user)
         if self.biased:
-            by_user[:, self.rank] = 0  # what a user adds to both
+            by_user[:, self.rank] = 0  # the user's bias cancels in the difference
         backend.add_rows(by_user + reg * of_user, at[:, 0], None, out)
         backend.add_rows(by_item + reg * of_item, at[:, 1], None, out)
         backend.add_rows(reg * of_other - by_item, others, None, out)

@@ -81,7 +81,7 @@ class TreeView:
 
     @property
     def capacity(self) -> int:
-        """Nodes that there is room for: those that there are."""
+        """Capacity for nodes, equal to their number."""
         return self.node_count
 
     def apply(self, X: Any) -> Array:

@@ -34,10 +34,10 @@ class Work:
     setup : mapping of str to float
         Counts beside the passes: ``fit`` is 1, ``read`` the entries that are looked at.
     one_pass : mapping of str to float
-        Counts of a later pass, of those that compute side by side: ``pass`` is 1.
+        Counts of a later pass, for each of the processes that compute at once: ``pass`` is 1.
     passes : float
     meetings : float, default=1.0
-        Times in a pass that those who compute side by side wait for each other.
+        Number of times in a pass that processes wait for each other.
     message : float, default=0.0
         Bytes that each of them sends, and gets, at a meeting.
 
@@ -63,11 +63,11 @@ class Costs:
     Parameters
     ----------
     values : mapping of str to float
-        Seconds of each thing that :class:`Work` counts; what is not named takes none.
+        Seconds of each thing that :class:`Work` counts; operations without a name take none.
     gather : float, default=0.0
         Seconds of a byte of rows brought from the workers to this process.
     passes : float, default=0.0
-        Passes that fits of made-up rows took until they settled; 0: nobody knows.
+        Passes that fits of made-up rows took until they converged; 0: unknown.
     steps : mapping of str to float
         Seconds of a step under other policies, by their names.
 
@@ -145,7 +145,7 @@ def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -
     known : mapping of str to float
         Seconds that are known already, and stay as they are.
     """
-    # Whoever only imports an estimator does without.
+    # Imported late: a program that only imports an estimator does not need it.
     from scipy.optimize import nnls
 
     names = sorted({name for counts, _ in equations for name in counts} - set(known))

@@ -81,7 +81,7 @@ def cluster_place(
     n_lanes: int | None, budget: float | None, rows: RowsShape, client: Any
 ) -> Place | None:
     """Return the workers of a client as a place; None where there is none."""
-    # It loads distributed, which whoever only imports an estimator does without.
+    # Imported late: it loads distributed, which importing an estimator must not do.
     from daskml_dist.dask_internals.cluster import list_workers
 
     workers = list_workers(client)

@@ -35,7 +35,7 @@ class Choice:
     pass_seconds : float
         Of one pass.
     seconds : tuple of (float, float), or None
-        Range of the whole fit; None where nobody knows, since rows are read in each pass.
+        Range of the whole fit; None where it is unknown, since rows are read in each pass.
     traffic : float
         Bytes between processes: rows that are sent, gradients and parameters.
     memory : float
@@ -64,7 +64,7 @@ class Choice:
 
     @property
     def expected(self) -> float:
-        """The middle of the range, in seconds; infinite where nobody knows."""
+        """The middle of the range, in seconds; infinite where it is unknown."""
         if self.seconds is None:
             return float("inf")
         return float((self.seconds[0] * self.seconds[1]) ** 0.5)

@@ -24,7 +24,7 @@ __all__ = ["parse_bandwidth", "simulate_choice", "simulate_meeting_seconds"]
 _NETWORK = Network(0.0, message=1.5e-4, apply=3.4e-10, add=8e-11, peer=8e-6)
 #: Steps that are simulated; the rest is as these.
 _STEPS = 60
-#: Factor of the expected seconds that makes the range: nobody has seen such a cluster.
+#: Factor of the expected seconds that makes the range: the cluster was never measured.
 _SPREAD = 2.5
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 

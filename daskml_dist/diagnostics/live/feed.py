@@ -181,7 +181,7 @@ class _SchedulerLine:
 
     def __init__(self) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST)
-        #: Whether the scheduler has the page; None: nobody has asked.
+        #: Whether the scheduler has the page; None: not asked yet.
         self._has_page: bool | None = None
         self._is_sending = False
         self._at_once = asyncio.Event()

@@ -131,7 +131,7 @@ class Fit:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until its last pass at most, NaN where nobody can tell; 0 once it has ended."""
+        """Seconds until its last pass at most, NaN where it is unknown; 0 once it has ended."""
         if self.state != "running":
             return 0.0
         _, seconds, passes = self._recent

@@ -123,7 +123,7 @@ class Pulses:
     def _close(self) -> None:
         """End the present moment, with what each worker has told last."""
         at = max(self._last[worker].at for worker in self._open)
-        # Of a worker that is silent for longer nobody knows whether it is there.
+        # A worker that is silent for longer may be gone.
         there = {
             name: report
             for name, report in self._last.items()

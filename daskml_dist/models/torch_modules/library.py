@@ -55,7 +55,7 @@ def _missing(name: str) -> InvalidParameterError:
 
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """Let torch train with so many threads meanwhile; of several fits, the last one says."""
+    """Let torch train with so many threads meanwhile; of several fits, the last one decides."""
     torch = load_torch()
     before = torch.get_num_threads()
     torch.set_num_threads(count)

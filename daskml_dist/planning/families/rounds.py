@@ -17,7 +17,7 @@ __all__ = ["GradientSolverFamily", "KMeansFamily", "LeastSquaresFamily"]
 
 
 class _RoundSolverFamily(Family):
-    """Sums over rows, which those who compute share."""
+    """Family of solvers that sum over rows, which are shared by the processes."""
 
     computing = frozenset({"row", "entry", "square", "cube", "begin"})
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
@@ -50,7 +50,7 @@ class _RoundSolverFamily(Family):
 
 
 class GradientSolverFamily(_RoundSolverFamily):
-    """Linear models whose loss is made least by its gradients, pass after pass."""
+    """Family of linear models that are minimised by gradients over all rows, pass after pass."""
 
     kind = "LogisticRegression and its like"
     estimators = (
@@ -97,7 +97,7 @@ class LeastSquaresFamily(_RoundSolverFamily):
 
 
 class KMeansFamily(_RoundSolverFamily):
-    """Clusters: the distance of each row to each centre, pass after pass."""
+    """Family of k-means: distances of each row to each centroid, in each pass."""
 
     kind = "KMeans"
     estimators = ("KMeans",)

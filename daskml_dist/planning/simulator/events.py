@@ -316,7 +316,7 @@ class _Run:
         self.result = Outcome(workers)
 
     def outcome(self, steps: int) -> Outcome:
-        """Run until so many gradients have counted."""
+        """Run until `steps` gradients per worker have been applied."""
         result, events = self.result, self._events
         for worker in self._workers:
             self._give(worker, 0)
