@@ -98,12 +98,12 @@ def _set_bisecting(estimator: Any, twin: Any) -> None:
 
     _set_centres(estimator, twin)
     leaves, labels = estimator._tree.leaves, estimator._tree.labels
-    centre = None if len(leaves.centres) == 0 else leaves.centres[0].mean(axis=0)
+    centre = None if len(leaves.centroids) == 0 else leaves.centroids[0].mean(axis=0)
     nodes = [BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
     for number, node in enumerate(leaves.split):
         parent, children = nodes[node], nodes[2 * number + 1 : 2 * number + 3]
         parent.left, parent.right = children
-        for child, its in zip(children, leaves.centres[number], strict=True):
+        for child, its in zip(children, leaves.centroids[number], strict=True):
             child.center = np.asarray(its, twin.cluster_centers_.dtype)
     for node, label in zip(nodes, labels, strict=True):
         node.label = int(label)
