@@ -18,7 +18,7 @@ from daskml_dist.diagnostics.status import Status
 __all__ = ["doing", "reading", "tell", "tell_rung"]
 
 
-class _Work:
+class _WorkReport:
     """A work under way.
 
     Parameters
@@ -78,7 +78,7 @@ class _Work:
                 self._display.close()
 
 
-_now: ContextVar[_Work | None] = ContextVar("daskml_dist_work", default=None)
+_now: ContextVar[_WorkReport | None] = ContextVar("daskml_dist_work", default=None)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def doing(name: str, verbose: Any) -> Iterator[None]:
         0: nothing on the screen; 1: a live line, and one of summary; 2 or more: a line for each
         rung too. None: ``daskml_dist.verbose`` of Dask's configuration, 0 by default.
     """
-    with _during(_Work(name, _level(verbose))):
+    with _during(_WorkReport(name, _level(verbose))):
         yield
 
 
@@ -115,7 +115,7 @@ def reading(name: str, verbose: Any = None) -> Iterator[None]:
         with report_progress_to(work.read):
             yield
         return
-    work = _Work(name, _level(verbose), at_once=False)
+    work = _WorkReport(name, _level(verbose), at_once=False)
     with _during(work), report_progress_to(work.read):
         yield
 
@@ -125,7 +125,7 @@ def _level(verbose: Any) -> int:
 
 
 @contextmanager
-def _during(work: _Work) -> Iterator[None]:
+def _during(work: _WorkReport) -> Iterator[None]:
     token, how = _now.set(work), "ended"
     try:
         yield

@@ -31,7 +31,7 @@ from daskml_dist.ensemble._validation import GivenSets, JoinedRows, held_out, jo
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.predict import map_rows
-from daskml_dist.models.row_models import TreeRows
+from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_predictions import RawTrees, TreeLeaves
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import (
@@ -333,7 +333,7 @@ class BaseBoosting(BaseRounds):
             watching=watching,
             begin=begin,
         )
-        return TreeRows(d), solver
+        return TreeRowsModel(d), solver
 
     def _begin(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
         """State of the fit before, where this one goes on from it."""
@@ -403,7 +403,7 @@ class BaseBoosting(BaseRounds):
     def _scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
         return scorer_of(scoring, rows.classes, self._link())
 
-    def _set_fitted(self, solution: Solution, model: TreeRows, rows: DatasetInfo) -> None:
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         state = solution.extra
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
         self.train_score_ = state["train_score"]

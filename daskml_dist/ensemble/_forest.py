@@ -15,7 +15,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.trees.base import BaseTrees
 from daskml_dist.estimators.trees.parameters import is_count, is_share
-from daskml_dist.models.row_models import TreeRows
+from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.solvers import Solution
@@ -124,7 +124,7 @@ class BaseForest(BaseTrees):
             )
         return {**trees.packed(), "impurity": self._impurity}
 
-    def _set_fitted(self, solution: Solution, model: TreeRows, rows: DatasetInfo) -> None:
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self._n_samples = rows.survey.n_rows
         self._drawn_rate = self._rate(self._n_samples)

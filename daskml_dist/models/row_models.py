@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.models.base import Model
 
-__all__ = ["Baskets", "TreeRows", "Unlabelled", "encode_labels"]
+__all__ = ["Baskets", "TreeRowsModel", "Unlabelled", "encode_labels"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Baskets(Model):
 
 
 @dataclass(frozen=True)
-class TreeRows(Model):
+class TreeRowsModel(Model):
     """Rows of trees: no arithmetic is done with them, so any value goes.
 
     Parameters

@@ -12,7 +12,7 @@ from sklearn.utils import Bunch
 
 from daskml_dist.estimators.trees.base import BaseTrees
 from daskml_dist.models.grown_tree import cut_weakest_links
-from daskml_dist.models.row_models import TreeRows
+from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_view import TreeView, make_tree_view
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_one_of
@@ -40,7 +40,7 @@ class BaseDecisionTree(BaseTrees):
     def _random_cuts(self) -> bool:
         return self.splitter == "random"
 
-    def _set_fitted(self, solution: Solution, model: TreeRows, rows: DatasetInfo) -> None:
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self.max_features_ = self._features_of(model.n_features)
 

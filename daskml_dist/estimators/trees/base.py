@@ -27,7 +27,7 @@ from daskml_dist.estimators.trees.parameters import (
     is_share,
 )
 from daskml_dist.inference.predict import map_rows
-from daskml_dist.models.row_models import TreeRows
+from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_predictions import ForestLeaves, RawForest
 from daskml_dist.models.tree_view import node_paths
 from daskml_dist.models.trees import Trees
@@ -163,7 +163,9 @@ class BaseTrees(BaseRounds):
             begin=begin,
             class_weight=self._of_outputs,
         )
-        return TreeRows(rows.survey.n_features, columns if growth.n_outputs > 1 else ()), solver
+        return TreeRowsModel(
+            rows.survey.n_features, columns if growth.n_outputs > 1 else ()
+        ), solver
 
     def _signs(self, d: int, n_classes: tuple[int, ...], n_outputs: int) -> NDArray[np.int8]:
         given = self.monotonic_cst
@@ -196,7 +198,7 @@ class BaseTrees(BaseRounds):
         """State of the forest before, where this one goes on from it."""
         return None
 
-    def _set_fitted(self, solution: Solution, model: TreeRows, rows: DatasetInfo) -> None:
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         self._trees, self._impurity = Trees.unpacked(solution.extra), solution.extra["impurity"]
         self.n_features_in_ = model.n_features
         self.n_outputs_ = rows.survey.n_targets or 1

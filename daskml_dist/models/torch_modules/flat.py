@@ -11,7 +11,7 @@ from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters, Part
 from daskml_dist.models.torch_modules.library import load_torch
-from daskml_dist.models.torch_modules.source import Named, named_tensors
+from daskml_dist.models.torch_modules.source import NamedTensor, named_tensors
 
 __all__ = [
     "FlatModule",
@@ -133,7 +133,7 @@ class FlatModule:
         if pixelwise and self.device is None:
             self._lay_out_kernels()
 
-    def _bind(self, named: Sequence[Named]) -> None:
+    def _bind(self, named: Sequence[NamedTensor]) -> None:
         self.trained: list[tuple[Any, Any]] = []
         #: Buffers: their owner, name, and where a new value must come to lie.
         self._buffers: list[tuple[dict[str, Any], str, Any]] = []
@@ -165,7 +165,7 @@ class FlatModule:
         self._beside.append((self._flat[rows].data, store))
         return store
 
-    def _bind_one(self, n: Named, values: Any, rows: slice) -> None:
+    def _bind_one(self, n: NamedTensor, values: Any, rows: slice) -> None:
         # A count of changes of its own: autograd refuses a backward where what a forward pass has
         # looked at has changed since, and it would see the change of any buffer as one of all.
         view = values.view(n.tensor.shape).data
@@ -222,9 +222,9 @@ class FlatModule:
         return bound and now == {id(p) for p, _ in self.trained}
 
 
-def _group_adjacent(named: Sequence[Named]) -> Iterator[tuple[slice, list[Named]]]:
+def _group_adjacent(named: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[NamedTensor]]]:
     """Yield adjacent tensors of one dtype that are all trained, or none of them."""
-    run: list[Named] = []
+    run: list[NamedTensor] = []
     start = stop = 0
     for n in named:
         if run and (n.tensor.dtype, n.trained) != (run[0].tensor.dtype, run[0].trained):
@@ -241,7 +241,7 @@ def _share_memory(tensor: Any, like: Any) -> Any:
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
 
 
-def _check_same(module: Any, named: Sequence[Named], parameters: Parameters) -> None:
+def _check_same(module: Any, named: Sequence[NamedTensor], parameters: Parameters) -> None:
     found = {n.name: tuple(n.tensor.shape) for n in named}
     expected = {part.name: part.shape for part in parameters.parts}
     if found != expected:

@@ -17,7 +17,7 @@ from daskml_dist.models.torch_modules.library import load_torch
 __all__ = [
     "Drawing",
     "ModuleSource",
-    "Named",
+    "NamedTensor",
     "Seed",
     "class_name_of",
     "explain_errors",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NamedTensor:
     """A parameter or buffer of a module.
 
     Parameters
@@ -164,7 +164,7 @@ def without_weights(module: Any) -> Any:
     return bare
 
 
-def named_tensors(module: Any) -> list[Named]:
+def named_tensors(module: Any) -> list[NamedTensor]:
     """Return parameters and saved buffers, each once; of a chain layer after layer.
 
     Of any other module parameters come first. Those without gradients count among the buffers,
@@ -182,7 +182,7 @@ def named_tensors(module: Any) -> list[Named]:
     return [n for n in found if not (id(n.tensor) in seen or seen.add(id(n.tensor)))]  # type: ignore[func-returns-value]
 
 
-def _iterate_own_tensors(module: Any, prefix: str) -> Iterator[Named]:
+def _iterate_own_tensors(module: Any, prefix: str) -> Iterator[NamedTensor]:
     seen: set[int] = set()
     for path, owner in module.named_modules():
         at = f"{prefix}{path}." if path else prefix
@@ -192,10 +192,10 @@ def _iterate_own_tensors(module: Any, prefix: str) -> Iterator[Named]:
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 trained = key in owner._parameters and tensor.requires_grad
-                yield Named(at + key, owner, key, tensor, trained)
+                yield NamedTensor(at + key, owner, key, tensor, trained)
 
 
-def _sort_by_kind(found: Iterator[Named]) -> list[Named]:
+def _sort_by_kind(found: Iterator[NamedTensor]) -> list[NamedTensor]:
     return sorted(found, key=lambda n: (not n.trained, not n.tensor.is_floating_point()))
 
 
