@@ -61,7 +61,7 @@ FAMILIES = ["losses", "optimizers"]
 
 
 #: Libraries that modules may need and that need not be installed.
-EXTRAS = {"cupy", "cupyx", "httptools", "msgspec", "uvicorn", "uvloop"}
+EXTRAS = {"bokeh", "cupy", "cupyx", "httptools", "msgspec", "uvicorn", "uvloop"}
 
 
 def _module_names() -> list[str]:
