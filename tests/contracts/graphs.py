@@ -108,9 +108,12 @@ def _from_map(table: pd.DataFrame, context: Context) -> Any:
 
 
 def _parquet(table: pd.DataFrame, context: Context) -> Any:
-    """Small files, several of which Dask reads as one partition where few columns are needed."""
-    for i, part in enumerate(_pieces(table, context)):
-        part.reset_index(drop=True).to_parquet(context.folder / f"part{i:02}.parquet")
+    """Small files, several of which Dask reads as one partition where few columns are needed.
+
+    No two rows have the same label: pandas aligns columns by labels, where they are of one file.
+    """
+    for i, part in enumerate(_pieces(table.reset_index(drop=True), context)):
+        part.to_parquet(context.folder / f"part{i:02}.parquet")
     return dd.read_parquet(context.folder)
 
 
