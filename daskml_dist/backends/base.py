@@ -233,7 +233,7 @@ class Backend(ABC):
         return None
 
     def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
-        """Whether a fit's step of that number, over so many parameters, is :meth:`update`'s.
+        """Return whether a fit's step of that number, over so many parameters, is :meth:`update`'s.
 
         `any_way`: all ways to make it are equal to the last bit, so that a process may choose.
         """

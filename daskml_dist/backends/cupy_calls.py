@@ -126,7 +126,7 @@ class Calls:
         return CsrRows(n, d, X.dtype, X, None, y, weight)
 
     def has_gradient(self, rows: DenseRows | CsrRows) -> bool:
-        """Whether rows so wide, and so laid, have a kernel."""
+        """Return whether rows so wide, and so laid, have a kernel."""
         if isinstance(rows, CsrRows):
             return True
         contiguous = rows.X is None or rows.X.flags.c_contiguous
@@ -280,7 +280,7 @@ class Calls:
         return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
 
     def has_kmeans_tiles(self, X: Any, centres: Any) -> bool:
-        """Whether tensor cores can find the nearest centres of such rows."""
+        """Return whether tensor cores can find the nearest centres of such rows."""
         k, d = centres.shape
         return bool(X.flags.c_contiguous and X.dtype == centres.dtype) and kernels.has_kmeans_tiles(
             d, k, X.dtype, alignment=self.alignment(X), capability=self._capability

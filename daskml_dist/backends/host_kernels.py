@@ -32,7 +32,7 @@ def few_entries(n_rows: int, n_features: int) -> bool:
 def has_kernel(
     kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
 ) -> bool:
-    """Whether the kernels of dense rows take these."""
+    """Return whether the kernels of dense rows take these."""
     if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < FUSED_FROM:
         return False
     if sparse.issparse(X) or not all(a.flags.c_contiguous for a in (X, y, weight)):
@@ -52,7 +52,7 @@ def centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
 
 
 def compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
-    """Whether steps along rows of a dtype can be made in one loop."""
+    """Return whether steps along rows of a dtype can be made in one loop."""
     state = step.state(optimizer)
     if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
         return False

@@ -32,7 +32,7 @@ _HOST = (np.ndarray, np.generic)
 
 
 def is_host(array: Any) -> bool:
-    """Whether an array (or a scalar of one) is NumPy's."""
+    """Return whether an array (or a scalar of one) is NumPy's."""
     return isinstance(array, _HOST)
 
 

@@ -60,7 +60,7 @@ class RecordedSteps:
         return [*gradient, calls.update(self._optimizer, step, self._state[1:], numbers)]
 
     def serves(self, step: Step) -> bool:
-        """Whether a step is of the same arrays: those of a replica change when it is restored."""
+        """Say if a step is of the same arrays: those of a replica change when it is restored."""
         pairs = zip(self._state, step.state(self._optimizer), strict=True)
         return all(one is other for one, other in pairs)
 

@@ -232,7 +232,7 @@ class TeamSteps:
         return loop, (scratch, *penalty, gather.parameters, gather.n_features)
 
     def serves(self, step: Step) -> bool:
-        """Whether a step is of the same arrays: those of a replica change when it is restored."""
+        """Say if a step is of the same arrays: those of a replica change when it is restored."""
         pairs = zip(self._state, step.state(self._optimizer), strict=True)
         return all(one is other for one, other in pairs)
 

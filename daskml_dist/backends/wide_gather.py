@@ -195,7 +195,7 @@ class WideSteps:
         self._loop = step_loop(gather.gradient, step_of(optimizer.each, l1, 1.0))
 
     def serves(self, step: Step) -> bool:
-        """Whether a step is of the same arrays: those of a replica change when it is restored."""
+        """Say if a step is of the same arrays: those of a replica change when it is restored."""
         pairs = zip(self._state, step.state(self._optimizer), strict=True)
         return all(one is other for one, other in pairs)
 

@@ -127,7 +127,7 @@ def _answers_of_block(asked: Any, X: Any, codes: Any, y: Any, weight: Any) -> An
 
 
 def has_decisions(fitted: Any) -> bool:
-    """Whether a classifier gives decisions, which are preferred to probabilities."""
+    """Return whether a classifier gives decisions, which are preferred to probabilities."""
     return hasattr(fitted, "decision_function")
 
 

@@ -39,7 +39,7 @@ def facts_of(run: Any) -> dict[str, Any]:
 
 
 def more_is_better(name: str) -> bool:
-    """Whether more of a measure is better: of scores it is, of all others less is."""
+    """Return whether more of a measure is better: of scores it is, of all others less is."""
     return name == "val_score" or name.startswith("eval_score")
 
 

@@ -80,7 +80,7 @@ class EarlyStopping(FitCallback):
 
     @property
     def needs_parameters(self) -> bool:
-        """Whether the fit is to bring its parameters to the client after each pass."""
+        """Return whether the fit is to bring its parameters to the client after each pass."""
         return self.restore_best
 
     def on_fit_begin(self, run: Any) -> None:

@@ -315,7 +315,7 @@ def _thaw(transformer: Any) -> Any:
 
 
 def _is_named(given: Any) -> bool:
-    """Whether a transformer is given with its name and columns."""
+    """Return whether a transformer is given with its name and columns."""
     return isinstance(given, tuple | list) and len(given) == 3
 
 

@@ -208,7 +208,7 @@ shape (n_components,)
         return int(self.n_components) if isinstance(self.n_components, Integral) else None
 
     def _sketches(self, d: int, k: int) -> bool:
-        """Whether a few products with vectors cost less than a covariance."""
+        """Return whether a few products with vectors cost less than a covariance."""
         if d <= _WIDE or not k or self.svd_solver in ("full", "covariance_eigh"):
             return False
         return self.svd_solver != "auto" or 2 * (k + self.n_oversamples) < d

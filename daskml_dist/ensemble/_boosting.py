@@ -141,7 +141,7 @@ class BaseBoosting(BaseRounds):
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Whether a fit goes on from the trees of the one before."""
+        """Return whether a fit goes on from the trees of the one before."""
         return self.warm_start and "_trees" in vars(self)
 
     def _known_categories(self, rows: DatasetInfo) -> tuple[NDArray[np.float64] | None, ...]:

@@ -48,7 +48,7 @@ class DrawnRoles(FoldAssignment):
 
 
 def can_be_drawn(members: Sequence[Any], classes: NDArray[Any] | None) -> bool:
-    """Whether members can be one fit, as far as they and the labels tell."""
+    """Return whether members can be one fit, as far as they and the labels tell."""
     return len(members) > 1 and (classes is None or len(classes) > 1) and can_stack(members)
 
 

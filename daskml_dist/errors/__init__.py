@@ -203,7 +203,7 @@ def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an error only tells that another part of the fit failed first.
+    """Return whether an error only tells that another part of the fit failed first.
 
     Parameters
     ----------

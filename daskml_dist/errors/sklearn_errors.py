@@ -140,7 +140,7 @@ class TranslatesSklearnErrors:
 
 
 def _is_mixin(kind: type) -> bool:
-    """Whether a class is of this package, and tells no errors itself."""
+    """Return whether a class is of this package, and tells no errors itself."""
     return kind.__module__.partition(".")[0] == "daskml_dist" and not issubclass(
         kind, TranslatesSklearnErrors
     )

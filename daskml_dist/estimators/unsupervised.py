@@ -46,7 +46,7 @@ class BaseUnlabelled(BaseRounds):
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Whether a fit goes on from the last."""
+        """Return whether a fit goes on from the last."""
         return False
 
     def _set_of_rows(self, X: Any) -> None:

@@ -77,7 +77,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         return values, np.array([bool(m.any()) for m in missing]), dtypes, is_frame
 
     def _counts_numbers(self, dtypes: list[Any]) -> bool:
-        """Whether the columns are numbers of NumPy, whose missing values are NaN."""
+        """Return whether the columns are numbers of NumPy, whose missing values are NaN."""
         are_numbers = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in dtypes)
         of_numbers = self.strategy in ("mean", "median")
         return of_numbers and are_numbers and is_scalar_nan(self.missing_values)

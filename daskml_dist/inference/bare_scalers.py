@@ -105,7 +105,7 @@ def _bare(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[An
 
 @cache
 def _as_installed(kind: Any) -> bool:
-    """Whether the installed scikit-learn computes what is written here."""
+    """Return whether the installed scikit-learn computes what is written here."""
     rows = np.random.default_rng(0).normal(size=(9, 3))
     scaler = kind().fit(rows[1:])
     if hasattr(scaler, "clip"):
@@ -125,7 +125,7 @@ def _kind(kind: Any) -> Any:
 
 
 def _is_plain(kind: type, base: type) -> bool:
-    """Whether a class is scikit-learn's, or this package's of it; others may do anything."""
+    """Return whether a class is scikit-learn's, or this package's of it; others may do anything."""
     ours = kind.__module__.startswith("daskml_dist.preprocessing.") and issubclass(kind, base)
     return kind is base or ours
 

@@ -44,7 +44,7 @@ def rows_apart(function: _Function) -> _Function:
 
 
 def rows_are_apart(asked: AppliedToRows) -> bool:
-    """Whether each answer is the same to the bit whatever rows there are beside its row."""
+    """Return whether each answer is the same to the bit whatever rows there are beside its row."""
     return _says_so(asked.function) and (asked.then is None or _says_so(asked.then))
 
 

@@ -43,7 +43,7 @@ def few_of_frame(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[A
 
 
 def gives_arrays(transformer: Any) -> bool:
-    """Whether nobody asked for another container of what is transformed."""
+    """Return whether nobody asked for another container of what is transformed."""
     return bool(get_output_config("transform", transformer)["dense"] == "default")
 
 

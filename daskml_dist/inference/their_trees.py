@@ -8,7 +8,7 @@ __all__ = ["is_tree_of_theirs"]
 
 
 def is_tree_of_theirs(model: Any) -> bool:
-    """Whether a model looks rows up in scikit-learn's trees, and adds these up in one order.
+    """Return whether a model looks rows up in scikit-learn's trees, and adds these up in one order.
 
     Threads of a forest with `n_jobs` add them up in the order in which they end.
     """

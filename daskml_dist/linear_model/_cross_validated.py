@@ -158,7 +158,7 @@ def _with_shape(values: Any) -> Any:
 
 
 def _takes_three(score: Any) -> bool:
-    """Whether a callable takes three arguments by place, as far as it tells."""
+    """Return whether a callable takes three arguments by place, as far as it tells."""
     try:
         signature(score).bind(None, None, None)
     except TypeError:

@@ -83,7 +83,7 @@ def _needed(n_features: int, n_problems: int) -> int:
 
 
 def gram_fits(n_features: int, n_problems: int = 1) -> bool:
-    """Whether there is memory for the Gram matrices of so many problems."""
+    """Return whether there is memory for the Gram matrices of so many problems."""
     if n_features**2 * n_problems <= _FEW_FEATURES**2:
         return True
     from daskml_dist.dask_internals.cluster import MEMORY_LIMIT

@@ -291,7 +291,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         return LogisticRegression(**shared)
 
     def _is_summed(self, weigh: bool) -> bool:
-        """Whether sums that come with the fits tell the scores."""
+        """Return whether sums that come with the fits tell the scores."""
         name = "accuracy" if self.scoring is None else self.scoring
         return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 

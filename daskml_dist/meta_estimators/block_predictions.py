@@ -34,7 +34,7 @@ class OnBlocks(TranslatesSklearnErrors, NamedParameters, Exported):
     _reads_rows: ClassVar[bool] = False
 
     def _will_have(self, name: str) -> bool:
-        """Whether a method is missing only until the ensemble is fitted."""
+        """Return whether a method is missing only until the ensemble is fitted."""
         return False
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:

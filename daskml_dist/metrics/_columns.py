@@ -276,7 +276,7 @@ class Columns:
 
 
 def is_lazy(*values: Any) -> bool:
-    """Whether any value is a Dask collection."""
+    """Return whether any value is a Dask collection."""
     return any(map(is_dask, values))
 
 

@@ -40,7 +40,7 @@ _BITS = 21
 
 
 def are_indicators(*columns: Any) -> bool:
-    """Whether all arguments have several columns."""
+    """Return whether all arguments have several columns."""
     return all(_width(values) > 1 for values in columns)
 
 
@@ -258,7 +258,7 @@ def check_scored(source: Callable[..., Any]) -> None:
 
 
 def has_score(source: Callable[..., Any]) -> bool:
-    """Whether a metric of labels has a score of indicators."""
+    """Return whether a metric of labels has a score of indicators."""
     return source.__name__ in _SCORES
 
 

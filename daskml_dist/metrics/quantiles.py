@@ -171,7 +171,7 @@ def _ends(sketch: ColumnSketch, shares: Numbers) -> Numbers:
 
 
 def _holds(near: _Around, share: float) -> bool:
-    """Whether the quantile is one of the numbers, and the next one too where it is met exactly."""
+    """Say if the quantile is one of the numbers, and the next one too where it is met exactly."""
     inside = near.weights.sum()
     asked = share * (near.below[0] + inside + near.above[0])
     low = near.below[0] < asked or near.below[0] == 0

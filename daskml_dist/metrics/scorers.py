@@ -130,7 +130,7 @@ class Scorer(_Theirs):
 
     @property
     def of_labels(self) -> bool:
-        """Whether it is a sum's function: of how many rows have which true and predicted label."""
+        """Say if it is a sum's function: of how many rows have which true and predicted label."""
         return self._response_method in ("predict", ("predict",)) and self._score_func in _OF_PAIRS
 
     def of_answers(self, y: Any, predicted: Any, estimator: Any, **kwargs: Any) -> float:
@@ -165,7 +165,7 @@ class Scorer(_Theirs):
         return -found if is_first else found
 
     def _is_first(self, estimator: Any) -> bool:
-        """Whether the positive label is the first of two: by default it is the second."""
+        """Return whether the positive label is the first of two: by default it is the second."""
         classes = np.asarray(getattr(estimator, "classes_", ())).tolist()
         return len(classes) == 2 and self._kwargs.get("pos_label", classes[1]) == classes[0]
 

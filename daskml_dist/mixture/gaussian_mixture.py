@@ -146,7 +146,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Whether a fit goes on from the last."""
+        """Return whether a fit goes on from the last."""
         return bool(self.warm_start) and hasattr(self, "converged_")
 
     def _check_params(self) -> None:

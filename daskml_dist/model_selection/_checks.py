@@ -114,7 +114,7 @@ def check_target(estimator: Any, y: Any) -> None:
 
 
 def has_columns(y: Any) -> bool:
-    """Whether targets have several columns, as those of rows with several labels have."""
+    """Return whether targets have several columns, as those of rows with several labels have."""
     shape: tuple[int, ...] = getattr(y, "shape", ())
     return len(shape) == 2 and shape[1] != 1
 
@@ -162,7 +162,7 @@ def splits_in_memory(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[A
 
 
 def tell_roles(splits: list[tuple[Any, Any]], n: int) -> bool:
-    """Whether every row plays one part in each split, once: what a code a row can tell."""
+    """Return whether every row plays one part in each split, once: what a code a row can tell."""
     rows = np.arange(n)
     sides = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
     return all(np.bincount(at, minlength=1).max() <= 1 for at in sides)
@@ -208,7 +208,7 @@ def _here(value: Any) -> Any:
 
 
 def knows_dask(estimator: Any) -> bool:
-    """Whether an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
+    """Say if an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
     if isinstance(estimator, FrozenEstimator):
         return knows_dask(estimator.estimator)
     if isinstance(estimator, Pipeline):

@@ -211,7 +211,7 @@ def learning_curve(
 def _is_sklearns(
     estimators: Sequence[Any], scoring: Any, params: Mapping[str, Any], *given: Any
 ) -> bool:
-    """Whether rows are in memory, and fits no stack of ours."""
+    """Return whether rows are in memory, and fits no stack of ours."""
     if any(map(is_dask, (*given, *params.values()))):
         return False
     several = isinstance(scoring, list | tuple | set | dict)

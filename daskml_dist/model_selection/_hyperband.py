@@ -176,7 +176,7 @@ multimetric_
         return float(self.factor)
 
     def _stops(self, scores: Mapping[int, float]) -> bool:
-        """Whether a candidate of such scores, by passes, is trained on no more."""
+        """Return whether a candidate of such scores, by passes, is trained on no more."""
         return bool(self.patience) and has_plateaued(scores, int(self.patience), float(self.tol))
 
     def _check_patience(self) -> None:

@@ -30,7 +30,7 @@ __all__ = ["fits_of_stacks", "pipelines_stack", "score_names", "stacked_pipeline
 
 
 def pipelines_stack(estimators: Sequence[Any]) -> bool:
-    """Whether estimators are pipelines whose last steps can be fitted as stacks."""
+    """Return whether estimators are pipelines whose last steps can be fitted as stacks."""
     return all(map(_is_ours, estimators)) and stacks([e.steps[-1][1] for e in estimators])
 
 

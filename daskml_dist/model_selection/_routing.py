@@ -14,7 +14,7 @@ __all__ = ["is_routed", "weighed_scores"]
 
 
 def is_routed(params: Mapping[str, Any]) -> bool:
-    """Whether scikit-learn's routing is on, and there is something to route."""
+    """Return whether scikit-learn's routing is on, and there is something to route."""
     given = any(value is not None for value in params.values())
     return given and bool(get_config()["enable_metadata_routing"])
 
@@ -22,7 +22,7 @@ def is_routed(params: Mapping[str, Any]) -> bool:
 def weighed_scores(
     estimator: Any, scorers: Mapping[str, Any], params: Mapping[str, Any], default: bool
 ) -> bool:
-    """Whether scores count the rows' weights, by what estimator and scorers request.
+    """Return whether scores count the rows' weights, by what estimator and scorers request.
 
     Parameters
     ----------

@@ -172,7 +172,8 @@ class SearchOnDask(TranslatesSklearnErrors, NamedParameters, Exported):
         )  # fmt: skip
 
     def _stacks(self) -> bool:
-        """Whether rows in memory are for a stack of ours rather than for scikit-learn's fits.
+        """Return whether rows in memory are for a stack of ours rather than for scikit-learn's
+        fits.
 
         Asked of the estimator alone: candidates that are drawn are drawn once.
         """

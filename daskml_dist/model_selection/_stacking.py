@@ -65,7 +65,7 @@ _OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
 
 
 def stacks(estimators: Sequence[Any]) -> bool:
-    """Whether estimators can be fitted as stacks, as far as they tell."""
+    """Return whether estimators can be fitted as stacks, as far as they tell."""
     return can_stack(estimators) or step_stacks(estimators) is not None
 
 

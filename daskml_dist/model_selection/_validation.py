@@ -161,7 +161,7 @@ class Splits:
 
     @property
     def for_stacks(self) -> bool:
-        """Whether columns of a stack can be told their rows, and what else is passed to ``fit``."""
+        """Say if columns of a stack can be told their rows, and what else is passed to ``fit``."""
         return self.by_roles and not {*self.plain, *self.cut} - {"sample_weight"}
 
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -340,7 +340,7 @@ def _fit_here(
 
 
 def _is_of_rows(name: str, value: Any, X: Any) -> bool:
-    """Whether an argument of ``fit`` has a value for each row of X."""
+    """Return whether an argument of ``fit`` has a value for each row of X."""
     if is_dask(value) or value is None or isinstance(value, str | Real):
         return is_dask(value)
     if name.endswith("sample_weight"):

@@ -329,7 +329,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
 
 def steps_alone(estimator: BaseMLP) -> bool:
-    """Whether the solver steps along batches; raises an AttributeError where it does not."""
+    """Return whether the solver steps along batches; raises an AttributeError where it does not."""
     if estimator._by_rounds:
         raise AttributeError(
             "partial_fit is only available for stochastic optimizers. lbfgs is not stochastic. Use "

@@ -278,7 +278,7 @@ def check_steps(params: dict[str, Any]) -> None:
 
 
 def has_sklearns_callbacks(estimator: Any) -> bool:
-    """Whether scikit-learn's ``set_callbacks`` (1.9) has given an estimator any."""
+    """Return whether scikit-learn's ``set_callbacks`` (1.9) has given an estimator any."""
     return bool(getattr(estimator, "_skl_callbacks", None))
 
 

@@ -384,7 +384,7 @@ def _chosen(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[st
 
 
 def _are_known(X: Any, name: str) -> bool:
-    """Whether the categories of a column are known before it is read."""
+    """Return whether the categories of a column are known before it is read."""
     return not is_dask_frame(X) or bool(X[name].cat.known)
 
 

@@ -366,7 +366,7 @@ class App:
 
 
 def _is_apart(predictor: Any, rows: Rows) -> bool:
-    """Whether rows are numbers of which those of several requests may share a call unharmed."""
+    """Say if rows are numbers of which those of several requests may share a call unharmed."""
     apart = getattr(predictor, "rows_apart", False)
     return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
 

@@ -40,7 +40,7 @@ def rows_of(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> Rows
 
 
 def _is_feature(name: str, values: NDArray[Any], predictor: Any) -> bool:
-    """Whether a single tensor is one column of the rows."""
+    """Return whether a single tensor is one column of the rows."""
     names = predictor.names
     single = values.ndim > 0 and values.size == len(values)
     return names is not None and name in names and single

@@ -64,7 +64,7 @@ class Connection(Limited):
             super().data_received(data)
 
     def _take(self, data: bytes) -> bool:
-        """Whether data is one whole request, and has been taken."""
+        """Return whether data is one whole request, and has been taken."""
         end = data.find(_END) + 4
         if end == 3 or self._ahead or not self._is_idle():
             return False
@@ -83,7 +83,7 @@ class Connection(Limited):
         return True
 
     def is_waiting(self) -> bool:
-        """Whether nothing but bytes of the client is waited for, and not for a next request."""
+        """Say if nothing but bytes of the client is waited for, and not for a next request."""
         return not self._asked and super().is_waiting()
 
     def _is_idle(self) -> bool:

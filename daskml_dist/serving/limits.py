@@ -165,13 +165,13 @@ class Limited(HttpToolsProtocol):
         return True
 
     def is_in_head(self) -> bool:
-        """Whether a head has begun, and not ended."""
+        """Return whether a head has begun, and not ended."""
         if self.cycle is None:
             return self.headers is not None
         return self.headers is not self.cycle.scope["headers"]
 
     def is_waiting(self) -> bool:
-        """Whether nothing but bytes of the client is waited for, and not for a next request."""
+        """Say if nothing but bytes of the client is waited for, and not for a next request."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered and (self.timeout_keep_alive_task is None or self.is_in_head())
 

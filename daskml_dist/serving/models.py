@@ -126,7 +126,7 @@ class Models:
         return sorted(self._entry(name).loaded, key=int)
 
     def is_ready(self, name: str | None = None) -> bool:
-        """Whether a model is served; without a name, whether any is."""
+        """Return whether a model is served; without a name, whether any is."""
         return bool(self._table) if name is None else name in self._table
 
     def why_none(self) -> str:

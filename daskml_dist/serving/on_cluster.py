@@ -115,7 +115,7 @@ class Cluster:
         self._thread = None
 
     def takes(self, predictor: Any, rows: Rows) -> bool:
-        """Whether rows are predicted on the cluster."""
+        """Return whether rows are predicted on the cluster."""
         n_rows = n_rows_of(rows)
         if self.min_rows is not None:
             return n_rows >= self.min_rows

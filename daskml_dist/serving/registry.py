@@ -304,7 +304,7 @@ def version_names(folder: Any, name: str) -> list[str]:
 
 
 def is_gone(folder: Any, name: str) -> bool:
-    """Whether a name has no versions any more; not where nobody can look, as without its mount."""
+    """Say if a name has no versions any more; not where nobody can look, as without its mount."""
     home = Path(folder)
     try:
         if not any(home.iterdir()):  # the place of a mount that is away

@@ -33,7 +33,7 @@ class Detector(Protocol):
 
     @property
     def drift_detected(self) -> bool:
-        """Whether the last value showed a drift."""
+        """Return whether the last value showed a drift."""
 
     def update(self, x: float) -> object:
         """Take the next value."""

@@ -127,7 +127,7 @@ class _Files:
         self._look_at = 0.0
 
     def ended(self) -> bool:
-        """Whether there will be no more."""
+        """Return whether there will be no more."""
         return self._marker is not None and os.path.exists(self._marker)
 
     def next(self) -> tuple[Any, str] | None:
@@ -149,7 +149,7 @@ class _Files:
         return position, path
 
     def _is_given(self, position: Any) -> bool:
-        """Whether a position is at or before that of the last file."""
+        """Return whether a position is at or before that of the last file."""
         return is_past(position, self._reached)
 
     def _look(self) -> None:

@@ -176,7 +176,7 @@ class KafkaSource(NamedParameters):
                 return
 
     def _is_over(self, waited: float) -> bool:
-        """Whether nothing more is waited for after so many seconds without a message."""
+        """Return whether nothing more is waited for after so many seconds without a message."""
         if self._idle is None or waited < self._idle:
             return False
         if self._unread and waited >= self._idle + self._timeout:

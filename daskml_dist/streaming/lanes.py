@@ -50,7 +50,7 @@ class Lanes:
 
     @property
     def failed(self) -> bool:
-        """Whether they cannot go on; the state is then of fewer calls than were given."""
+        """Return whether they cannot go on; the state is then of fewer calls than were given."""
         return self._failed or self._steps.is_cut_off
 
     def give(self, rows: Any, block: Any, weight: float, position: Any) -> None:

@@ -38,7 +38,7 @@ def check_position(position: Any) -> Any:
 
 
 def is_past(position: Any, reached: Any) -> bool:
-    """Whether a position is at or before another one; of a dict, in all its partitions.
+    """Return whether a position is at or before another one; of a dict, in all its partitions.
 
     Raises
     ------

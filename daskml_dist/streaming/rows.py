@@ -89,7 +89,7 @@ class RowsOfCalls:
         return BatchRows(self._backend.to_device(rows), target, weight), block
 
     def _is_plain(self, X: Any, y: Any) -> bool:
-        """Whether arrays are what a block of them would hold."""
+        """Return whether arrays are what a block of them would hold."""
         if type(X) is not np.ndarray or X.dtype != self._rows_dtype:
             return False
         if X.shape[1:] != self._shape or not X.flags.c_contiguous:
@@ -146,7 +146,7 @@ class RowsOfCalls:
 
 
 def are_arrays(X: Any, y: Any) -> bool:
-    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
+    """Say if inputs are arrays as they should be, of which there is nothing to take or to name."""
     return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))
 
 
@@ -165,7 +165,7 @@ def check_in_memory(X: Any, y: Any) -> None:
 
 
 def has_no_rows(X: Any, y: Any) -> bool:
-    """Whether a call has neither rows nor targets, whatever their kind."""
+    """Return whether a call has neither rows nor targets, whatever their kind."""
     shape = getattr(X, "shape", None)
     n_rows = shape[0] if shape else len(X) if isinstance(X, list | tuple) else 1
     return n_rows == 0 and (y is None or isinstance(y, str) or np.shape(y)[:1] == (0,))

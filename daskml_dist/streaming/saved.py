@@ -111,5 +111,5 @@ class Saved:
 
 
 def _several(likeness: dict[str, Any]) -> bool:
-    """Whether targets have columns."""
+    """Return whether targets have columns."""
     return likeness["n_targets"] is not None

@@ -82,14 +82,14 @@ class Saving:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last call is one to save after."""
+        """Return whether the last call is one to save after."""
         if self._seconds is None:
             return self._calls >= self.checkpoint.every
         return time.monotonic() - self._since >= self._seconds
 
     @property
     def is_behind(self) -> bool:
-        """Whether calls have begun since the last save."""
+        """Return whether calls have begun since the last save."""
         return self._calls > 0
 
     def save(self, started: Started, stream: dict[str, Any]) -> None:

@@ -302,7 +302,7 @@ class Session:
 
     @property
     def _may_be_kept(self) -> bool:
-        """Whether the parameters are those of whole calls, as the position tells."""
+        """Return whether the parameters are those of whole calls, as the position tells."""
         return self._is_whole and not (self._lanes is not None and self._lanes.failed)
 
     def _keep(self) -> None:
@@ -375,7 +375,7 @@ class Session:
 
     @property
     def drift(self) -> bool:
-        """Whether the last call showed a drift."""
+        """Return whether the last call showed a drift."""
         self._settle()
         return self._watch.drift
 

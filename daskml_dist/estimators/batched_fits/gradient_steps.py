@@ -79,7 +79,7 @@ class StepCandidate:
     seconds: float = 0.0
 
     def goes_on(self, last: int) -> bool:
-        """Whether it has a pass to make, up to the `last`."""
+        """Return whether it has a pass to make, up to the `last`."""
         if self.stopping.converged or self.n_iter >= min(last, self.stopping.max_iter):
             return False
         return self.w is None or bool(np.isfinite(self.w).all())

@@ -112,7 +112,7 @@ class StackedFit:
 
 
 def can_stack(estimators: Sequence[Any]) -> bool:
-    """Whether estimators can be fitted as one stack."""
+    """Return whether estimators can be fitted as one stack."""
     first = estimators[0]
     if not all(isinstance(e, BaseLinear) and isinstance(e, BaseRounds) for e in estimators):
         return False

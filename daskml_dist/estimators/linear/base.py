@@ -92,7 +92,7 @@ class BaseLinear(Supervised):
 
 
 def _has_proba(estimator: LinearClassifier) -> bool:
-    """Whether the loss has probabilities; raises an AttributeError that names the remedy."""
+    """Return whether the loss has probabilities; raises an AttributeError that names the remedy."""
     try:
         loss = estimator._loss()
         if not loss.proba:

@@ -116,12 +116,12 @@ def _check_together(p: Mapping[str, Any]) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a parameter is a whole number."""
+    """Return whether a parameter is a whole number."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_share(value: Any) -> bool:
-    """Whether a parameter is a number, and no whole one."""
+    """Return whether a parameter is a number, and no whole one."""
     return isinstance(value, Real) and not isinstance(value, Integral)
 
 

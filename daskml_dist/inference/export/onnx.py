@@ -155,7 +155,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _has_shares(estimator: Any) -> bool:
-    """Whether answers are probabilities of classes."""
+    """Return whether answers are probabilities of classes."""
     from sklearn.base import is_classifier
 
     return bool(is_classifier(estimator)) and hasattr(estimator, "predict_proba")

@@ -106,7 +106,7 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
 
 
 def _sends_left(model: Any) -> bool:
-    """Whether missing values go left somewhere, in trees that skl2onnx does not look at for it."""
+    """Say if missing values go left somewhere, in trees that skl2onnx does not look at for it."""
     if hasattr(model, "_predictors"):
         return False
     return any(tree.missing_go_to_left.any() for tree in _trees_of(model))

@@ -229,7 +229,7 @@ def _kind(estimator: Any) -> type:
 
 
 def _takes(kind: type, name: str, value: Any) -> bool:
-    """Whether a parameter of the twin's may have a value."""
+    """Return whether a parameter of the twin's may have a value."""
     from daskml_dist.sklearn_internals import SklearnParameterError, validate_parameter_constraints
 
     constraints = getattr(kind, "_parameter_constraints", {})

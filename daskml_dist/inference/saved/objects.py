@@ -129,7 +129,7 @@ class Writer:
 
 
 def is_number_type(value: Any) -> bool:
-    """Whether it is a class of NumPy's scalars, as parameters named `dtype` are."""
+    """Return whether it is a class of NumPy's scalars, as parameters named `dtype` are."""
     if not (isinstance(value, type) and issubclass(value, np.generic)):
         return False
     return value is not np.object_ and np.dtype(value).type is value

@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def together(self) -> bool:
-        """Whether all lanes share each step."""
+        """Return whether all lanes share each step."""
         return self.policy.lockstep
 
     def fit(self, fit: FitSpec, state: ShardState, n_lanes: int) -> FitSpec:

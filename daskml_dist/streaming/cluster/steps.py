@@ -364,7 +364,7 @@ class ClusterSteps:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it was closed before all calls were learned, as by a second Ctrl-C."""
+        """Return whether it was closed before all calls were learned, as by a second Ctrl-C."""
         return self._is_closed and bool(self._course.calls)
 
     def close(self) -> None:

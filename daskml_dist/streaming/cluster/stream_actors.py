@@ -275,7 +275,7 @@ class StreamActors:
         return float(sum(loss for _, _, loss in losses))
 
     def may_receive(self) -> bool:
-        """Whether the loss of the first call that is under way is there."""
+        """Return whether the loss of the first call that is under way is there."""
         return bool(self._under_way) and all(call.done() for _, call in self._under_way[0])
 
     # -- the state -----------------------------------------------------------------------------
