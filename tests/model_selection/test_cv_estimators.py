@@ -273,7 +273,7 @@ def test_more_features_than_rows_and_columns_that_repeat() -> None:
 @pytest.mark.parametrize("kind", ["array", "sparse"])
 def test_features_too_many_for_a_gram_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_least_squares, "_FEW_FEATURES", 2)
-    monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 1_000)
+    monkeypatch.setattr("daskml_dist.dask_internals.cluster.MEMORY_LIMIT", 1_000)
     rows = sparse.csr_array(X) if kind == "sparse" else X
     params = {"l1_ratio": [0.5, 0.9], "alphas": 4, "cv": 3, "tol": 1e-9, "max_iter": 2_000}
     for weight in (None, WEIGHTS):

@@ -302,7 +302,7 @@ def test_bad_rows_are_named_with_their_remedy(monkeypatch: pytest.MonkeyPatch) -
         linear_model.PoissonRegressor().fit(X, np.exp(np.c_[y, y]))
     with pytest.raises(ValueError, match="contains NaN"):
         Ridge().fit(X, np.c_[y, np.where(np.arange(N) == 5, np.nan, y)])
-    monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 2**30)
+    monkeypatch.setattr("daskml_dist.dask_internals.cluster.MEMORY_LIMIT", 2**30)
     wide = sparse.csr_array((10, 2**16))
     with pytest.raises(InvalidDataError, match="SGDRegressor"):
         Lasso().fit(wide, np.arange(10.0))
