@@ -18,7 +18,7 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "Parser", "main"]
 
 
 #: Names of the commands.

@@ -27,6 +27,7 @@ __all__ = [
     "add_columns_of_texts",
     "add_files",
     "check_gaps",
+    "mask_whole_rows",
     "name_gap_option",
     "read",
     "read_features",

@@ -29,7 +29,15 @@ from daskml_dist.cli._places import connect_client
 from daskml_dist.errors import InvalidParameterError, TrainingError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["DTYPES", "SUBJECTS", "_count_of_compiled", "add_arguments", "run"]
+__all__ = [
+    "DTYPES",
+    "SUBJECTS",
+    "Compiled",
+    "_count_of_compiled",
+    "add_arguments",
+    "run",
+    "warm_up",
+]
 
 #: Types of rows for which functions are compiled.
 DTYPES = ("float64", "float32")

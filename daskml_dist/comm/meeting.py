@@ -37,7 +37,15 @@ from daskml_dist.comm.shared_memory import (
 )
 from daskml_dist.comm.socket_group import PeerGroup
 
-__all__ = ["OneHostMeeting", "TellAll", "TwoLevelGroup", "choose_communicator"]
+__all__ = [
+    "OneHostMeeting",
+    "TellAll",
+    "TwoLevelGroup",
+    "choose_communicator",
+    "find_shared_memory",
+    "make_rank_memory",
+    "open_rank_memory",
+]
 
 
 def choose_communicator(

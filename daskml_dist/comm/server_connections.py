@@ -51,12 +51,14 @@ from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardLayout
 
 __all__ = [
+    "LocalConnection",
     "PulledParameters",
     "RemoteConnection",
     "ShardedConnection",
     "SoloCommunicator",
     "connect_to_server",
     "count_servers",
+    "find_server",
     "publish_server",
     "serve_connection",
 ]

@@ -32,7 +32,14 @@ from daskml_dist.comm.shared_memory import (
 )
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["ENDED_WORD", "SEGMENT_BYTES", "RankMemory", "SharedGroup"]
+__all__ = [
+    "ENDED_WORD",
+    "SEGMENT_BYTES",
+    "AreaBuffer",
+    "RankMemory",
+    "SharedGroup",
+    "round_to_lines",
+]
 
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
 _AREA_BYTES = 1 << 18

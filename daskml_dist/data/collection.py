@@ -49,7 +49,14 @@ from daskml_dist.data.row_checks import (
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["Collection", "as_collection", "cut_by_columns", "take_named_columns"]
+__all__ = [
+    "Collection",
+    "as_collection",
+    "check_equal_lengths",
+    "cut_by_columns",
+    "cut_into_blocks",
+    "take_named_columns",
+]
 
 #: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
 _NO_FILES_HINT = (

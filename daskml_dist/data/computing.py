@@ -45,6 +45,7 @@ __all__ = [
     "scatter_values",
     "use_client",
     "wait_for_workers",
+    "watch_workers",
 ]
 
 #: Times that a value is computed where Dask gives up.

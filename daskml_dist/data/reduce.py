@@ -48,6 +48,7 @@ from daskml_dist.data.conversion import as_array_block
 __all__ = [
     "PassGenerator",
     "ReductionPass",
+    "collect_by_block",
     "compute_passes",
     "fold_parts",
     "fuse_by_block",

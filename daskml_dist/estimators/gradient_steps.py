@@ -41,7 +41,7 @@ from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import RunSettings, Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["BaseSteps"]
+__all__ = ["BaseSteps", "make_step_settings"]
 
 
 class BaseSteps(Streamed, BaseOnRows):

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bins", "compute_bin_edges", "compute_forest_bin_edges", "drop_missing"]
+__all__ = [
+    "Bins",
+    "add_spare_edges",
+    "compute_bin_edges",
+    "compute_forest_bin_edges",
+    "compute_tail_levels",
+    "drop_missing",
+]
 
 
 #: Levels of quantiles that are asked for at most, for each bin: where values are heavy, several

@@ -42,7 +42,7 @@ from daskml_dist.ps.snapshots import (
     standby_generation,
 )
 
-__all__ = ["ParameterServer", "WaitingCallers"]
+__all__ = ["ParameterServer", "ServerState", "WaitingCallers"]
 
 
 class ParameterServer:

@@ -35,6 +35,8 @@ __all__ = [
     "is_kernel_supported",
     "iterate_candidate_tiles",
     "iterate_split_rows",
+    "training_weights",
+    "weight_rows_by_split",
 ]
 
 #: Splits at most that are told apart by the bits of an int64.

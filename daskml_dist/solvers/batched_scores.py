@@ -52,6 +52,7 @@ __all__ = [
     "BatchedScores",
     "RoleCounts",
     "ScoreParts",
+    "ranking_scores",
 ]
 
 #: Names of ranking scores, in the order in which they are found.

@@ -36,7 +36,14 @@ from daskml_dist.solvers.lock_step import LockStepSums, run_solvers_in_lock_step
 from daskml_dist.solvers.newton import LossHessian, NewtonCholesky
 from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
-__all__ = ["BatchedSolver", "Candidate", "WarmStarts", "candidate_solution", "choose_leaders"]
+__all__ = [
+    "BatchedSolver",
+    "CachedGradients",
+    "Candidate",
+    "WarmStarts",
+    "candidate_solution",
+    "choose_leaders",
+]
 
 #: Penalties count as equal whose strengths differ by less than about 1 / 50 = 2 %.
 _STRENGTH_RESOLUTION = 50

@@ -24,7 +24,15 @@ from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.solvers.holdout import HoldoutMask
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["SAMPLE_ROWS", "BinnedRows", "bin_rows", "find_bins", "iterate_tiles", "select_rows"]
+__all__ = [
+    "SAMPLE_ROWS",
+    "BinnedRows",
+    "bin_rows",
+    "deal_columns",
+    "find_bins",
+    "iterate_tiles",
+    "select_rows",
+]
 
 #: Edges of some values and their weights, for so many bins.
 EdgeFinder = Callable[[Array, Array | None, int], Array]

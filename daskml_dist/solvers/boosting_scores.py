@@ -18,7 +18,15 @@ from daskml_dist.solvers.boosting_losses import BoostLoss
 from daskml_dist.solvers.exact_sums import sum_exactly
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["BoostScores", "RowRange", "Scorer", "StoppingRule", "WatchedScores"]
+__all__ = [
+    "BoostScores",
+    "GatheredRows",
+    "RowRange",
+    "Scorer",
+    "StoppingRule",
+    "WatchedScores",
+    "is_in_range",
+]
 
 #: Key of this use of the seed, so that draws do not repeat another use's.
 _SCORE_DRAW = 5

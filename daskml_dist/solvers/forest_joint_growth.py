@@ -24,7 +24,7 @@ from daskml_dist.solvers.forest_levels import find_best_cuts, grow_tree_parts, s
 from daskml_dist.solvers.forest_rows import ForestRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["JointGrower"]
+__all__ = ["JointGrower", "flatten_parts", "unpack_part"]
 
 #: Bytes of the histograms that are summed over trainers at once: one message of 32 MiB.
 _HISTOGRAM_BYTES = 2**25

@@ -38,6 +38,7 @@ __all__ = [
     "KMeansSolver",
     "RowBounds",
     "RowSampleSolver",
+    "round_to_float32",
 ]
 
 #: Squared mean over the variance from which the rows are measured again, about their mean.

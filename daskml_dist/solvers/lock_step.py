@@ -25,6 +25,7 @@ from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, 
 
 __all__ = [
     "LockStepSums",
+    "PerTargetSolver",
     "PerTargetStatistic",
     "combine_target_problems",
     "run_solvers_in_lock_step",

@@ -44,13 +44,16 @@ from daskml_dist.solvers.rows import (
 
 __all__ = [
     "EntryTotals",
+    "InitialWeights",
     "LeastSquaresNMF",
     "LeastSquaresWeights",
     "MultiplicativeNMF",
     "MultiplicativeStep",
     "NMFInitializer",
+    "NonnegativeSolver",
     "SignedNorms",
     "StepWeights",
+    "multiply_by_weight",
     "solve_row_weights",
 ]
 

@@ -41,6 +41,7 @@ __all__ = [
     "LeaveOneOutRidge",
     "PathErrorSums",
     "PathHits",
+    "PenaltyPath",
     "append_intercepts",
     "make_alpha_grid",
     "solve_ridge_path",

@@ -40,9 +40,12 @@ from daskml_dist.solvers.rows import (
 __all__ = [
     "CovarianceEigenSolver",
     "GramProducts",
+    "MeanCovariance",
     "PowerIterations",
     "ScatterStatistic",
+    "fix_vector_signs",
     "orthonormalize",
+    "sum_mean_covariance",
 ]
 
 #: Features up to which all eigenvectors are found, since that is quick.

@@ -48,6 +48,7 @@ __all__ = [
     "ClosestCandidate",
     "SeedSample",
     "choose_centroids",
+    "draw_keys",
     "iterate_row_chunks",
 ]
 

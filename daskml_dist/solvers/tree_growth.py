@@ -29,7 +29,7 @@ from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["Leaf", "TreeGrower", "TreeParams"]
+__all__ = ["Leaf", "TreeBuilder", "TreeGrower", "TreeParams"]
 
 #: `Leaf.found` of a node that is not split.
 _NO_SPLIT = [-1] * 7

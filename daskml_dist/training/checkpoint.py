@@ -37,7 +37,18 @@ from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.outside import outside
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = ["Checkpoint", "CheckpointFiles", "decode_solver_log", "is_count_fact", "is_number_fact"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointFiles",
+    "DamagedError",
+    "decode_checkpoint",
+    "decode_solver_log",
+    "decode_state",
+    "encode_checkpoint",
+    "error_line",
+    "is_count_fact",
+    "is_number_fact",
+]
 
 
 T = TypeVar("T")

@@ -16,7 +16,13 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.spec import RowsSpec, Streaming
 
-__all__ = ["DatasetInfo", "balanced_weights", "named_weights"]
+__all__ = [
+    "DatasetInfo",
+    "balanced_weights",
+    "compute_weight_scale",
+    "named_weights",
+    "resolve_class_weights",
+]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from html import escape
 
 from daskml_dist.diagnostics.curves import make_curves_html
 
-__all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
+__all__ = ["EVAL_KEYS", "RECORD_KEYS", "History", "history_html"]
 
 
 #: Keys of a record, with the label of each one's axis in a plot.

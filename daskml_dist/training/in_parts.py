@@ -34,6 +34,7 @@ from daskml_dist.training.work import StepWork
 
 __all__ = [
     "OneFit",
+    "largest_checkpoint_bytes",
     "make_checkpoint_facts",
     "records_problem",
     "resume_from_checkpoint",

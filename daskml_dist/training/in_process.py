@@ -35,7 +35,7 @@ from daskml_dist.training.worker.servers import (
 )
 from daskml_dist.training.worker.trainer import Trainer
 
-__all__ = ["InProcessEngine"]
+__all__ = ["InProcessEngine", "count_cores"]
 
 #: Entries from which another lane of keys is worth a thread: below, starting and meeting takes
 #: longer than the sums.

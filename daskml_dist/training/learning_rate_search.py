@@ -39,14 +39,18 @@ from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.threads import OneThread
 
 __all__ = [
+    "Task",
     "calibrated",
     "calibrated_on",
     "calibrated_together",
     "choose_sample_size",
     "count_step_rows",
     "draw_calibration_sample",
+    "get_linear_model",
+    "is_narrow_dense_fit",
     "measure_row_size",
     "rate_for_row_size",
+    "rows_of_each_lane",
 ]
 
 

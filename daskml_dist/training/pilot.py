@@ -38,6 +38,8 @@ __all__ = [
     "Pilot",
     "StackedPilot",
     "list_trial_starts",
+    "rate_factor",
+    "run_rate_searches",
     "search_best_rate",
     "search_calm_rate",
 ]

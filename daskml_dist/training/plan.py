@@ -41,6 +41,8 @@ __all__ = [
     "make_fit",
     "make_solver_fit",
     "make_target_shift",
+    "policy_of_columns",
+    "policy_of_stages",
 ]
 
 

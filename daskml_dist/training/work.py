@@ -26,7 +26,15 @@ from daskml_dist.solvers import Solver
 from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 
-__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "StepWork", "Work"]
+__all__ = [
+    "KeyedWork",
+    "OwnRowsWork",
+    "ResumableWork",
+    "RoundWork",
+    "SolverWork",
+    "StepWork",
+    "Work",
+]
 
 
 #: Steps in a pass from which every pass ends with an uncompressed push; a shorter pass would hardly

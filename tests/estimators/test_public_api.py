@@ -89,6 +89,11 @@ def _exported(module: ModuleType) -> dict[str, Any]:
     return {n: v for n, v in names.items() if inspect.isclass(v) or inspect.isroutine(v)}
 
 
+def _is_own(value: Any) -> bool:
+    """Return whether the package defines a class or function; `dask_internals` hands on Dask's."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "daskml_dist"
+
+
 def _is_documented(name: str, value: Any) -> bool:
     doc = (value.__doc__ or "").strip()
     # A dataclass without a docstring gets its signature as one.
@@ -133,7 +138,7 @@ def test_exported_names_have_docstrings(modules: list[ModuleType]) -> None:
         f"{module.__name__}.{name}"
         for module in modules
         for name, value in _exported(module).items()
-        if not _is_documented(name, value)
+        if _is_own(value) and not _is_documented(name, value)
     ]
     assert bare == []
 

@@ -36,6 +36,7 @@ from daskml_dist.solvers.keyed import EntrySide
 __all__ = [
     "EntryColumns",
     "KeyedCollection",
+    "LoneKeys",
     "NumberedPairs",
     "PairCollection",
     "PartHolder",

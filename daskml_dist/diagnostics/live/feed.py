@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from daskml_dist.diagnostics.live.fits import HANDLER
 
-__all__ = ["Feed", "SearchFeed", "get_scheduler_line", "guard_hook"]
+__all__ = ["Feed", "SearchFeed", "get_scheduler_line", "guard_hook", "to_plain_values"]
 
 
 logger = logging.getLogger(__name__)

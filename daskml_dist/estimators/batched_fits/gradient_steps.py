@@ -43,7 +43,7 @@ from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["StepCandidate", "StepStack"]
+__all__ = ["CandidatePlans", "StepCandidate", "StepStack", "batched_optimizer"]
 
 
 #: Columns that are trained together at most, so that caches hold them.

@@ -39,7 +39,13 @@ from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["BaseSGD", "set_loss_epsilon"]
+__all__ = [
+    "BaseSGD",
+    "check_sgd_params",
+    "resolve_learning_rate",
+    "set_loss_epsilon",
+    "starting_coefficients",
+]
 
 #: Schedules that begin with `eta0`.
 _OF_ETA0 = ("auto", "constant", "invscaling", "adaptive")

@@ -21,6 +21,7 @@ __all__ = [
     "Seed",
     "class_name_of",
     "explain_errors",
+    "find_chain_children",
     "keep_children",
     "named_tensors",
     "seeded",

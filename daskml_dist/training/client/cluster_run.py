@@ -63,7 +63,7 @@ from daskml_dist.training.worker.servers import (
     revive_servers,
 )
 
-__all__ = ["GenerationEvent", "RunEnding", "TrainingRun"]
+__all__ = ["GenerationEvent", "PassRecords", "RunEnding", "TrainingRun"]
 
 
 #: Seconds between two looks at the fit: short at first, so that its first passes are told soon.

@@ -46,7 +46,7 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import give_generation_orders
 from daskml_dist.training.worker.servers import count_fit_servers
 
-__all__ = ["Generations", "Saved", "SavedSnapshots"]
+__all__ = ["Generations", "Saved", "SavedSnapshots", "Server", "Standbys"]
 
 
 logger = logging.getLogger(__name__)

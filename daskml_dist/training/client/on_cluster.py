@@ -39,7 +39,7 @@ from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 
-__all__ = ["ClusterEngine"]
+__all__ = ["ClusterEngine", "silence_dask_logs"]
 
 
 #: Rows of the fullest lane over those of an even one, from which moving blocks is considered.

@@ -34,6 +34,7 @@ __all__ = [
     "Early",
     "Host",
     "RunActors",
+    "ToldResults",
     "TrainerTask",
     "WorkerUnreachableError",
     "ask_of_bundles",

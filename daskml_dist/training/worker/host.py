@@ -57,6 +57,7 @@ from daskml_dist.training.worker.trainer import Trainer
 __all__ = [
     "Outcome",
     "ServerHost",
+    "SnapshotShipper",
     "credentials_of",
     "find_reachable_host",
     "load_fit_on_worker",

@@ -26,7 +26,17 @@ from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, explain_memory_errors
 
-__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "join_batch_pieces", "join_batch_targets"]
+__all__ = [
+    "Batch",
+    "Blocks",
+    "Reader",
+    "RowsInTurn",
+    "count_batch_rows",
+    "cut_blocks",
+    "cut_evenly_sized",
+    "join_batch_pieces",
+    "join_batch_targets",
+]
 
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]

@@ -23,12 +23,14 @@ from daskml_dist.data.keyed.ids import IdLookup, merge_ids
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
 
 __all__ = [
+    "ExchangeBuffers",
     "Halo",
     "Owners",
     "Part",
     "Slice",
     "arrange_touched_keys",
     "cut_rows_by_entries",
+    "exchange_values",
     "plan_row_parts",
     "take_row_slice",
 ]

@@ -34,7 +34,7 @@ from daskml_dist.training.worker.loops.halo import (
 )
 from daskml_dist.training.worker.loops.rounds import Together
 
-__all__ = ["run_keyed_loop"]
+__all__ = ["BuddyCheckpoint", "BuddyCheckpoints", "run_keyed_loop"]
 
 
 Array = NDArray[Any]

@@ -33,7 +33,7 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.reader import join_batch_pieces
 
-__all__ = ["PipelineSteps", "Stages", "cut_layers_evenly"]
+__all__ = ["PipelineSteps", "Stages", "cut_layers_evenly", "seconds_of_layers"]
 
 
 #: Steps between two copies of parameters whose loss was finite: a copy takes about as long as a

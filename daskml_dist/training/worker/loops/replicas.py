@@ -34,7 +34,14 @@ from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import Batch
 from daskml_dist.training.worker.ready_blocks import explain_memory_errors, get_fit_backend
 
-__all__ = ["DelayedAnswers", "OwnSteps", "TeamSteps", "run_replicas_loop"]
+__all__ = [
+    "DelayedAnswers",
+    "OwnSteps",
+    "SingleRowSteps",
+    "TeamSteps",
+    "make_lane_steps",
+    "run_replicas_loop",
+]
 
 
 #: Single rows stepped along in one call: a few milliseconds, so that Ctrl-C and losses are noticed.
