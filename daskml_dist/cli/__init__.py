@@ -18,7 +18,7 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["COMMANDS", "Parser", "main"]
+__all__ = ["COMMANDS", "main"]
 
 
 #: Names of the commands.
@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> from daskml_dist.cli import main
     >>> main(['fit', 'rows.parquet', '--target', 'label'])  # doctest: +SKIP
     """
-    parser = Parser(
+    parser = _Parser(
         prog="python -m daskml_dist",
         description="Distributed machine learning on Dask, from the command line.",
     )
     parser.add_argument("--version", action="version", version=f"daskml_dist {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
     modules = {name: import_module(f"{__name__}.{name}") for name in COMMANDS}
     for name, module in modules.items():
@@ -74,7 +74,7 @@ def _run(module: Any, arguments: Any) -> int:
         return 130
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """argparse's, whose errors name the nearest option or choice; options are given whole."""
 
     def __init__(self, **options: Any) -> None:
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             said += nearest(choice[1], re.findall(r"[\w-]+", message.split("choose from")[-1]))
         super().error(said)
 
-    def _commands(self) -> dict[str, Parser]:
+    def _commands(self) -> dict[str, _Parser]:
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 return dict(action.choices)

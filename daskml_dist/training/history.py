@@ -16,7 +16,7 @@ from html import escape
 
 from daskml_dist.diagnostics.curves import make_curves_html
 
-__all__ = ["EVAL_KEYS", "RECORD_KEYS", "History", "history_html"]
+__all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
 
 
 #: Keys of a record, with the label of each one's axis in a plot.
@@ -117,7 +117,7 @@ class History:
         return f"<History: {', '.join(parts)}, {seconds:.3g} s{end}>"
 
     def _repr_html_(self) -> str:
-        return history_html(self.records, self.extra, self.interrupted)
+        return _history_html(self.records, self.extra, self.interrupted)
 
     @property
     def rows_per_second(self) -> list[float]:
@@ -203,7 +203,7 @@ class History:
         return [float("nan") if value is None else value for value in values]
 
 
-def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> str:
+def _history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> str:
     """Return a history's curves and a table of its facts as HTML.
 
     Parameters
