@@ -33,7 +33,6 @@ __all__ = [
     "DTYPES",
     "SUBJECTS",
     "Compiled",
-    "_count_of_compiled",
     "add_arguments",
     "run",
     "warm_up",

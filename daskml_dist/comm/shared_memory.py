@@ -52,6 +52,7 @@ TOKEN_BYTES = 32
 WORDS_PER_LINE = 16
 #: Bytes before the data: the counters, then the token.
 _HEADER_BYTES = 4096
+#: Byte of the header at which the token starts; it is the header's end.
 _TOKEN_START = _HEADER_BYTES - TOKEN_BYTES
 #: Seconds to look without sleeping: about what going to sleep and waking up cost.
 SPIN_SECONDS = 30e-6

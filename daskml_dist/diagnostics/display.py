@@ -22,6 +22,7 @@ __all__ = ["Display", "Snapshot", "make_status_html", "make_summary_html", "open
 _WIDTH, _HEIGHT, _COLOUR = 160, 10, "#4c8bf5"
 
 
+#: Redraws of the display a second.
 _REFRESH_PER_SECOND = 4
 #: Seconds after which plain output tells of what lasts, by whether each pass has its line; and
 #: the longest time until it tells of it again.

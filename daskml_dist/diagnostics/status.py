@@ -16,6 +16,7 @@ from daskml_dist.diagnostics.curves import CURVES
 __all__ = ["Status", "estimate_seconds_left"]
 
 
+#: Characters of a progress bar.
 _BAR_WIDTH = 16
 #: Passes of which curves are drawn, at most.
 _MOST_RECORDS = 1000

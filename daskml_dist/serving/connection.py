@@ -18,6 +18,7 @@ from daskml_dist.serving.limits import Limited
 
 __all__ = ["Connection"]
 
+#: End of the head of a request of HTTP.
 _END = b"\r\n\r\n"
 
 

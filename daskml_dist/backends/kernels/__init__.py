@@ -71,6 +71,7 @@ _REMEMBERED = 4096
 #: Of a step of an optimizer, see :func:`optimizer_numbers`.
 NUMBERS = 10
 
+#: Threads and warps of a block, where a kernel's layout does not choose others.
 _THREADS = 256
 _WARPS = _THREADS // 32
 _STORED = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16": "Bfloat16"}
@@ -99,6 +100,7 @@ _TILE_BLOCKS = {1: 4, 2: 4, 4: 3, 8: 2}
 #: Warps of a block of `kmeans_tiles`, so that the registers of two hold the products of 64 centres;
 #: rows of its tile, columns of a step, and parts of a number; as in the source.
 _TILE_WARPS, _TILE_STEP, _TILE_PARTS = 6, 16, 3
+#: Rows of a block's tile, 32 a warp.
 _TILE = 32 * _TILE_WARPS
 #: Centres of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
 _TILE_CENTRES = 64

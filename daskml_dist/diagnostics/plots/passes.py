@@ -27,6 +27,10 @@ _MEASURES = {
     "eval_score": "score of the eval_set",
 }
 _OVER = {"pass": "pass", "seconds": "wall time (s)", "rows": "rows", "bytes": "traffic (MB)"}
+#: Colour of the lines where a fit recovered from a loss.
+_RECOVERY = "#d00000"
+#: Workers that a legend names; of more it would hide the picture.
+_NAMED = 12
 
 
 def learning_curves(
@@ -195,13 +199,6 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
 
 def _or_nan(value: Any) -> float:
     return float("nan") if value is None else float(value)
-
-
-_RECOVERY = "#d00000"
-
-
-#: Workers that a legend names; of more it would hide the picture.
-_NAMED = 12
 
 
 def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
