@@ -80,15 +80,7 @@ PRIVATE_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a private object of scikit-learn by its name here.
-
-    Raises
-    ------
-    AttributeError
-        No such name is listed.
-    ImportError
-        The installed scikit-learn has no such object.
-    """
+    """Return a private object of scikit-learn by its name here."""
     if name not in PRIVATE_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place, use = PRIVATE_NAMES[name]

@@ -115,11 +115,6 @@ class LeastSquares:
         by : Regressors
         out : ndarray of the dtype of the factors, of shape (n_rows, width)
             Conjugate gradients begin with what it holds.
-
-        Returns
-        -------
-        ndarray of int
-            Rows whose system is singular to float64's digits, and which are as they were.
         """
         if self.steps is not None:
             self._conjugate(ratings, by, out)
@@ -150,16 +145,6 @@ class LeastSquares:
 
         The factors of a row are the solution of its normal equations, which is linear in its
         ratings. In float64, whatever the factors are.
-
-        Parameters
-        ----------
-        ratings : Ratings
-            Of one row.
-        by : Regressors
-        wanted : int
-            Number of the other.
-        width : int
-            Numbers of a row, of which `by` may have more, zeros.
 
         Returns
         -------

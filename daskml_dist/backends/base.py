@@ -78,13 +78,7 @@ class Backend(ABC):
         """Reason that this process cannot use it, with the remedy, or None."""
 
     def check_current_device(self) -> None:  # noqa: B027 (of most there is one)
-        """Check that the calling thread uses the device that the other threads of a fit use.
-
-        Raises
-        ------
-        DeviceUnavailableError
-            It uses another one; names the remedy.
-        """
+        """Check that the calling thread uses the device that the other threads of a fit use."""
 
     @abstractmethod
     def to_device(self, array: Any) -> Any:
@@ -96,13 +90,7 @@ class Backend(ABC):
 
     @abstractmethod
     def rows(self, X: Any, rows: Any) -> Any:
-        """The rows of an array that make up (a piece of) a batch.
-
-        Parameters
-        ----------
-        X : array of one or two dimensions, or CSR matrix
-        rows : slice, ndarray of int or array of int on the device
-        """
+        """The rows of an array that make up (a piece of) a batch."""
 
     def part(self, X: Any, at: slice) -> Any:
         """Neighbouring rows to be worked on now; good until the next call."""
@@ -151,11 +139,6 @@ class Backend(ABC):
             What is known of each row, in place: a shorter way to the same sums.
         before : array of shape (k, n_features), or None
             Centres of the call that left the bounds.
-
-        Returns
-        -------
-        scalar, or array of no dimension where the rows lie
-            Sum of the weighted squared distances.
         """
         return assign(self, X, shift, centres, weight, out)
 
@@ -199,11 +182,6 @@ class Backend(ABC):
         X, y, weight : rows, their encoded targets and their weights (or None)
         parameters : tuple of float
             The loss's own.
-
-        Returns
-        -------
-        scalar, array of no dimension or None
-            The summed loss, where the rows lie; None where no kernel fits, and nothing was done.
         """
         return None
 
@@ -217,19 +195,7 @@ class Backend(ABC):
         gradient: Any,
         hessian: Any,
     ) -> tuple[Any, Any] | None:
-        """Add the gradient, as :meth:`add_fused`, and the Hessian of a model of one output.
-
-        Parameters
-        ----------
-        gradient : float64 array of the shape of `w`
-        hessian : float64 array of shape ``(len(w), len(w))``
-
-        Returns
-        -------
-        (loss, flat), or None
-            The summed loss, and the weight of rows without curvature; None where no kernel fits,
-            and nothing was done.
-        """
+        """Add the gradient, as :meth:`add_fused`, and the Hessian of a model of one output."""
         return None
 
     def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
@@ -244,11 +210,6 @@ class Backend(ABC):
 
         A device does so for the package's own optimizers, the host for all with an
         `elementwise_update`.
-
-        Returns
-        -------
-        bool
-            False where no kernel fits, and nothing was done.
         """
         return False
 
@@ -287,27 +248,7 @@ class Backend(ABC):
         n_rows: int,
         few: bool = False,
     ) -> Any | None:
-        """Gather of rows of blocks, without copying them.
-
-        Parameters
-        ----------
-        loss : Loss
-        shape : tuple of two int
-            Of the parameters.
-        blocks : mapping of int to (X, y, weight)
-            On the device.
-        n_rows : int
-            Of a batch at most.
-        few : bool
-            Whether steps move only parameters that the batch's rows touch.
-
-        Returns
-        -------
-        DeviceGather, HostGather, CSRGather or None
-            Called with some draws of rows (at most as many as its `most`), it returns a function
-            for each: of `w` and `out`, which adds the gradient of the rows' summed loss to `out`
-            and returns the loss. None where rows are gathered by :meth:`rows`.
-        """
+        """Gather of rows of blocks, without copying them."""
         return None
 
     def stream_gather(
@@ -319,64 +260,17 @@ class Backend(ABC):
         n_rows: int,
         most_steps: int,
     ) -> Any | None:
-        """Gather of rows of dense blocks that come and go, for parameters of one column.
-
-        Parameters
-        ----------
-        loss, n_rows
-            As of :meth:`gather`.
-        n_features : int
-        dtype : dtype
-            Of the rows and all that belongs to them.
-        find : callable
-            Takes the number of a block, in the order of the batches; returns X, y and weights.
-        most_steps : int
-            Steps made together at most, since their blocks are held at once.
-
-        Returns
-        -------
-        StreamGather or None
-            As :meth:`gather`.
-        """
+        """Gather of rows of dense blocks that come and go, for parameters of one column."""
         return None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
-        """Something that makes many steps in one call.
-
-        Parameters
-        ----------
-        gather : DeviceGather or HostGather
-            This backend's, of whose rows the batches are.
-        optimizer : Optimizer
-        step : Step
-            One of the steps, without a gradient.
-
-        Returns
-        -------
-        RecordedSteps, BatchSteps or None
-            None where each step is made by itself.
-        """
+        """Something that makes many steps in one call."""
         return None
 
     def team_recorder(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
-        """Something that makes many steps by the gradients of several processes in one call.
-
-        Parameters
-        ----------
-        gathers : sequence of HostGather or None
-            Of each own lane; None of one without rows.
-        optimizer, step
-            As above.
-        board : SharedBuffer
-            Where the processes meet.
-
-        Returns
-        -------
-        TeamSteps or None
-            None where each step is made by itself.
-        """
+        """Something that makes many steps by the gradients of several processes in one call."""
         return None
 
     def row_blocks(self, X: Any) -> Iterable[slice]:

@@ -34,26 +34,7 @@ def compiled_with(
     exact: bool = False,
     **parts: Callable[..., Any],
 ) -> Any:
-    """A loop with other functions in the places of some that it calls.
-
-    Parameters
-    ----------
-    loop : function
-    reassociates : bool, default=False
-        Whether sums may be taken in any order, so that vector instructions take them. Not where
-        digits are won from the order of operations.
-    exact : bool, default=False
-        Whether each operation is rounded, as NumPy's are; otherwise a product and a sum may be one.
-    **parts : function
-        By the name by which the loop calls it; what this has returned already, or compiled here.
-
-    Returns
-    -------
-    function
-        Compiled at its first call, without Python's lock. numba keeps what it compiled on disk, by
-        the name of the function and the date of its file; so the name tells of the code of the
-        parts too.
-    """
+    """A loop with other functions in the places of some that it calls."""
     code = zlib.crc32(b"".join(map(_code, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
     own = {key: _inner(part) for key, part in parts.items()}
@@ -69,11 +50,6 @@ def compiled_entry(**options: Any) -> Callable[[_F], _F]:
     """Return a decorator of functions that Python calls: without its lock, and kept on disk.
 
     numba makes no entry for C, which nothing calls and which takes a tenth of the time.
-
-    Parameters
-    ----------
-    **options
-        Of `numba.njit`.
     """
     given: Any = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     return cast("Callable[[_F], _F]", numba.njit(**{**given, **options}))
@@ -85,11 +61,6 @@ def compiled_inside(**options: Any) -> Callable[[_F], _F]:
     numba compiles such a function with the loop that calls it. Of one by `numba.njit` it would also
     make two entries, for Python and for C, and keep it on disk, which takes about as long as the
     function itself. Called by Python it stays a function of Python.
-
-    Parameters
-    ----------
-    **options
-        Of `numba.njit`.
     """
 
     def decorate(function: _F) -> _F:
@@ -104,13 +75,6 @@ def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: An
 
     Of the processes that need it at once, as the workers of a cluster do, one compiles it, and the
     others load what that one has left in numba's cache.
-
-    Parameters
-    ----------
-    function : function
-    signature : numba signature
-    **options
-        Of `numba.njit`.
     """
     made: Any = compiled_entry(**options)(function)
     with _turn(made.stats.cache_path):

@@ -113,11 +113,6 @@ def add(
     w, out : ndarray of shape (n_touched, width)
     parameters : tuple of float
         Of the loss.
-
-    Returns
-    -------
-    float or None
-        None where there is no kernel for these; then nothing was done.
     """
     block, columns = X.X, X.columns
     same = X.dtype == y.dtype == w.dtype == out.dtype

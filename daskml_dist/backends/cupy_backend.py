@@ -106,12 +106,7 @@ class CupyBackend(Backend):
         return _problem()
 
     def check_current_device(self) -> None:
-        """Check that the current device is the first one, which CUDA gives to new threads.
-
-        Raises
-        ------
-        DeviceUnavailableError
-        """
+        """Check that the current device is the first one, which CUDA gives to new threads."""
         if number := int(self._cp.cuda.Device().id):
             raise DeviceUnavailableError(
                 f"GPU {number} is the current device of this thread, and a fit's other threads use "
@@ -121,13 +116,7 @@ class CupyBackend(Backend):
             )
 
     def to_device(self, array: Any) -> Any:
-        """Copy a host array; return the array itself where it is there already.
-
-        Raises
-        ------
-        InvalidDataError
-            For a sparse block of 2**31 rows, columns or entries or more.
-        """
+        """Copy a host array; return the array itself where it is there already."""
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
         if isinstance(array, np.ndarray) and array.nbytes >= _PINNED_FROM:
@@ -409,12 +398,7 @@ def _problem() -> str | None:
 
 
 def _try(cupy: Any) -> None:
-    """Use what CuPy's own wheel lacks, and looks for when it is first used; a fit needs it all.
-
-    Raises
-    ------
-    ImportError, RuntimeError
-    """
+    """Use what CuPy's own wheel lacks, and looks for when it is first used; a fit needs it all."""
     for library in ("cublas", "cusparse"):
         # Asking loads it. A later CuPy may have no such name.
         hasattr(cupy.cuda, library)

@@ -153,27 +153,7 @@ class Calls:
         count: Any = None,
         partials: Any = None,
     ) -> list[KernelCall]:
-        """The gradient of the summed loss, and the loss.
-
-        Parameters
-        ----------
-        kernel : str
-            One of `kernels.LOSSES`.
-        parameter : float
-            The loss's own, or 0.
-        rows : DenseRows or CsrRows
-            Of a width that has a kernel.
-        w : array of shape (d, 1) or (d + 1, 1)
-        out : array of the shape of `w`
-        loss : array of float64 of one entry
-            Zero before.
-        add : bool
-            Whether to add to `out` rather than set it.
-        count : array of float64, or None
-            Its first entry is the number of rows.
-        partials : array, or None
-            As :meth:`partials` makes it.
-        """
+        """The gradient of the summed loss, and the loss."""
         if isinstance(rows, CsrRows):
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
         at = self._launch("linear_gradient", rows)
@@ -235,22 +215,7 @@ class Calls:
         return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
     def softmax_rows(self, rows: DenseRows, w: Any, out: Any, loss: Any) -> list[KernelCall] | None:
-        """The gradient of softmax regression, added to `out`, and the summed loss.
-
-        Parameters
-        ----------
-        rows : DenseRows
-            All of an array; `y` are classes of int32.
-        w : array of shape (d, k) or (d + 1, k)
-        out : array of the shape of `w`
-        loss : array of float64 of one entry
-            Zero before.
-
-        Returns
-        -------
-        list of KernelCall, or None
-            None: there is no kernel for rows so wide, or so laid, and so many classes.
-        """
+        """The gradient of softmax regression, added to `out`, and the summed loss."""
         k, intercept = w.shape[1], w.shape[0] - rows.d
         chosen = {"k": k, "alignment": rows.alignment, "capability": self._capability}
         at = kernels.launch("softmax_rows", rows.n, rows.d, rows.dtype, self._n_sms, **chosen)
@@ -312,17 +277,7 @@ class Calls:
     def update(
         self, optimizer: Any, step: Step, opt_state: list[Any], numbers: Any = None
     ) -> KernelCall:
-        """A step of an optimizer.
-
-        Parameters
-        ----------
-        optimizer : daskml_dist.optimizers.Optimizer
-        step : Step
-        opt_state : list of arrays
-            In the order of the optimizer's.
-        numbers : array of float64 of shape (kernels.NUMBERS,), or None
-            On the device; what differs from step to step is read from there.
-        """
+        """A step of an optimizer."""
         n, width = step.w.size, step.w.shape[1]
         at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
         given = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
@@ -334,16 +289,7 @@ class Calls:
         )  # fmt: skip
 
     def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> KernelCall:
-        """A step of Adagrad without a penalty at the columns that chosen rows touch.
-
-        Parameters
-        ----------
-        rows : CsrRows
-        step : Step
-            Its gradient is left at zero.
-        numbers : array of float64 of shape (kernels.NUMBERS,)
-            On the device: of the step, of as many of the rows as these say.
-        """
+        """A step of Adagrad without a penalty at the columns that chosen rows touch."""
         w, grad, accumulator = step.w, step.grad, step.opt_state["accumulator"]
         arrays = rows.chosen, w, accumulator, grad
         return self._call(

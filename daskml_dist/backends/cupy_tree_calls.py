@@ -62,13 +62,7 @@ class TreeCalls(Calls):
     """Calls of the kernels that trees grow by, on one device."""
 
     def copy_together(self, *arrays: NDArray[Any]) -> list[Any]:
-        """Copy small arrays to the device at once: each copy costs more than its bytes.
-
-        Parameters
-        ----------
-        *arrays : ndarray
-            Those of larger entries come first, so that each begins where its entries may.
-        """
+        """Copy small arrays to the device at once: each copy costs more than its bytes."""
         parts = [array.reshape(-1).view(np.uint8) for array in arrays]
         there, found, start = self.cupy.asarray(np.concatenate(parts)), [], 0
         for array in arrays:
@@ -86,11 +80,6 @@ class TreeCalls(Calls):
         y, weight : array of float64 of shape (n,); weight or None
         raw : array of float64 of shape (n_outputs, n)
         g, h : array of float32 of shape (n_outputs, n); h or None, where all are 1
-
-        Returns
-        -------
-        array of uint32 of shape (2, n_outputs)
-            Of numbers of float32.
         """
         k, n = raw.shape
         largest = self.cupy.zeros((2, k), np.uint32)
@@ -111,15 +100,7 @@ class TreeCalls(Calls):
         return sums
 
     def work(self, parts: Sequence[Part], mode: int, words: int) -> Work:
-        """Tell the device of some leaves.
-
-        Parameters
-        ----------
-        parts : sequence of Part
-        mode : int
-        words : int
-            Of the bins of a row.
-        """
+        """Tell the device of some leaves."""
         n_groups = words if mode == EXACT else -(-words // _WORDS)
         rows = [part.at.stop - part.at.start for part in parts]
         asked = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)

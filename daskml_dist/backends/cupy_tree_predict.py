@@ -59,13 +59,7 @@ class CupyForest:
 
 
 def packed_nodes(nodes: Any) -> NDArray[np.float64]:
-    """Nodes of 16 bytes each, as two numbers whose bits are what the kernel reads.
-
-    Parameters
-    ----------
-    nodes : models.trees.Tree
-        Of all trees.
-    """
+    """Nodes of 16 bytes each, as two numbers whose bits are what the kernel reads."""
     packed = np.empty(len(nodes.feature), _NODE)
     packed["threshold"], packed["left"] = nodes.threshold, nodes.left
     of_category = nodes.category >= 0

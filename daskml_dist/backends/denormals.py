@@ -25,14 +25,7 @@ _Environment = ctypes.c_uint32 * 64
 
 
 def arithmetic(flushes: bool) -> AbstractContextManager[None]:
-    """Context in which the calling thread, and those that it starts, compute.
-
-    Parameters
-    ----------
-    flushes : bool
-        Whether numbers too small to be normal count as 0, where the system can be told. The
-        thread's own mode comes back at the end.
-    """
+    """Context in which the calling thread, and those that it starts, compute."""
     return _flushing() if flushes else nullcontext()
 
 

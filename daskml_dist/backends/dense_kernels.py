@@ -173,11 +173,6 @@ def _add_log_loss(
         a copy is read, with zeros behind it that make groups and the last vector whole.
     n_bytes : int
         Of the coefficients, in whole vectors.
-
-    Returns
-    -------
-    loss, flat : float
-        Sum of the losses; weight of the rows without curvature, where `scaled` is asked for.
     """
     n, n_features = X.shape
     of, item = w.dtype, w.itemsize
@@ -265,19 +260,6 @@ def kernel(loss: str, dtype: str, curved: bool = False) -> Callable[..., tuple[f
     """Return the kernel of a loss compiled for rows of a dtype.
 
     One version takes arrays that are read-only and others; X may start at any byte.
-
-    Parameters
-    ----------
-    loss : str
-    dtype : str
-    curved : bool, default=False
-        Whether rows are scaled by the root of their curvature, too.
-
-    Returns
-    -------
-    function
-        Of X, y, weight, w, the gradient that is added to and, where it is curved, the scaled rows,
-        as of `_add_log_loss`. Returns the loss and the weight of the rows without curvature.
     """
     numbers: np.dtype[Any] = np.dtype(dtype)
     scalar = numba.from_dtype(numbers)

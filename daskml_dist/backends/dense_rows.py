@@ -10,12 +10,7 @@ __all__ = ["check_dense", "sparse_rows"]
 
 
 def check_dense(X: Any) -> None:
-    """Check that rows of NumPy or CuPy are dense.
-
-    Raises
-    ------
-    InvalidDataError
-    """
+    """Check that rows of NumPy or CuPy are dense."""
     if hasattr(X, "tocsr"):
         raise sparse_rows()
 

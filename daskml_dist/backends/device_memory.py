@@ -12,12 +12,7 @@ __all__ = ["device_memory"]
 
 @contextmanager
 def device_memory(what: str, remedy: str) -> Iterator[None]:
-    """Name what did not fit in the memory of a GPU, and the remedy.
-
-    Raises
-    ------
-    DeviceMemoryError
-    """
+    """Name what did not fit in the memory of a GPU, and the remedy."""
     try:
         yield
     except Exception as error:

@@ -26,20 +26,7 @@ BACKENDS = {
 
 
 def get_backend(device: str) -> Backend:
-    """Return the backend of a device; called on the worker, never on the client.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "gpu"}
-        ``"auto"`` is the GPU where this process can use one, else the CPU.
-
-    Raises
-    ------
-    InvalidParameterError
-        For another name.
-    DeviceUnavailableError
-        For ``"gpu"`` where this process cannot use one: names the cause and the remedy.
-    """
+    """Return the backend of a device; called on the worker, never on the client."""
     if device not in DEVICES:
         raise InvalidParameterError(
             f"Unknown device {device!r}. Use one of {list(DEVICES)}.{nearest(device, DEVICES)}"
@@ -59,13 +46,7 @@ def gpu_problem() -> str | None:
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of features that are stored as one of `STORED`.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        For ``"bfloat16"`` where ml_dtypes is not installed.
-    """
+    """Return NumPy's dtype of features that are stored as one of `STORED`."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

@@ -37,21 +37,7 @@ def helpers(function: Callable[..., Any]) -> dict[str, Any]:
 
 @cache
 def of_arrays(function: Callable[..., Any], xp: Any) -> Any:
-    """A function of entries as one of arrays.
-
-    Parameters
-    ----------
-    function : function
-        Arithmetic, `where`, functions of `math`, `min`, `max`, `abs`, and functions of these; no
-        branches.
-    xp : module
-        Of the arrays.
-
-    Raises
-    ------
-    InvalidParameterError
-        It calls something of `math` that arrays do not have.
-    """
+    """A function of entries as one of arrays."""
     own: Any = function
     names = own.__globals__
     found: dict[str, Any] = {

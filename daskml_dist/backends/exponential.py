@@ -43,12 +43,7 @@ _LEAST, _MOST = -746.0, 710.0
 
 
 def exponential(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``exp(x)``, in an array of its own.
-
-    Parameters
-    ----------
-    x : ndarray of float64 of any shape
-    """
+    """``exp(x)``, in an array of its own."""
     out = np.array(x, np.float64, order="C")
     if out.size > _SMALL:
         raise_e(out.reshape(-1))

@@ -27,20 +27,7 @@ GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 
 @_inside
 def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
-    """Weight of a node times what its impurity lacks of a constant.
-
-    Parameters
-    ----------
-    kind : int
-        Number of the criterion.
-    sums : ndarray of int64
-        Of each class of each output, weight and rows packed; or, in regression, these of all rows,
-        and the sums of weighted targets.
-    total : int
-        Weight and rows of the node, packed.
-    bits : int
-        Of a packed number that count rows.
-    """
+    """Weight of a node times what its impurity lacks of a constant."""
     weight = np.float64(total >> bits)
     found = 0.0
     if kind == SQUARED:

@@ -11,17 +11,7 @@ __all__ = ["forests_on"]
 
 
 def forests_on(device: str) -> ForestDevice:
-    """Return what the trees of forests grow on; called on the worker.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "gpu"}
-
-    Raises
-    ------
-    DeviceUnavailableError
-        For ``"gpu"`` where this process cannot use one.
-    """
+    """Return what the trees of forests grow on; called on the worker."""
     backend: Any = get_backend(device)
     if backend.device == "cpu":
         from daskml_dist.backends.host_forests import HostForests

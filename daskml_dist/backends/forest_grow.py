@@ -295,18 +295,7 @@ def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
 def scratch_of_growth(
     facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
 ) -> tuple[NDArray[Any], ...]:
-    """Return the last arguments of `grow`.
-
-    Parameters
-    ----------
-    facts : ndarray of int64
-        Of the fit; see `forest_cuts`.
-    n_sums : int
-        Sums of a bin.
-    n_lines, most_levels : int
-        Lines of the tree, and levels of nodes that may be split. Of each level above a node one
-        other node waits, at most.
-    """
+    """Return the last arguments of `grow`."""
     n_waiting, d = min(n_lines, most_levels) + 2, int(facts[D])
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),

@@ -123,30 +123,12 @@ class ForestLane(Protocol):
         """
 
     def histograms(self, nodes: Nodes, features: Any) -> Any:
-        """Histograms of some features of nodes.
-
-        Parameters
-        ----------
-        nodes : Nodes
-        features : array of int32 of shape (n, m)
-            As `ForestDevice.features` makes them.
-
-        Returns
-        -------
-        array of int64 of shape (n, m, 256, n_sums)
-            Where the device keeps it; good until the next call.
-        """
+        """Histograms of some features of nodes."""
 
     def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bring lines that go left before the others; where the latter begin.
 
         The children's lines are of one turn more.
-
-        Parameters
-        ----------
-        nodes : Nodes
-        cuts : ndarray of int64 of shape (n, 3)
-            Feature, last bin on the left, whether missing values go left.
         """
 
     def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
@@ -170,15 +152,7 @@ class ForestDevice(Protocol):
     def budget(self) -> float: ...
 
     def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> ForestLane:
-        """Rows of a lane.
-
-        Parameters
-        ----------
-        room : solvers.forest_rows.ForestRows
-        facts : ForestFacts
-        make_room : callable
-            As `OwnRows.room`: of the host.
-        """
+        """Rows of a lane."""
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Context that says what did not fit in the memory of the device, and the remedy."""
@@ -211,27 +185,7 @@ class ForestDevice(Protocol):
         facts : ForestFacts
         of_trees : ndarray of int64 of shape (n_trees, n_facts)
             See `forest_cuts`.
-
-        Returns
-        -------
-        array of int64 of shape (n, m, TOLD + n_sums + 1)
-            Where the device keeps it.
         """
 
     def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
-        """The best cut of each node, of the features in their order; the first of equal ones.
-
-        Parameters
-        ----------
-        told : array
-            As `cuts` gives it, or the sum of all trainers'.
-        features : array of int32 of shape (n, m)
-        one : bool
-            Whether only the first feature that varies counts.
-
-        Returns
-        -------
-        ndarray of int64 of shape (n, 1 + TOLD + n_sums + 1)
-            Feature (-1: there is no cut), and what is told; whether any feature varies stands
-            there in any case.
-        """
+        """The best cut of each node, of the features in their order; the first of equal ones."""

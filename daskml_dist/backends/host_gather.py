@@ -292,13 +292,7 @@ class BatchSteps:
         return all(one is other for one, other in pairs)
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
-        """Make steps.
-
-        Returns
-        -------
-        ndarray of float64 of shape (len(steps),)
-            The summed loss of each batch before its step.
-        """
+        """Make steps."""
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
         numbers = [self._optimizer.coefficients(step.number) for step in steps]

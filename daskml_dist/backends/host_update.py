@@ -124,24 +124,7 @@ class Updates:
         self._n_penalised = step.n_penalised * step.w.shape[1]
 
     def __call__(self, grad: Any, rows: float, lr: float, number: int) -> bool:
-        """Take a step.
-
-        Parameters
-        ----------
-        grad : ndarray of the shape of the parameters
-            Of the summed loss; not changed.
-        rows : float
-            Rows of the gradient.
-        lr : float
-        number : int
-            Of the step, from 1.
-
-        Returns
-        -------
-        bool
-            False where numba cannot compile a user's `elementwise_update`, or does not take the
-            gradient; then nothing was done.
-        """
+        """Take a step."""
         to = self._number
         if type(self._optimizer) in _refused:
             return False

@@ -64,16 +64,6 @@ def add_pair_counts(
     """Add to `out` in how many rows pairs of items are, going through the rows.
 
     False, with nothing done, where there are fewer bits to compare.
-
-    Parameters
-    ----------
-    X : rows of shape (n, n_columns)
-    items : ndarray of int64
-        Columns, sorted.
-    first, end : int
-        Of the pairs' first items; the second are all after these.
-    out : ndarray of float64
-        Pairs in their order.
     """
     from daskml_dist.backends.itemset_kernels import add_pairs, pairs_of
 
@@ -110,15 +100,7 @@ class ItemBits:
     def tiles(
         self, X: Any, items: NDArray[np.int64], backend: NumpyBackend
     ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
-        """Words of shape (n_tiles, n, n_words) of some rows after the other, and their n items.
-
-        Parameters
-        ----------
-        X : rows of shape (n, n_columns)
-        items : ndarray of int64
-            Columns, sorted, that the words must have among theirs.
-        backend : NumpyBackend
-        """
+        """Words of shape (n_tiles, n, n_words) of some rows after the other, and their n items."""
         if X.shape[0] == 0:
             return
         if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
@@ -165,15 +147,7 @@ def add_set_counts(
     last: NDArray[np.int32],
     out: NDArray[np.float64],
 ) -> None:
-    """Add to `out` in how many rows all items of each candidate are.
-
-    Parameters
-    ----------
-    words
-        Of :meth:`ItemBits.tiles`.
-    prefix, bounds, last, out
-        As :func:`~daskml_dist.backends.itemset_kernels.add_supports` takes them.
-    """
+    """Add to `out` in how many rows all items of each candidate are."""
     from daskml_dist.backends.itemset_kernels import add_supports
 
     # What came in a message is read-only, for which numba would compile the loop once more.

@@ -216,19 +216,7 @@ def add_pairs(
     indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, first: int, end: int, m: int,
     out: Any,
 ) -> None:  # fmt: skip
-    """Add to `out` in how many rows pairs of items are, row by row.
-
-    Parameters
-    ----------
-    indptr, indices, bought, rows, rank
-        As of `pack_csr`.
-    first, end : int
-        Of the pairs' first items; the second are all after these.
-    m : int
-        Items.
-    out : ndarray of float64
-        Pairs in their order.
-    """
+    """Add to `out` in how many rows pairs of items are, row by row."""
     held = np.empty(m, np.int64)
     begins = np.empty(m, np.int64)
     at = 0
@@ -255,21 +243,7 @@ def add_pairs(
 
 @_exact
 def join(sets: Any, most: int) -> Any:
-    """Candidates of the next length: those all of whose subsets are among the frequent sets.
-
-    Parameters
-    ----------
-    sets : ndarray of int32 of shape (n, k)
-        Frequent itemsets, sorted, with k of at least 2.
-    most : int
-        Candidates at most.
-
-    Returns
-    -------
-    tuple of ndarray
-        Sets that are the prefix of any; where the candidates of each begin, and their end; and
-        their last items. More than `most` candidates are cut off one behind that.
-    """
+    """Candidates of the next length: those all of whose subsets are among the frequent sets."""
     n, k = sets.shape
     room = 0
     start = 0

@@ -41,10 +41,6 @@ def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
     means : array of shape (k, d)
     factors : array of shape (k, d, d), or (k, d) of diagonals
         Of the precisions.
-
-    Returns
-    -------
-    array of shape (n, k)
     """
     found = []
     for c in range(means.shape[0]):
@@ -97,11 +93,6 @@ def add_expected(
         As of :func:`log_densities`.
     weight : array of shape (n,) or None
     out : as of :func:`add_moments`
-
-    Returns
-    -------
-    scalar, or array of no dimension where the rows lie
-        Sum of the rows' log-likelihoods, weighted.
     """
     if isinstance(X, np.ndarray) and X.size * len(means) >= _COMPILED_FROM:
         from daskml_dist.backends import mixture_kernels

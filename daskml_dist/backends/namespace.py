@@ -47,14 +47,7 @@ def namespace(array: Any) -> Any:
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
-    """Zeros where another array lies.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    dtype : dtype of NumPy, or of the library of `like`
-    like : array
-    """
+    """Zeros where another array lies."""
     return _created("zeros", shape, dtype, like)
 
 
@@ -64,13 +57,7 @@ def ones(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
 
 
 def numbers(values: Sequence[float] | NDArray[np.float64], like: Any) -> Any:
-    """Numbers as an array of the dtype of another, where that lies.
-
-    Parameters
-    ----------
-    values : sequence of float, or array of shape (n,)
-    like : array
-    """
+    """Numbers as an array of the dtype of another, where that lies."""
     xp = namespace(like)
     place = {} if xp is np else _place(like)
     return xp.asarray(list(values), dtype=like.dtype, **place)
@@ -92,14 +79,7 @@ def total(array: Any, axis: int | None = None, dtype: Any = None) -> Any:
 
 
 def one_hot(codes: Any, width: int, dtype: Any) -> Any:
-    """Array of shape (n, width): 1 in the column of a row's code, 0 elsewhere.
-
-    Parameters
-    ----------
-    codes : array of int of shape (n,)
-    width : int
-    dtype : dtype of the library of `codes`
-    """
+    """Array of shape (n, width): 1 in the column of a row's code, 0 elsewhere."""
     if is_host(codes):
         out = np.zeros((len(codes), width), dtype)
         out[np.arange(len(codes)), codes] = 1

@@ -26,11 +26,6 @@ def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
     products : array of shape (n, k), of the same dtype
     most, tol
         As of :func:`descend`.
-
-    Returns
-    -------
-    array of shape (n, k)
-        The same for a row whatever rows are beside it.
     """
     # From the best ones of any sign, as far as they are not negative: near where few are.
     xp, k = namespace(products), gram.shape[0]

@@ -45,18 +45,7 @@ def _distinct(keys: Any, place: Any, index: Any) -> Any:
 
 
 def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Sorted distinct numbers of some arrays, and the place of each entry's among them.
-
-    Parameters
-    ----------
-    numbers : sequence of ndarray of int, each at least 0
-
-    Returns
-    -------
-    index : ndarray of int64
-    places : list of ndarray of int32 or int64
-        Of the shapes of the arrays.
-    """
+    """Sorted distinct numbers of some arrays, and the place of each entry's among them."""
     whole = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
     n = len(whole)
     if n >> _PLACE or (n and int(whole.max()) >> (63 - _PLACE)):
@@ -131,12 +120,6 @@ def add_pairs(
     reg : float
         Half the penalty of the squares of both rows of each pair.
     offset : float
-
-    Returns
-    -------
-    float or None
-        Sum of the losses without the penalty; None where numba does not compile the loss, and
-        nothing was done.
     """
     at_row = AT_ROW.get(loss.kernel, type(loss).at_row)
     if at_row is None:

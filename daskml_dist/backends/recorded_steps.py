@@ -65,13 +65,7 @@ class RecordedSteps:
         return all(one is other for one, other in pairs)
 
     def __call__(self, batches: list[Draw], steps: list[Step]) -> Any:
-        """Make steps, at most as many as can be made together.
-
-        Returns
-        -------
-        array of float64 of shape (len(steps),)
-            The summed loss of each batch before its step; on the device.
-        """
+        """Make steps, at most as many as can be made together."""
         n = len(steps)
         self._gather.gather(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]

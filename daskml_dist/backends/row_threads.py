@@ -17,13 +17,6 @@ def over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None
 
     In a process's main thread alone: others, as those of a Dask worker, are one of several that
     share the cores. ``OMP_NUM_THREADS`` bounds the threads, as it does in other libraries.
-
-    Parameters
-    ----------
-    work : callable
-    n_rows : int
-    least : int
-        Rows that are worth a thread.
     """
     n_threads = min(n_rows // least, _allowed())
     if n_threads < 2:

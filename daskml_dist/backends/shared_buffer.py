@@ -63,13 +63,7 @@ class SharedBuffer(ABC):
 
     @abstractmethod
     def wait(self, turn: int) -> None:
-        """Sleep until all flags have a number.
-
-        Raises
-        ------
-        TrainingError
-            Where a member is gone, or the fit is over.
-        """
+        """Sleep until all flags have a number."""
 
     @abstractmethod
     def took(self, turns: int, written: int | None = None) -> None:

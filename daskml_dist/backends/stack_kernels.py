@@ -79,15 +79,8 @@ def log_gradients(
 def log_scores(
     X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
 ) -> None:
-    """Log losses (of at most `most`) of columns, weights and right signs of both signs, added up.
-
-    Parameters
-    ----------
-    X, signs, mask, stops, w, bias
-        As of :func:`log_gradients`.
-    most : float
-    sums : ndarray of float64 of shape (5, n_columns)
-        Losses; weights of the rows of sign -1 and +1; weights of the right ones of each. Added to.
+    """Log losses (of at most `most`) of columns, weights and right signs of both signs, added
+    up.
     """
     n, k = len(X), w.shape[1]
     at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)

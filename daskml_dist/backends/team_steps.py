@@ -239,17 +239,7 @@ class TeamSteps:
     def __call__(
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
     ) -> TeamRun:
-        """Steps to be made by :meth:`TeamRun.run`.
-
-        Parameters
-        ----------
-        lanes : sequence of sequence of Draw
-            Of each own lane, its batches.
-        counts : ndarray of int64 of shape (len(steps), n_own)
-            Rows of these.
-        steps : sequence of Step
-            Each of all lanes' rows.
-        """
+        """Steps to be made by :meth:`TeamRun.run`."""
         rest = *self._given(steps), *self._arrays(steps[0]), *self._rest
         parts = self._parts(lanes)
         # Only now: blocks that are streamed come and go.
@@ -316,13 +306,7 @@ class TeamRun:
         self._given = self._progress, where, parts, counts, self.losses, self._busy, *rest
 
     def run(self) -> None:
-        """Make the steps.
-
-        Raises
-        ------
-        TrainingError
-            What the board raises where others do not come; some steps may have been made.
-        """
+        """Make the steps."""
         board = self._board
         first = board.turn + 1
         try:

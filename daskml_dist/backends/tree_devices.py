@@ -11,17 +11,7 @@ __all__ = ["trees_on"]
 
 
 def trees_on(device: str) -> TreeDevice:
-    """Return what trees grow on; called on the worker.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "gpu"}
-
-    Raises
-    ------
-    DeviceUnavailableError
-        For ``"gpu"`` where this process cannot use one.
-    """
+    """Return what trees grow on; called on the worker."""
     backend: Any = get_backend(device)
     if backend.device == "cpu":
         from daskml_dist.backends.host_trees import HostTrees

@@ -58,11 +58,6 @@ def quantise(
     key : uint32
         Of the tree.
     out : ndarray of int64 of shape (n,)
-
-    Returns
-    -------
-    int, int
-        Sums of the squares of the rounded gradients and of the rounded hessians, else 0.
     """
     squares, sums = np.int64(0), np.int64(0)
     if mode == CONSTANT:

@@ -115,16 +115,7 @@ def _fill(
     root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
     used: Any, values: Any,
 ) -> int:  # fmt: skip
-    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four.
-
-    Parameters
-    ----------
-    low : int
-        Number of the first leaf of the word.
-    both : bool
-        Whether where a row goes left rules out the leaves on the right too, so that at most one
-        is left over.
-    """
+    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four."""
     feature, bins, left, missing_left, category, bitsets = nodes
     size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)

@@ -112,49 +112,15 @@ class TreeRows(Protocol):
     n: int
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
-        """Make the gradients and hessians of all rows, in float32, and keep them.
-
-        Parameters
-        ----------
-        loss : solvers.boosting_losses.BoostLoss
-        constant : bool
-            Whether all hessians are 1; none are kept then.
-
-        Returns
-        -------
-        ndarray of float64 of shape (2, n_outputs)
-            The largest of the gradients, without their signs, and of the hessians.
-        """
+        """Make the gradients and hessians of all rows, in float32, and keep them."""
 
     def pack(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
-        """Pack the gradients of an output as whole numbers; see `tree_kernels.quantise`.
-
-        Parameters
-        ----------
-        output : int
-        mode : {CONSTANT, EXACT, ROUNDED}
-        g_scale, h_scale : float
-            Powers of two.
-        key : int
-            Of the tree, of 32 bits.
-
-        Returns
-        -------
-        int, int
-            Sums of the squares of the rounded gradients and of the rounded hessians, else 0.
-        """
+        """Pack the gradients of an output as whole numbers; see `tree_kernels.quantise`."""
 
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram.
-
-        Parameters
-        ----------
-        mode : int
-            How gradients are packed.
-        output : int
-            Whose gradients.
 
         Returns
         -------
@@ -191,15 +157,6 @@ class TreeDevice(Protocol):
 
         A CPU's threads take a lane each. A GPU takes the rows of all lanes together: of each lane
         apart it would take as many launches and answers again, which cost more than their work.
-
-        Parameters
-        ----------
-        rooms : sequence of solvers.binning.BinnedRows
-            Of each lane. In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``,
-            ``extra["index"]`` and ``extra["spare"]`` is room. A device takes ``extra["raw"]`` away
-            once it has newer ones; :meth:`TreeRows.bring_raw` brings them.
-        shape : tuple of int
-            Of a histogram: features, bins, channels.
         """
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:

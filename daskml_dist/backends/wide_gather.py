@@ -200,13 +200,7 @@ class WideSteps:
         return all(one is other for one, other in pairs)
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
-        """Make steps.
-
-        Returns
-        -------
-        ndarray of float64 of shape (len(steps),)
-            The summed loss of each batch before its step, in the mean over the columns.
-        """
+        """Make steps."""
         gather, optimizer = self._gather, self._optimizer
         w, used = self._state[0], gather.n_features + gather.has_intercept
         n_columns, dtype = w.shape[1], gather.dtype

@@ -136,20 +136,6 @@ def check_known_classes(fits: list[Any], classes: NDArray[Any], method: str, apa
 
     Temperatures are of all classes together. Decisions of two classes are one column, and those of
     unknown classes have no number that a temperature could scale.
-
-    Parameters
-    ----------
-    fits : list of estimator
-        One a split.
-    classes : ndarray
-        All labels, sorted.
-    method : {"sigmoid", "isotonic", "temperature"}
-    apart : bool
-        Whether each model has calibrators of its own.
-
-    Raises
-    ------
-    InvalidDataError
     """
     for split, fitted in enumerate(fits):
         lacking = np.setdiff1d(classes, fitted.classes_).tolist()

@@ -33,23 +33,7 @@ _PASSES = 60
 def by_scores(
     lots: Collection, labels: list[list[int]], method: str, limit: int = MAX_SCORES
 ) -> list[list[Any]]:
-    """Fit one calibrator a class, each to all answers of a lot; one pass.
-
-    Parameters
-    ----------
-    lots : Collection
-        Of :meth:`Asked.blocks`.
-    labels : list of list of int
-        Of each lot, the classes of the columns.
-    method : {"sigmoid", "isotonic"}
-    limit : int
-        Distinct scores that are kept.
-
-    Returns
-    -------
-    list of list of estimator
-        Of each lot, one a column.
-    """
+    """Fit one calibrator a class, each to all answers of a lot; one pass."""
     runs = reduce_parts(
         lots, partial(_runs_of, labels=labels, limit=limit), partial(_merged, limit=limit)
     )
@@ -118,25 +102,7 @@ def _sigmoid(run: Run, dtype: Any) -> Any:
 
 
 def by_temperature(lots: Collection, n_lots: int, are_decisions: bool) -> list[list[Any]]:
-    """Fit the temperature of each lot's answers: Newton's method, all lots in the same passes.
-
-    Parameters
-    ----------
-    lots : Collection
-    n_lots : int
-    are_decisions : bool
-        Whether answers are decisions; else probabilities.
-
-    Returns
-    -------
-    list of list of estimator
-        Of each lot, one.
-
-    Raises
-    ------
-    InvalidParameterError
-        scikit-learn is older than 1.8, which has no such calibrator.
-    """
+    """Fit the temperature of each lot's answers: Newton's method, all lots in the same passes."""
     kind = getattr(calibration, "_TemperatureScaling", None)
     if kind is None:
         raise InvalidParameterError(

@@ -53,13 +53,7 @@ def numbers_of(record: dict[str, Any]) -> dict[str, float]:
 
 
 def measure_of(record: dict[str, Any], name: str, callback: str) -> float:
-    """Value of the measure `name` in the record of a pass.
-
-    Raises
-    ------
-    InvalidParameterError
-        The record has no such number.
-    """
+    """Value of the measure `name` in the record of a pass."""
     value = record.get(name)
     if value is None or isinstance(value, str | list):
         raise InvalidParameterError(

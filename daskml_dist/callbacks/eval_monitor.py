@@ -112,13 +112,7 @@ class EvalMonitor(FitCallback):
 
 
 def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the sets of an argument `eval_set` by their names; a single set has the name "".
-
-    Raises
-    ------
-    InvalidParameterError
-        A set is neither (X, y) nor (X, y, sample_weight), or there is none.
-    """
+    """Return the sets of an argument `eval_set` by their names; a single set has the name ""."""
     if isinstance(eval_set, dict):
         sets = eval_set
     elif isinstance(eval_set, list) and all(isinstance(one, tuple) for one in eval_set):
@@ -137,13 +131,7 @@ def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def name_scores(scoring: Any) -> dict[str, Any]:
-    """Return the scores of an argument `scoring` by their names; a single score has the name "".
-
-    Raises
-    ------
-    InvalidParameterError
-        There is none, or one of several has no name.
-    """
+    """Return the scores of an argument `scoring` by their names; a single score has the name ""."""
     scores = scoring if isinstance(scoring, dict) else {"": scoring}
     if isinstance(scoring, list | tuple):
         scores = {name: name for name in scoring if isinstance(name, str)}
@@ -198,13 +186,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
 
 
 def eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
-    """Callbacks that the arguments of a ``fit`` ask for.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is a scoring, and nothing to score.
-    """
+    """Callbacks that the arguments of a ``fit`` ask for."""
     if eval_set is not None:
         return [EvalMonitor(eval_set, scoring)]
     if scoring is not None:

@@ -17,14 +17,7 @@ _MARK = "daskml_dist finding: "
 
 
 def examine(name: str, limit: float) -> Finding:
-    """Make a check of `CHECKS`.
-
-    Parameters
-    ----------
-    name : str
-    limit : float
-        Seconds after which it counts as broken; all that it has started is ended then.
-    """
+    """Make a check of `CHECKS`."""
     command = [sys.executable, "-m", __name__, name]
     process = subprocess.Popen(
         command,

@@ -18,22 +18,7 @@ _ROOMS = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensem
 
 
 def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
-    """Return an estimator of a class.
-
-    Parameters
-    ----------
-    name : str
-        Of its class.
-    settings : iterable of str
-        Parameters, as ``NAME=VALUE``; a value is a literal of Python, or else a text.
-    **params : object
-        More of them; None: as the class has it.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is no such class, or no such parameter of it.
-    """
+    """Return an estimator of a class."""
     made = _class(name)()
     given = dict(map(_setting, settings))
     given |= {key: value for key, value in params.items() if value is not None}
@@ -49,15 +34,7 @@ def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
 def encoding_columns(
     model: Any, columns: Sequence[str], categories: Sequence[str], texts: Sequence[str]
 ) -> Any:
-    """Return a pipeline that makes numbers of columns of categories and texts before a model.
-
-    Parameters
-    ----------
-    model : make_estimator
-        Returned as it is where there are no such columns.
-    columns, categories, texts : sequence of str
-        All columns, and those that hold categories and texts.
-    """
+    """Return a pipeline that makes numbers of columns of categories and texts before a model."""
     if not (categories or texts):
         return model
     from sklearn.pipeline import make_pipeline

@@ -55,12 +55,7 @@ _NEEDS = {
 
 
 def check_output(path: str | None) -> None:
-    """Check before a fit that its end can be written.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check before a fit that its end can be written."""
     if path is None:
         return
     if Path(path).suffix not in _FORMATS:
@@ -78,26 +73,12 @@ def check_output(path: str | None) -> None:
 
 
 def save(model: Any, path: str) -> str:
-    """Write a fitted estimator; the words that load it.
-
-    Raises
-    ------
-    ExportError, ModelFileError
-        The model has no such form.
-    """
+    """Write a fitted estimator; the words that load it."""
     return _FORMATS[Path(path).suffix](model, Path(path))
 
 
 def load(path: str, trusted: Collection[str] = ()) -> Any:
-    """Read a fitted estimator that `save` has written.
-
-    Raises
-    ------
-    InvalidParameterError
-        The suffix is another, or what is read predicts nothing.
-    ModelFileError
-        The file cannot be read.
-    """
+    """Read a fitted estimator that `save` has written."""
     suffix = Path(path).suffix
     if suffix not in _FORMATS or suffix == ".onnx":
         why = " ONNX's are run by onnxruntime, in any language." if suffix == ".onnx" else ""

@@ -109,15 +109,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace) -> FileRows:
-    """Return features and target of the files that the arguments name.
-
-    Raises
-    ------
-    InvalidDataError
-        There are none, or of no known kind.
-    InvalidParameterError
-        There is no such column.
-    """
+    """Return features and target of the files that the arguments name."""
     paths, kind, name = _find_files(arguments)
     if (arguments.target is None) != (kind in _SVMLIGHT):
         arguments.usage_error(
@@ -138,13 +130,6 @@ def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
 
     Columns of tables are those of the model's fit, else all that hold numbers; arrays have the
     model's number of columns, and svmlight files its number of features.
-
-    Raises
-    ------
-    InvalidDataError
-        There are no such files.
-    InvalidParameterError
-        A column that the model was fitted to is not there.
     """
     paths, kind, name = _find_files(arguments)
     with _name_files_in_errors(name):
@@ -166,13 +151,7 @@ def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
 
 
 def read_here(rows: FileRows) -> tuple[Any, Any]:
-    """Return X and y of files in this process's memory.
-
-    Raises
-    ------
-    InvalidDataError
-        They cannot be read, or hold no rows.
-    """
+    """Return X and y of files in this process's memory."""
     with _name_files_in_errors(rows.name):
         X, y = compute(rows.X, rows.y)
     if not X.shape[0]:
@@ -393,20 +372,7 @@ def _read_npy(path: str, target: str | None) -> tuple[Any, Any]:
 
 
 def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
-    """Check before rows are split that a model takes their gaps.
-
-    Parameters
-    ----------
-    model : estimator
-    name : str
-        Of the files.
-    X, y : DataFrame and Series, ndarray, or sparse array and ndarray
-
-    Raises
-    ------
-    InvalidDataError
-        y has gaps, or X has and the model takes none.
-    """
+    """Check before rows are split that a model takes their gaps."""
     counts = {"the target": int(_find_missing(y).sum())}
     if not model.__sklearn_tags__().input_tags.allow_nan and getattr(X, "ndim", 1) == 2:
         names = getattr(X, "columns", range(X.shape[1]))

@@ -123,15 +123,7 @@ SUBJECTS: dict[str, tuple[_Subject, ...]] = {
 
 
 def warm_up(name: str, dtype: str) -> Compiled:
-    """Fit the estimators of a name to made-up rows and let them predict, in this process.
-
-    Parameters
-    ----------
-    name : str
-        Key of `SUBJECTS`.
-    dtype : {"float64", "float32"}
-        Of the rows.
-    """
+    """Fit the estimators of a name to made-up rows and let them predict, in this process."""
     start = time.perf_counter()
     with _count_of_compiled() as count, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fits are not given the passes to converge

@@ -41,13 +41,7 @@ def looked(engine: Engine, fit: FitSpec, solver: Solver) -> NDArray[Any]:
 
 
 def shift_of(drawn: _Array) -> _Array:
-    """Place near which rows lie, that float32 holds too.
-
-    Raises
-    ------
-    DivergedError
-        The squares of the rows overflow.
-    """
+    """Place near which rows lie, that float32 holds too."""
     with np.errstate(over="ignore", invalid="ignore"):
         shift: _Array = drawn.mean(axis=0).astype(np.float32).astype(np.float64)
         if not np.isfinite(((drawn - shift) ** 2).sum()):
@@ -58,15 +52,7 @@ def shift_of(drawn: _Array) -> _Array:
 def choose_first(
     sample: _Array, k: int, init: str | _Array, n_tries: int, seed: int
 ) -> tuple[_Array, float]:
-    """The best of some first centres, and the mean squared distance of the sample to them.
-
-    Parameters
-    ----------
-    sample : ndarray of shape (n, n_features)
-    k : int
-    init : {"k-means||", "k-means++", "random"} or ndarray of shape (k, n_features)
-    n_tries, seed : int
-    """
+    """The best of some first centres, and the mean squared distance of the sample to them."""
     rng = np.random.RandomState(seed % 2**32)
     best: tuple[_Array, float] | None = None
     for _ in range(n_tries):

@@ -141,12 +141,7 @@ class ServerConnection(ABC):
         self._early: dict[int, ServerReply] = {}
 
     def receive(self, lane: int) -> ServerReply:
-        """Wait for the answer to the open request of `lane`.
-
-        Raises
-        ------
-        RunAbortedError, WaitTimeoutError, CommunicationError
-        """
+        """Wait for the answer to the open request of `lane`."""
         # Answers come in the order in which the policy lets lanes go, not in that of their
         # requests.
         while lane not in self._early:
@@ -182,13 +177,7 @@ class PendingSum:
         return self._future.done() and self._future.exception() is None
 
     def wait(self) -> Any:
-        """Wait for the sum.
-
-        Raises
-        ------
-        RunAbortedError, GenerationError, WaitTimeoutError, CommunicationError
-            As the all-reduce itself would.
-        """
+        """Wait for the sum."""
         return self._future.result()
 
 
@@ -219,29 +208,13 @@ class Communicator(ABC):
     # -- sums ----------------------------------------------------------------------------------
 
     def allreduce(self, array: Any, out: Any = None) -> Any:
-        """Return the sum of all ranks' arrays, the same to the bit on all of them.
-
-        Parameters
-        ----------
-        array : array
-            Of the same shape and dtype on all ranks; used for the sum where there is no `out`.
-        out : ndarray, C-contiguous, or None
-            Where to put the sum of a host's array; `array` then stays as it is.
-        """
+        """Return the sum of all ranks' arrays, the same to the bit on all of them."""
         if self._begun:
             self._wait_for_begun()
         return self._allreduce(array, out)
 
     def reduce_scatter(self, array: Any, bounds: list[int] | None = None) -> Any:
-        """Return this rank's range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``.
-
-        Parameters
-        ----------
-        array : array of shape (n,)
-            Of the same length and dtype on all ranks; a host's stays as it is.
-        bounds : list of int, or None
-            Where the ranks' ranges begin, and `n`, the same on all ranks; None: :meth:`bounds`.
-        """
+        """Return this rank's range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``."""
         if self._begun:
             self._wait_for_begun()
         return self._reduce_scatter(array, self.bounds(len(array)) if bounds is None else bounds)
@@ -265,23 +238,8 @@ class Communicator(ABC):
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
-        """Return shared memory in which compiled loops sum gradients, in turn with the collectives.
-
-        Parameters
-        ----------
-        n : int or None
-            Parameters; None: gradients are of any length, and each rank has one place for its own.
-        dtype : dtype
-        lanes : list of list of int
-            Of each rank, the numbers of its lanes.
-        in_order : bool
-            Whether gradients are added up in the order of the lanes; else the gradients of each
-            rank first, and then these sums.
-
-        Returns
-        -------
-        Board or None
-            None where ranks do not see each other's memory, or sum otherwise; all get the same.
+        """Return shared memory in which compiled loops sum gradients, in turn with the
+        collectives.
         """
         return None
 
@@ -300,13 +258,7 @@ class Communicator(ABC):
         return self._allgather(arrays)
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        """Return the arrays that each rank has for this one, by rank.
-
-        Parameters
-        ----------
-        arrays : list of arrays
-            What this rank has for each; any shapes and dtypes of numbers.
-        """
+        """Return the arrays that each rank has for this one, by rank."""
         if self._begun:
             self._wait_for_begun()
         return self._alltoall(arrays)
@@ -316,13 +268,6 @@ class Communicator(ABC):
 
         For what is no sum. It takes as many rounds as the number of ranks has binary digits, and
         the order is that of the ranks, whichever comes first.
-
-        Parameters
-        ----------
-        arrays : list of arrays
-            Shapes may differ from rank to rank.
-        merge : callable
-            ``merge(lower, higher)`` returns a list of arrays; it may change the arrays of `lower`.
         """
         if self._begun:
             self._wait_for_begun()

@@ -103,13 +103,7 @@ class DeviceRoute:
 
 
 def choose_route(places: list[DevicePlace]) -> DeviceRoute:
-    """Choose the way from what all ranks said; the same list gives the same answer everywhere.
-
-    Parameters
-    ----------
-    places : list of DevicePlace
-        By rank.
-    """
+    """Choose the way from what all ranks said; the same list gives the same answer everywhere."""
     # Ranks of one host, in the order of the ranks.
     by_host: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
@@ -290,19 +284,6 @@ def make_device_communicator(
     """Return a communicator of device arrays, whose route all ranks have agreed on.
 
     Where no rank has a GPU it is that of the host itself.
-
-    Parameters
-    ----------
-    host : Communicator
-        Of all ranks; closed where this fails.
-    among : callable
-        Makes the communicator of some ranks, this one among them: `PeerGroup.among`.
-    backend : Backend
-        Moves arrays between the device and host memory.
-    wait : Wait
-        The bound of every wait.
-    place, identify, make : optional
-        What stands for this process's GPU and for NCCL; by default they do themselves.
     """
     try:
         # Step 1: all ranks say what they have. Step 2: each chooses the same route from the same

@@ -114,13 +114,7 @@ class HandshakeSession:
         self._deadline.send(self._sock, words + self._proof(speaker, words))
 
     def receive_words(self, speaker: bytes, n: int = 0) -> bytes:
-        """Return `n` bytes of words, whose proof was right.
-
-        Raises
-        ------
-        ConnectionError
-            Their proof is false.
-        """
+        """Return `n` bytes of words, whose proof was right."""
         data = self._deadline.receive(self._sock, n + _PROOF_BYTES)
         words = data[:n]
         # In constant time, so that how long it takes tells nothing of the proof.
@@ -149,11 +143,6 @@ def verify_listener(
     """Go on as a caller that has knocked; the listener has proved itself when this returns.
 
     The next words are the caller's.
-
-    Raises
-    ------
-    OSError
-        The listener is another one, or too slow.
     """
     nonce = deadline.receive(sock, _NONCE_BYTES)
     session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
@@ -167,11 +156,6 @@ def receive_hello(
     """Begin the handshake as the listener: role and name that the caller claims, and the session.
 
     The next words are the caller's, with its proof.
-
-    Raises
-    ------
-    OSError
-        The caller speaks otherwise, or is too slow.
     """
     hello = deadline.receive(sock, _HELLO.size)
     # The caller's nonce is part of `hello`, of which the key is made.

@@ -51,18 +51,7 @@ __all__ = [
 def choose_communicator(
     peers: PeerGroup, wait: Wait, allowed: bool, own_core: bool = False
 ) -> Communicator:
-    """Return the fastest communicator of the same ranks.
-
-    Parameters
-    ----------
-    peers : PeerGroup
-        Its sockets stay open and tell that a rank has ended. Closed where this fails.
-    wait : Wait
-    allowed : bool
-        Whether this rank takes part; all ranks must call, whatever they say.
-    own_core : bool
-        Whether this rank has a processor of its own: it then looks longer before it sleeps.
-    """
+    """Return the fastest communicator of the same ranks."""
     try:
         hosts, places = find_shared_memory(peers, allowed)
     except BaseException:
@@ -202,14 +191,7 @@ _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
 def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], RankMemory]:
-    """Return the ranks of each host, and the memory of those on this one's host.
-
-    Parameters
-    ----------
-    peers : PeerGroup
-    allowed : bool
-        Whether this rank takes part; all ranks must call, whatever they say.
-    """
+    """Return the ranks of each host, and the memory of those on this one's host."""
     # A rank that takes no part still calls, with a place of zeros: collectives are of all ranks.
     own = make_rank_memory() if allowed else None
     place = _NOWHERE
@@ -279,12 +261,7 @@ def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
 
 
 def open_rank_memory(pid: int, memory: int, bell: int) -> tuple[SharedSegment, WakePipe]:
-    """Return the memory and wake pipe of another process, by its descriptors there.
-
-    Raises
-    ------
-    OSError
-    """
+    """Return the memory and wake pipe of another process, by its descriptors there."""
     return SharedSegment.find(pid, memory, SEGMENT_BYTES), WakePipe.find(pid, bell)
 
 
@@ -324,19 +301,7 @@ class OneHostMeeting:
     def group(
         self, rank: int, places: list[Any], tell: TellAll, wait: Wait, look: float = SPIN_SECONDS
     ) -> SharedGroup | None:
-        """Return the communicator of all ranks; None on all where some do not see each other.
-
-        Parameters
-        ----------
-        rank : int
-        places : list
-            What all ranks have said, by rank: the same list on each.
-        tell : callable
-            Takes what this rank says next; waits for and returns what all say.
-        wait : Wait
-        look : float
-            Seconds to look for the others without sleeping.
-        """
+        """Return the communicator of all ranks; None on all where some do not see each other."""
         places = [_check_place(place) for place in places]
         if not places[0][0] or any(place[0] != places[0][0] for place in places):
             return None

@@ -47,15 +47,7 @@ class NcclGroup:
 
     @classmethod
     def make(cls, rank: int, size: int, identifier: bytes, wait: Wait) -> NcclGroup:
-        """Return the group of a host's ranks, once all have met.
-
-        Raises
-        ------
-        CommunicationError
-            Where NCCL fails.
-        RunAbortedError, WaitTimeoutError
-            Where others do not come.
-        """
+        """Return the group of a host's ranks, once all have met."""
         nccl = import_module("nccl.core")
         with _translate_errors():
             unique = nccl.UniqueId.from_bytes(identifier)

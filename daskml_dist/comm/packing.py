@@ -77,13 +77,7 @@ def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
 
 
 def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Undo `pack_arrays`; the arrays are parts of `data`, and aligned as it is.
-
-    Raises
-    ------
-    CommunicationError
-        The bytes are not what `pack_arrays` makes.
-    """
+    """Undo `pack_arrays`; the arrays are parts of `data`, and aligned as it is."""
     try:
         length = int.from_bytes(data[:8].tobytes(), "little")
         layout = json.loads(data[8 : 8 + length].tobytes())
@@ -125,13 +119,7 @@ def pack_object_parts(thing: Any, known: KnownClasses) -> list[Any]:
 
 
 def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
-    """Undo `pack_object`; arrays of it are parts of `data`, unless that is bytes.
-
-    Raises
-    ------
-    CommunicationError
-        The bytes are not what it makes.
-    """
+    """Undo `pack_object`; arrays of it are parts of `data`, unless that is bytes."""
     if isinstance(data, bytes):  # they may lie anywhere, and cannot be written to
         data = np.frombuffer(bytearray(data), np.uint8)
     try:
@@ -142,19 +130,7 @@ def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
 
 
 def split_object(thing: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
-    """Return a tree that JSON can hold, and the arrays that it names.
-
-    Parameters
-    ----------
-    thing : object
-        Numbers, text, arrays, lists, tuples, sets, dictionaries and objects of `known` classes.
-    known : KnownClasses
-
-    Raises
-    ------
-    TypeError
-        It holds something else.
-    """
+    """Return a tree that JSON can hold, and the arrays that it names."""
     arrays: list[NDArray[Any]] = []
     return _build_tree(thing, arrays, known), arrays
 
@@ -189,13 +165,7 @@ def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> 
 
 
 def join_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
-    """Undo `split_object`.
-
-    Raises
-    ------
-    CommunicationError
-        The tree is not what it makes, or names another class.
-    """
+    """Undo `split_object`."""
     try:
         return _rebuild_object(tree, arrays, known)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -331,20 +301,7 @@ class MessageBounds:
 
 
 def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:
-    """Return the dtype and the bytes of an array that is announced.
-
-    Parameters
-    ----------
-    dtype : str
-    shape : sequence of int
-    most : int
-        Bytes that it may have.
-
-    Raises
-    ------
-    CommunicationError
-        It is no array of plain numbers, or larger.
-    """
+    """Return the dtype and the bytes of an array that is announced."""
     found = _WIRE_DTYPES.get(dtype)
     if found is None:
         raise make_malformed_error(f"an array of dtype {str(dtype)[:20]!r}")
@@ -450,13 +407,7 @@ class RepeatedObjects:
         self._forms: dict[bytes, _ObjectForm] = {}
 
     def pack(self, thing: Any) -> list[Any]:
-        """Return the bytes of `pack_object`, in parts.
-
-        Raises
-        ------
-        TypeError
-            It holds what cannot be sent.
-        """
+        """Return the bytes of `pack_object`, in parts."""
         form = _describe_form(thing)
         if form is None:
             return pack_object_parts(thing, self._known)
@@ -471,13 +422,7 @@ class RepeatedObjects:
         return [head, *list_array_bytes(arrays)]
 
     def unpack(self, data: NDArray[np.uint8]) -> Any:
-        """Undo `pack_arrays`; arrays are parts of `data`.
-
-        Raises
-        ------
-        CommunicationError
-            The bytes are not what it makes.
-        """
+        """Undo `pack_arrays`; arrays are parts of `data`."""
         arrays = unpack_arrays(data)
         # The text is the key: the same text was understood before, and only its arrays are new.
         text = arrays[0].tobytes() if arrays else b""

@@ -325,16 +325,7 @@ class SoloCommunicator(Communicator):
 def connect_to_server(
     endpoint: Endpoint, credentials: Credentials, wait: Wait, bounds: MessageBounds
 ) -> ServerConnection:
-    """Connect to a server.
-
-    Parameters
-    ----------
-    endpoint : Endpoint
-    credentials : Credentials
-    wait : Wait
-    bounds : MessageBounds
-        What the server and its trainers may send.
-    """
+    """Connect to a server."""
     # In one process calls go to the server directly: nothing is copied or sent.
     server = find_server(endpoint.key)
     if server is not None:

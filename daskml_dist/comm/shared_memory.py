@@ -117,11 +117,6 @@ class SharedSegment:
         """Return a new segment of `size` bytes of data, and its descriptor, to close once found.
 
         Pages that are never touched cost nothing.
-
-        Raises
-        ------
-        OSError
-            Where there is no such memory.
         """
         if not hasattr(os, "memfd_create"):
             raise OSError("no memfd_create on this system")
@@ -140,13 +135,7 @@ class SharedSegment:
 
     @classmethod
     def find(cls, pid: int, number: int, size: int) -> SharedSegment:
-        """Return another process's segment, by its descriptor there and the size of its data.
-
-        Raises
-        ------
-        OSError
-            Where it cannot be reached, or is no such segment of this user's alone.
-        """
+        """Return another process's segment, by its descriptor there and the size of its data."""
         descriptor = _reopen_descriptor(pid, number)
         try:
             state = os.fstat(descriptor)
@@ -181,13 +170,7 @@ class WakePipe:
 
     @classmethod
     def find(cls, pid: int, number: int) -> WakePipe:
-        """Return the pipe of another process, by its descriptor there.
-
-        Raises
-        ------
-        OSError
-            Where it cannot be reached, or is no pipe of this user.
-        """
+        """Return the pipe of another process, by its descriptor there."""
         bell = cls(_reopen_descriptor(pid, number))
         state = os.fstat(bell.descriptor)
         if not stat.S_ISFIFO(state.st_mode) or state.st_uid != os.geteuid():
@@ -243,12 +226,7 @@ class SpinningWait:
         self._poll.register(life.fileno(), select.POLLIN)
 
     def wait_until(self, words: Any, index: int, value: int) -> bool:
-        """Wait until ``words[index] >= value``; False where the other side is gone before.
-
-        Raises
-        ------
-        RunAbortedError, GenerationError, WaitTimeoutError
-        """
+        """Wait until ``words[index] >= value``; False where the other side is gone before."""
         now = time.perf_counter
         start = now()
         end = start + self._spin

@@ -379,11 +379,6 @@ class PairMessages:
 
         `awaited`: never more than a few such messages wait to be received, so that the system's
         buffers hold small ones, which are then sent without another thread.
-
-        Raises
-        ------
-        CommunicationError
-            An earlier message could not be sent.
         """
         if to == self._peers.rank:
             self._come[to, name] = arrays

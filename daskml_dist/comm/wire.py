@@ -167,14 +167,7 @@ class FrameReader:
         return layout.unpack(buffer)
 
     def read(self) -> ServerRequest | ServerReply | CallPayload:
-        """Read one frame, whatever it is.
-
-        Raises
-        ------
-        CommunicationError
-            The source ended, or the frame is none that a worker of this fit sends. Nothing after
-            it can be read.
-        """
+        """Read one frame, whatever it is."""
         self._source.read_into(memoryview(self._kind))
         kind = self._kind[0]
         if kind not in self._kinds:

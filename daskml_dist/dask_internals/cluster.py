@@ -79,12 +79,6 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
 
     `Client.scheduler_info` says it too, but may return what a callback of the client's has asked
     for at the same time: a list without any worker.
-
-    Raises
-    ------
-    SchedulerLostError
-        At once, where Dask itself would first try to connect again for a minute: a scheduler
-        forgets what a client that was gone had asked for.
     """
     # A connecting client would wait for the scheduler, and then know nothing of its tasks.
     if client.status != "running":
@@ -109,16 +103,7 @@ class _BeforeClosing(WorkerPlugin):
 
 
 def run_before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]]) -> None:
-    """Have a coroutine run before a worker closes by itself or on request; not if it is killed.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-    name : str
-        For :func:`forget_before_closing`; the same name again is ignored.
-    prepare : callable
-        Makes the coroutine; cluster managers kill a worker that takes more than four seconds.
-    """
+    """Have a coroutine run before a worker closes by itself or on request; not if it is killed."""
 
     async def add() -> None:
         if name not in worker.plugins and worker.status.name == "running":
@@ -192,11 +177,6 @@ def wait_for_actor(client: Any, future: Any, cls: type, address: str, timeout: f
     """Return the proxy of an actor that was submitted to a worker, once it is there.
 
     Its future's result is the same, but takes two messages more.
-
-    Raises
-    ------
-    TimeoutError
-        It is not there yet.
     """
     with client.as_current():
         wait([future], timeout=timeout)
@@ -221,19 +201,6 @@ def submit_tasks(
 
     `Client.submit` sends one for each, of which the scheduler passes on what a worker gets in
     batches of 5 ms.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    tasks : mapping of key to (callable, arguments)
-    workers : mapping of key to str or None
-        The one worker that may run a task.
-    actors : collection of keys
-        Tasks that make an actor.
-
-    Returns
-    -------
-    dict of key to Future
     """
     graph = {key: Task(key, f, *map(parse_input, args)) for key, (f, args) in tasks.items()}
     if not graph:
@@ -303,17 +270,6 @@ def release_stuck_tasks(
 
     A task that is pinned to workers that went, or are paused, waits for ever; so does one that
     lies at a paused worker.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    keys : list
-        And all that they need and that is not there.
-    killed : list, optional
-        Those among the `keys` that Dask gave up, with what they need (`is_killed_worker`): they
-        are tried once more.
-    ours : bool, default=True
-        Whether the `keys` are tasks of our own; then they and what they need lose such pins.
     """
 
     def is_begun(worker: Any, ts: Any) -> bool:

@@ -38,37 +38,12 @@ def lower_partitions(frame: Any) -> list[Delayed]:
     Its shuffles are the same tasks as in anything else that is made of the frame. Projections of
     columns and filters are pushed down into reads, though not through a shuffle. Nothing is fused:
     tasks that are fused in X and in y would compute twice what both share.
-
-    Parameters
-    ----------
-    frame : dask DataFrame or Series
-
-    Returns
-    -------
-    list of Delayed
-        One for each partition.
     """
     return split_partitions(lower_or_fall_back(lower_separately, [frame.expr]))[0]
 
 
 def make_frame_from_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str) -> Any:
-    """Return a dask DataFrame whose partitions are tasks of a graph.
-
-    Parameters
-    ----------
-    graph : HighLevelGraph
-        Graph that makes the keys.
-    keys : list of key
-        Keys of the partitions.
-    meta : pandas.DataFrame
-        Frame without rows, which has the columns and dtypes.
-    name : str
-        Name that no other frame has.
-
-    Returns
-    -------
-    dask DataFrame
-    """
+    """Return a dask DataFrame whose partitions are tasks of a graph."""
     from dask._collections import new_collection
 
     return new_collection(_wrap_tasks(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))

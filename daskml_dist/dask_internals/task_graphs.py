@@ -110,16 +110,7 @@ def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
 def convert_to_tasks(
     graphs: Iterable[Mapping[Any, Any]], futures: Mapping[Any, Any]
 ) -> dict[Any, Any]:
-    """Return the tasks of some graphs as nodes of `dask._task_spec`.
-
-    Parameters
-    ----------
-    graphs : iterable of mapping
-    futures : mapping of key to Future
-        Those that :func:`find_futures` finds in the graphs. Their keys have no task in the result,
-        even where a graph knows how to make them: the data on the workers is used, as the scheduler
-        uses it.
-    """
+    """Return the tasks of some graphs as nodes of `dask._task_spec`."""
     merged: dict[Any, Any] = {}
     for graph in graphs:
         merged.update(graph)
@@ -158,17 +149,7 @@ def describe_task(key: Any, tasks: Mapping[Any, Any]) -> str:
 def run_tasks(
     tasks: Mapping[Any, GraphNode], data: Mapping[Any, Any], key: Any, begun: list[Any]
 ) -> Any:
-    """Return the result of a task, made in the calling thread with all that it needs.
-
-    Parameters
-    ----------
-    tasks : mapping of key to GraphNode
-    data : mapping of key to object
-        Results of the keys that the tasks need and that are not among them.
-    key : key
-    begun : list of key
-        Takes the key of each task as it begins: the last one is the one that has failed.
-    """
+    """Return the result of a task, made in the calling thread with all that it needs."""
     # Data goes in as nodes: a bare list, tuple or string would be read as a task or a key.
     graph = {**tasks, **{name: DataNode(name, value) for name, value in data.items()}}
     # Callbacks that are passed replace those that the user has registered for all of Dask.
@@ -179,18 +160,7 @@ _DISK_SHUFFLE_MODULE = "dask.dataframe.shuffle"
 
 
 def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
-    """Return the shuffles that decide the order of rows of some keys of a graph.
-
-    Parameters
-    ----------
-    graph : HighLevelGraph
-    keys : iterable of key
-
-    Returns
-    -------
-    frozenset
-        A name for each; empty where the rows always come in one order.
-    """
+    """Return the shuffles that decide the order of rows of some keys of a graph."""
     tasks = {key: task for part in _iterate_layers(graph) for key, task in part.items()}
     # Most graphs have none, and need not be walked.
     if not any(is_unordered_shuffle(task) for task in tasks.values()):

@@ -27,31 +27,7 @@ __all__ = ["make_baskets", "mark_known"]
 def make_baskets(
     frame: Any, basket: Any, item: Any, client: Any = None
 ) -> tuple[Any, NDArray[Any]]:
-    """Bring the entries of each basket together, and make a sparse row of them.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame or dask DataFrame
-        A row for each entry; the same may come several times.
-    basket, item : str
-        Columns that hold the ids.
-    client : distributed.Client or None
-        None: the current one.
-
-    Returns
-    -------
-    X : CSR matrix of bool of shape (n_baskets, n_items), or list of Delayed
-        Of a lazy frame a list: parts of the rows, whose entries Dask brings there by its shuffle.
-    items : ndarray of shape (n_items,)
-        What the user calls the columns; sorted.
-
-    Raises
-    ------
-    InvalidParameterError
-        Both columns are one.
-    InvalidDataError
-        It is no frame, lacks a column, or has no rows; an id is missing.
-    """
+    """Bring the entries of each basket together, and make a sparse row of them."""
     _check_basket_columns(frame, basket, item)
     rows = frame[[basket, item]]
     # What is no client is refused where the fit begins.
@@ -122,24 +98,7 @@ class _BuildBaskets:
 
 
 def mark_known(X: Any) -> Any:
-    """Return baskets with two columns an item: all whether it is there, then all whether known.
-
-    Parameters
-    ----------
-    X : array-like, pandas.DataFrame, dask Array or dask DataFrame
-        Of shape (n_rows, n_items); NaN, None and ``pandas.NA`` are unknown.
-
-    Returns
-    -------
-    ndarray, dask Array, or list of delayed ndarray, of bool
-        Of shape (n_rows, 2 * n_items).
-
-    Raises
-    ------
-    InvalidDataError
-        The rows are sparse, or not two-dimensional; of a part where it is computed: entries are
-        negative, infinite or no numbers.
-    """
+    """Return baskets with two columns an item: all whether it is there, then all whether known."""
     if hasattr(getattr(X, "_meta", X), "tocsr"):
         raise InvalidDataError(
             "X is sparse, and entries that are not stored are known to be zero. Leave null_values "

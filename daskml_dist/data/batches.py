@@ -119,15 +119,8 @@ def count_held_out_rows(segment: Segment, fraction: float) -> int:
 
 
 def count_pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: float = 0.0) -> int:
-    """Return the steps of a pass, which all lanes make; lanes of fewer rows take smaller batches.
-
-    Parameters
-    ----------
-    lanes : list of LaneSpec
-    batch_size : int or None
-        Rows of the largest lane's batches; None: all its rows.
-    fraction : float
-        Share of rows held out.
+    """Return the steps of a pass, which all lanes make; lanes of fewer rows take smaller
+    batches.
     """
     if batch_size is None:
         return 1

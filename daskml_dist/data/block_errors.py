@@ -47,12 +47,6 @@ def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> In
     """Return the error of rows that could not be read, which names the block.
 
     Blocks are read once more, one after the other, up to the one that cannot be.
-
-    Parameters
-    ----------
-    blocks : iterable of tuple
-        The lazy parts of each.
-    error : Exception
     """
     # A task that does nothing with the parts fails only where making them fails.
     there, what = delayed(_touch_parts, pure=False), "Rows"
@@ -67,16 +61,7 @@ def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> In
 
 
 def make_reading_error(what: str, error: BaseException, task: str = "") -> InvalidDataError:
-    """Return the error of rows whose making raised, with the remedy for its kind.
-
-    Parameters
-    ----------
-    what : str
-        The block, or all rows.
-    error : BaseException
-    task : str, default=""
-        Of Dask's that raised it, where that is known.
-    """
+    """Return the error of rows whose making raised, with the remedy for its kind."""
     said = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
     # Dask checks some blocks against what it was told (`meta`), and pandas finds columns missing.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):

@@ -126,41 +126,7 @@ def make_block(
     row_shape: tuple[int, ...] | None = None,
     on_device: bool = False,
 ) -> Block:
-    """Make a block of what a worker holds; copies only what is not right already.
-
-    Parameters
-    ----------
-    index : int
-        Position among the blocks of the fit, named in errors.
-    X : array-like, scipy.sparse matrix or pandas.DataFrame of shape (n_rows, n_features)
-        NaN and infinity are let through: see `check_finite`.
-    y : array-like or pandas.Series of shape (n_rows,) or (n_rows, 1), or None
-    sample_weight : array-like of shape (n_rows,), float, or None
-    dtype : {"float32", "float64"}, optional
-        Of the block; by default as :func:`as_rows`.
-    classification : bool, default=False
-        Whether `y` holds labels, which are kept as they are.
-    multi_output : bool, default=False
-        Whether `y` may have several columns.
-    tensors : bool, default=False
-        Whether rows may be arrays of any shape, and keep their dtype.
-    row_shape : tuple of int, optional
-        Shape of a row as its collection tells it.
-    on_device : bool, default=False
-        Leave an `X` of CuPy as it is and where it lies, for a single reading.
-
-    Returns
-    -------
-    Block
-
-    Raises
-    ------
-    InvalidDataError
-        `X` is not numeric, or its rows have another shape; lengths differ; `y` is missing, NaN or
-        infinite somewhere; a weight is negative, NaN or infinite.
-    DeviceUnavailableError
-        As :func:`as_rows`.
-    """
+    """Make a block of what a worker holds; copies only what is not right already."""
     # Rows that already are as the fit wants them stay on the GPU; all others go through the host.
     on_device = on_device or _may_stay_on_device(X, dtype, tensors)
     # Features: a float array or CSR matrix. NaN and infinity pass here, since imputers take them; a
@@ -192,31 +158,12 @@ def _may_stay_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
 
 
 def check_finite(block: Block) -> None:
-    """Check that the features of a block are finite.
-
-    Parameters
-    ----------
-    block : Block
-
-    Raises
-    ------
-    InvalidDataError
-        Names the block and its first bad row.
-    """
+    """Check that the features of a block are finite."""
     check_finite_rows(block.rows, block.index)
 
 
 def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None:
-    """Check that rows are finite, as `check_finite`; whole numbers are.
-
-    Parameters
-    ----------
-    X : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features) or (n_rows, ...)
-    index : int, optional
-        Block to name in the error.
-    first : int, default=0
-        Where these rows begin in the block.
-    """
+    """Check that rows are finite, as `check_finite`; whole numbers are."""
     values = X.data if sparse.issparse(X) else X
     position = find_first_nonfinite(values) if values.dtype.kind == "f" else None
     if position is None:
@@ -243,12 +190,7 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
 
 
 def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
-    """Check that a block's values are as many as its rows.
-
-    Raises
-    ------
-    InvalidDataError
-    """
+    """Check that a block's values are as many as its rows."""
     if len(values) != n_rows:
         raise InvalidDataError(
             f"Block {index}: X has {n_rows} rows but {name} has {len(values)}. Give {name} the "
@@ -307,12 +249,8 @@ def _convert_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
 
 
 def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[Any]:
-    """Return weights of rows as an array of `dtype`; raise for a negative, missing or infinite one.
-
-    Raises
-    ------
-    InvalidDataError
-        Names the row, and the block where `index` is its number.
+    """Return weights of rows as an array of `dtype`; raise for a negative, missing or infinite
+    one.
     """
     check_no_missing(weights, "sample_weight", index)
     weights = convert_to_numbers(weights, dtype, "sample_weight", index)
@@ -410,21 +348,7 @@ class BlockInfo:
 
 
 def inspect_block(block: Block) -> BlockInfo:
-    """Collect what the client must know of a block.
-
-    Parameters
-    ----------
-    block : Block
-
-    Returns
-    -------
-    BlockInfo
-
-    Raises
-    ------
-    InvalidDataError
-        The labels cannot be sorted, being of different types.
-    """
+    """Collect what the client must know of a block."""
     X, weights = block.rows, block.sample_weight
     is_sparse = sparse.issparse(X)
     facts: dict[str, Any] = {}
@@ -448,19 +372,7 @@ def inspect_block(block: Block) -> BlockInfo:
 
 
 def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
-    """Return the facts of blocks of whole rows, joined from blocks of parts of their columns.
-
-    Parameters
-    ----------
-    infos : sequence of BlockInfo
-        Of all blocks of the first part, then of the next, and so on.
-    n_parts : int
-
-    Raises
-    ------
-    InvalidDataError
-        Parts of the same rows have different numbers of them.
-    """
+    """Return the facts of blocks of whole rows, joined from blocks of parts of their columns."""
     # Infos come part by part: those of one row of chunks are n_blocks apart.
     n_blocks = len(infos) // n_parts
     return [_join_infos(infos[at::n_blocks]) for at in range(n_blocks)]

@@ -44,20 +44,7 @@ class Bundle:
 def make_bundle(
     make: Callable[..., Block], numbers: Sequence[int], parts: Sequence[Sequence[Any]]
 ) -> Bundle:
-    """Make blocks, each of one part, and look at them.
-
-    Parameters
-    ----------
-    make : callable
-        As `Collection.block_maker`.
-    numbers : sequence of int
-    parts : sequence of (X, y, sample_weight)
-
-    Raises
-    ------
-    InvalidDataError
-        Names the block that cannot be made.
-    """
+    """Make blocks, each of one part, and look at them."""
     blocks = {}
     for number, part in zip(numbers, parts, strict=True):
         try:
@@ -72,22 +59,7 @@ def make_bundle(
 def group_into_bundles(
     homes: Sequence[str | None], threads: Mapping[str, int], nbytes: Sequence[float] | None
 ) -> list[tuple[int, ...]]:
-    """Return groups of small blocks that one worker holds, each to be made by one task.
-
-    Parameters
-    ----------
-    homes : sequence of str or None
-        Worker that holds the rows of each block.
-    threads : mapping of worker to its number of threads
-    nbytes : sequence of float or None
-        Upper bound of each block's bytes; None where it is not known.
-
-    Returns
-    -------
-    list of tuple of int
-        Each block once; bundles in the order of their first blocks. A worker has one for each of
-        its threads at least, as far as it has blocks.
-    """
+    """Return groups of small blocks that one worker holds, each to be made by one task."""
     held: dict[str | None, list[int]] = {}
     for number, home in enumerate(homes):
         held.setdefault(home, []).append(number)

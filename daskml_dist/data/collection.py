@@ -177,18 +177,7 @@ class Collection:
         return tuple(map(find_declared_numbers, self.inputs, self.names))
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
-        """Make lazy blocks, one for each part.
-
-        Parameters
-        ----------
-        dtype : {"float32", "float64"} or None
-            Of the blocks; None leaves each its own.
-
-        Returns
-        -------
-        list of dask.delayed.Delayed
-            One `Block` each.
-        """
+        """Make lazy blocks, one for each part."""
         # pure=False: a key of its own for each call, with no hashing of data.
         make = delayed(self.block_maker, pure=False)
         # Of tensors every column keeps its dtype, which rows of arrays cannot.
@@ -219,43 +208,7 @@ def as_collection(
     tensors: bool = False,
     any_shape: bool = False,
 ) -> Collection:
-    """Align X, y and sample_weight by rows, with no work on the data.
-
-    Parameters
-    ----------
-    X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-        Or what :func:`~daskml_dist.data.containers.convert_foreign` makes such a thing of.
-        Of shape (n_rows, n_features), of tensors (n_rows, ...). The chunks of a Dask Array may be
-        NumPy or scipy.sparse (or of CuPy) and of unknown sizes; several column chunks are joined.
-        A list of `dask.delayed.Delayed` holds one block of rows each.
-    y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
-        Or a list of `Delayed`. For the name of a column of X see :func:`take_named_columns`.
-    sample_weight : like `y`, or a float for all rows, or None
-    numeric : bool, default=True
-        Check that X holds numbers; False lets strings, categories and dates through.
-    multi_output : bool, default=False
-        Whether y may have several columns, of shape (n_rows, n_targets).
-    classification : bool, default=False
-        Whether y holds labels.
-    tensors : bool, default=False
-        Whether a row of X may be an array of any shape and real dtype, which are kept.
-    any_shape : bool, default=False
-        Whether only the first axis counts, as where rows are split: X may have any number of
-        dimensions, one among them, and so may y where it may have several columns.
-
-    Returns
-    -------
-    Collection
-        Of the kind "dask" where any of the three is a Dask collection. Its rows are cut as those
-        of the first of them that is.
-
-    Raises
-    ------
-    InvalidDataError
-        `X` is not two-dimensional, has no rows, no features or columns that are not numbers; `y`
-        or `sample_weight` has several columns or another length; the rows cannot be aligned
-        because chunk sizes are unknown.
-    """
+    """Align X, y and sample_weight by rows, with no work on the data."""
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
     except InvalidDataError as error:
@@ -297,24 +250,7 @@ def as_collection(
 
 
 def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Take the target and the weights out of a dataframe, where they are given by name.
-
-    Parameters
-    ----------
-    X : pandas.DataFrame, dask DataFrame, or any other rows
-    y, sample_weight : str or any other values
-        Several targets: `y` as a list of str.
-
-    Returns
-    -------
-    X, y, sample_weight
-        `X` without the named columns, and these columns. Lists of `Delayed` are Dask Arrays.
-
-    Raises
-    ------
-    InvalidDataError
-        There is no such column.
-    """
+    """Take the target and the weights out of a dataframe, where they are given by name."""
     X, y, sample_weight = convert_foreign(X, y, sample_weight)
     check_holds_rows(X)
     # From here on lists of delayed blocks are Dask Arrays of unknown chunk sizes.
@@ -577,23 +513,6 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
     """Cut rows along their columns; y and the weights go with each part.
 
     Chunks of a Dask Array which hold what a part is to hold stay as they are, and where they are.
-
-    Parameters
-    ----------
-    collection : Collection
-    n_parts : int
-
-    Returns
-    -------
-    Collection
-        All parts of the first columns, then those of the next, and so on.
-
-    Raises
-    ------
-    InvalidParameterError
-        There are fewer columns than parts.
-    InvalidDataError
-        X, y or sample_weight is a Dask dataframe, or X has an unknown number of columns.
     """
     X, y, weight = collection.inputs
     n_features = _find_column_count(collection)

@@ -35,23 +35,7 @@ _TILE_VALUES, _TILE_BYTES, _TILE_COLUMNS = 8192, 2**19, 256
 
 
 def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the least and the greatest value of each column; NaN counts as missing.
-
-    Parameters
-    ----------
-    rows : ndarray of float32 or float64 of shape (n_rows, n_columns)
-        C- or Fortran-ordered.
-
-    Returns
-    -------
-    low, high : ndarray of shape (n_columns,)
-        Of the dtype of `rows`; NaN of a column without values.
-
-    Raises
-    ------
-    InvalidDataError
-        For infinity.
-    """
+    """Return the least and the greatest value of each column; NaN counts as missing."""
     # NaN to begin with: fmin and fmax ignore it as soon as there is a value.
     low, high = np.full((2, rows.shape[1]), np.nan, dtype=rows.dtype)
     for at, tile in _iterate_tiles(rows, rows.dtype):
@@ -67,21 +51,6 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
 
     Those of a few values at a time, in two steps (their mean, then the deviations from it), are
     merged as in Chan, Golub and LeVeque (1983), so that no digits are lost to a large mean.
-
-    Parameters
-    ----------
-    rows : ndarray of float32 or float64 of shape (n_rows, n_columns)
-        C- or Fortran-ordered.
-
-    Returns
-    -------
-    count, mean, var : ndarray of float64 of shape (n_columns,)
-        NaN for mean and variance of a column without values.
-
-    Raises
-    ------
-    InvalidDataError
-        For infinity.
     """
     count, mean, squares = np.zeros((3, rows.shape[1]))
     for at, tile in _iterate_tiles(rows, np.float64):
@@ -98,13 +67,7 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
 
 
 def check_no_infinity(values: NDArray[Any]) -> None:
-    """Raise `InvalidDataError` where values, or sums that would show it, hold infinity.
-
-    Raises
-    ------
-    InvalidDataError
-        They are not.
-    """
+    """Raise `InvalidDataError` where values, or sums that would show it, hold infinity."""
     if np.isinf(values).any():
         raise InvalidDataError(
             "Input X contains infinity. Replace it, for example X.replace([inf, -inf], nan)."
@@ -174,14 +137,7 @@ class WeightedMoments:
 
     @classmethod
     def of(cls, values: NDArray[Any], weights: NDArray[Any] | None = None) -> Self:
-        """Return the moments of some numbers.
-
-        Parameters
-        ----------
-        values : ndarray of shape (n,) or (n, n_columns)
-        weights : ndarray of shape (n,), or None
-            At least 0; None: all are 1.
-        """
+        """Return the moments of some numbers."""
         columns = (values if values.ndim == 2 else values[:, None]).astype(np.float64, copy=False)
         n_rows, width = columns.shape
         given = None if weights is None else weights.astype(np.float64, copy=False)
@@ -238,18 +194,6 @@ def find_distinct_rows(X: Any) -> tuple[Any, list[Places]]:
 
     What a column's dtype knows of its values is used: codes of categories, a dictionary of Arrow's
     strings; no object is made for a row.
-
-    Parameters
-    ----------
-    X : pandas.DataFrame or ndarray of shape (n_rows, n_columns)
-        Of at least one row. Other kinds come back as they are.
-
-    Returns
-    -------
-    few : pandas.DataFrame or ndarray of shape (n_few, n_columns)
-        Of the dtypes of `X`; shorter columns are repeated.
-    places : list of ndarray of int of shape (n_rows,)
-        One a column: rows of `few`.
     """
     if is_dataframe_like(X):
         columns = [_find_distinct_in_series(X.iloc[:, j]) for j in range(X.shape[1])]

@@ -60,14 +60,7 @@ _listener: ContextVar[ProgressListener | None] = ContextVar("daskml_dist_listene
 
 @contextmanager
 def report_progress_to(listener: ProgressListener) -> Iterator[None]:
-    """Let a listener hear about each second how many blocks of a reading are done.
-
-    Parameters
-    ----------
-    listener : callable
-        Takes the numbers of blocks done and of all; in a thread of its own. What is done within a
-        second is not told.
-    """
+    """Let a listener hear about each second how many blocks of a reading are done."""
     # A context variable: fits in other threads have listeners of their own.
     token = _listener.set(listener)
     try:
@@ -77,15 +70,7 @@ def report_progress_to(listener: ProgressListener) -> Iterator[None]:
 
 
 def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
-    """Return a value that Dask computes, begun anew where workers are lost again and again.
-
-    Parameters
-    ----------
-    make : callable
-        Takes a name, new each time, and returns the lazy value.
-    n_parts : int, default=0
-        Tasks that are counted for the listener; their keys are (name, 0), (name, 1), ...
-    """
+    """Return a value that Dask computes, begun anew where workers are lost again and again."""
     # A new name for each attempt: the scheduler remembers tasks that it gave up by their keys.
     for left in reversed(range(_MAX_ATTEMPTS)):
         try:
@@ -157,22 +142,7 @@ _CLIENT_CHOICES = (
 
 
 def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES) -> Any:
-    """Return a client that work can be given to.
-
-    Parameters
-    ----------
-    client : object
-    what : str
-        Name of the call, for messages.
-    choices : str
-        Other values that the call takes, in words.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is a cluster, an address or anything else than a client; it is closed; or it belongs to
-        an event loop.
-    """
+    """Return a client that work can be given to."""
     # Loading distributed takes half a second, and who has a client has loaded it.
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
@@ -190,12 +160,7 @@ def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES)
 
 
 def check_synchronous(client: Any, what: str) -> None:
-    """Raise an error where a client belongs to an event loop.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Raise an error where a client belongs to an event loop."""
     if getattr(client, "asynchronous", False):
         raise _make_asynchronous_error(what)
 
@@ -209,17 +174,8 @@ def _make_asynchronous_error(what: str) -> InvalidParameterError:
 
 @contextmanager
 def use_client(client: Any) -> Iterator[None]:
-    """Let a client be the current one, and the one that computes reductions of rows, in a thread.
-
-    Parameters
-    ----------
-    client : object
-        As `fit` takes it; what is no client leaves the current one in place.
-
-    Raises
-    ------
-    InvalidParameterError
-        As :func:`check_client`.
+    """Let a client be the current one, and the one that computes reductions of rows, in a
+    thread.
     """
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
@@ -236,13 +192,7 @@ def use_client(client: Any) -> Iterator[None]:
 
 
 def get_computing_client(what: str = "this call") -> Any:
-    """Return the client that computes reductions of rows now; None without one.
-
-    Raises
-    ------
-    InvalidParameterError
-        It belongs to an event loop.
-    """
+    """Return the client that computes reductions of rows now; None without one."""
     try:
         client = _chosen_client.get() or getattr(get_scheduler(), "__self__", None)
     except RuntimeError as error:  # newer versions of Dask refuse such a client themselves
@@ -315,13 +265,7 @@ class Deadline:
         self._since = time.monotonic()
 
     def lasts(self, state: str = "") -> bool:
-        """Return whether there is time left; tell of the wait once it has taken a moment.
-
-        Parameters
-        ----------
-        state : str, default=""
-            How far that is which is waited for.
-        """
+        """Return whether there is time left; tell of the wait once it has taken a moment."""
         waited = time.monotonic() - self._since
         if waited > self._tell_after and state not in self._told:
             self._told.add(state)
@@ -340,23 +284,6 @@ def wait_for_workers(
     """Wait until some worker takes work.
 
     Meanwhile a task waits, so that an adaptive cluster grows.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    workers : callable
-        Returns what the scheduler knows of each worker that counts.
-    timeout : float
-        Seconds.
-    on_wait : callable, optional
-        Called before a wait, where there is one.
-    why : callable, optional
-        Returns a sentence of why workers are gone, for the error.
-
-    Raises
-    ------
-    TrainingError
-        None came.
     """
     if _any_accepts_work(statuses := _get_statuses(workers)):
         return
@@ -388,22 +315,7 @@ def watch_workers(
     key: Any,
     look: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Watch the workers while Dask computes, and end the wait where all are gone for good.
-
-    Parameters
-    ----------
-    client, workers, timeout
-        As `wait_for_workers`.
-    key : key
-        Of the task that is waited for, which is cancelled where no worker comes.
-    look : callable, optional
-        Called now and then.
-
-    Raises
-    ------
-    TrainingError
-        All workers went, and none came.
-    """
+    """Watch the workers while Dask computes, and end the wait where all are gone for good."""
     from distributed import Future  # which rows in memory do without
 
     ended, gave_up = threading.Event(), []
@@ -537,22 +449,6 @@ def scatter_values(client: Any, value: Any, *, everywhere: bool = False) -> Any:
     """Return futures of values on the workers, as ``client.scatter`` does, though a worker dies.
 
     Dask sends a value to a worker that has just died as long as the scheduler has not noticed.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    value : object, or list of object
-    everywhere : bool, default=False
-        Send it to every worker: nothing makes it again once all that hold it are lost.
-
-    Raises
-    ------
-    TimeoutError
-        There is no worker.
-    SchedulerLostError
-        The scheduler is gone.
-    WorkerLostError
-        Workers were lost again and again.
     """
     end = time.monotonic() + _SCATTER_SECONDS
     while True:

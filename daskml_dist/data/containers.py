@@ -56,26 +56,7 @@ class NamedColumns(da.Array):
 
 
 def convert_foreign(*values: Any) -> Any:
-    """Convert containers of other libraries to those that the package reads.
-
-    Parameters
-    ----------
-    *values : object
-        X, y, weights, ...: an xarray.DataArray becomes its data (an array or Dask Array, with the
-        names of its columns where their coordinate holds strings); arrays of pydata/sparse, also as
-        chunks of a Dask Array, become CSR matrices of SciPy; tensors of torch on a GPU and frames
-        of cuDF are copied to NumPy and pandas. All else stays as it is.
-
-    Returns
-    -------
-    object or tuple of object
-        One for one, else as many.
-
-    Raises
-    ------
-    InvalidTypeError
-        A query of Polars or DuckDB that is not yet run, or an xarray.Dataset; names the remedy.
-    """
+    """Convert containers of other libraries to those that the package reads."""
     converted = tuple(map(_convert_container, values))
     return converted[0] if len(converted) == 1 else converted
 
@@ -109,13 +90,7 @@ def other_gpu_library(value: Any) -> str:
 
 
 def copy_other_gpu_to_host(value: Any) -> Any:
-    """Copy a tensor of torch, a frame or column of cuDF, or an array of numba from its GPU.
-
-    Returns
-    -------
-    ndarray, pandas.DataFrame or pandas.Series
-        All else stays as it is.
-    """
+    """Copy a tensor of torch, a frame or column of cuDF, or an array of numba from its GPU."""
     package = other_gpu_library(value)
     return _HOST_COPIES[package](value) if package else value
 
@@ -134,19 +109,7 @@ def get_column_names(values: Any) -> NDArray[Any] | None:
 
 
 def convert_named_columns(X: Any, *beside: Any) -> Any:
-    """Return a :class:`NamedColumns` as a dask DataFrame, whose blocks have the names.
-
-    Parameters
-    ----------
-    X : rows of any kind; all but named arrays stay as they are
-    *beside : y, weights
-        Cut as X is, which a frame of unknown lengths could not ask for later.
-
-    Returns
-    -------
-    object or tuple of object
-        One for one, else as many.
-    """
+    """Return a :class:`NamedColumns` as a dask DataFrame, whose blocks have the names."""
     found: tuple[Any, ...] = (X, *beside)
     if (names := get_column_names(X)) is not None:
         import dask.dataframe as dd
@@ -216,13 +179,7 @@ def convert_pydata_sparse(value: Any) -> Any:
 
 
 def convert_frame_to_csr(frame: Any) -> Any:
-    """Return the CSR matrix of a frame all of whose columns are sparse with zeros left out.
-
-    Returns
-    -------
-    CSR matrix, or None
-        None for any other frame; scikit-learn, too, makes mixed frames dense.
-    """
+    """Return the CSR matrix of a frame all of whose columns are sparse with zeros left out."""
     return frame.sparse.to_coo().tocsr() if is_sparse_frame(frame) else None
 
 
@@ -262,13 +219,7 @@ def convert_sparse_bools(frame: Any) -> Any:
 
 
 def load_pandas() -> Any:
-    """Return pandas, which rows in NumPy's arrays do without.
-
-    Raises
-    ------
-    InvalidDataError
-        It is not installed.
-    """
+    """Return pandas, which rows in NumPy's arrays do without."""
     try:
         import pandas
     except ImportError as error:
@@ -279,16 +230,7 @@ def load_pandas() -> Any:
 
 
 def check_unique_names(X: Any) -> None:
-    """Check that no two columns of a dataframe have one name: columns are found by it.
-
-    Parameters
-    ----------
-    X : pandas.DataFrame, dask DataFrame, or any other rows, which have no names
-
-    Raises
-    ------
-    InvalidDataError
-    """
+    """Check that no two columns of a dataframe have one name: columns are found by it."""
     if not is_dataframe_like(X) or X.columns.is_unique:
         return
     alike = X.columns[X.columns.duplicated()].unique().tolist()

@@ -73,38 +73,7 @@ def as_rows(
     tensors: bool = False,
     any_order: bool = False,
 ) -> Rows:
-    """Make X a float array or CSR matrix; no copy where it is one already.
-
-    Parameters
-    ----------
-    X : array-like, scipy.sparse matrix or pandas.DataFrame of shape (n_rows, n_features)
-        A frame of sparse columns alone is read as a CSR matrix, one of some sparse columns as
-        dense, as scikit-learn does. Of tensors: an array of shape (n_rows, ...) too.
-    dtype : dtype, optional
-        By default float32 stays and all other numbers become float64; of tensors:
-        `choose_tensor_dtype`.
-    index : int, optional
-        Block to name in errors.
-    on_device : bool, default=False
-        Leave rows of CuPy where they lie, in their order and dtype.
-    tensors : bool, default=False
-        Whether rows may be arrays of any shape, and keep their dtype.
-    any_order : bool, default=False
-        Leave an array in its order in memory, as a dataframe's columns lie.
-
-    Returns
-    -------
-    ndarray or CSR matrix of shape (n_rows, n_features) or (n_rows, ...)
-        C-contiguous unless any order will do, or CSR with sorted indices, no duplicates, and int32
-        indices where they fit. Of CuPy: an array of any order, or CSR without duplicates.
-
-    Raises
-    ------
-    InvalidDataError
-        `X` is not two-dimensional, or not made of real numbers.
-    DeviceUnavailableError
-        Rows of CuPy are to stay on a GPU, and this process can use none.
-    """
+    """Make X a float array or CSR matrix; no copy where it is one already."""
     # Rows that stay on the GPU are only checked, never converted: their bits are the user's.
     if on_device and find_device(X) == "gpu":
         return _check_device_rows(X, index, tensors)
@@ -127,29 +96,7 @@ def as_rows(
 def as_column(
     values: Any, *, name: str, index: int | None = None, several: bool = False
 ) -> NDArray[Any]:
-    """Make y or sample_weight an array of one dimension, of the dtype it has.
-
-    Parameters
-    ----------
-    values : array-like, pandas.Series or pandas.DataFrame of shape (n_rows,) or (n_rows, 1)
-    name : {"y", "sample_weight"}
-        Named in errors.
-    index : int, optional
-        Block to name in errors.
-    several : bool, default=False
-        Let columns through as they are.
-
-    Returns
-    -------
-    ndarray of shape (n_rows,), or (n_rows, n_columns) where several are let through
-        Missing values of a pandas extension type are NaN; objects that are all numbers, or all
-        bools, are so.
-
-    Raises
-    ------
-    InvalidDataError
-        There is more than one column.
-    """
+    """Make y or sample_weight an array of one dimension, of the dtype it has."""
     values = copy_to_host(values)
     # Several targets are a table of numbers, like X; one target may also be labels.
     if several and is_dataframe_like(values):
@@ -194,11 +141,6 @@ def convert_to_host(*values: Any) -> Any:
 
     For what scikit-learn computes in memory, which takes none of CuPy. Dask collections stay as
     they are.
-
-    Returns
-    -------
-    object or tuple of object
-        One for one, else as many.
     """
     if len(values) == 1:
         return copy_to_host(convert_foreign(values[0]))
@@ -209,11 +151,6 @@ def as_array_block(values: Any, name: str, index: int | None) -> Any:
     """Return a block of a Dask Array as an array where it is lists, which Dask lets through.
 
     Texts stay objects: NumPy would make texts of the numbers and gaps among them.
-
-    Raises
-    ------
-    InvalidDataError
-        Its rows have several lengths.
     """
     if not isinstance(values, list | tuple):
         return values
@@ -240,13 +177,7 @@ def choose_tensor_dtype(dtype: Any) -> str:
 
 
 def check_numeric_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
-    """Check that the columns of a dataframe are real numbers.
-
-    Raises
-    ------
-    InvalidDataError
-        Names the columns that are not, of pairs of name and dtype, and what to do about each kind.
-    """
+    """Check that the columns of a dataframe are real numbers."""
     # Kinds of NumPy: b(ool), i(nt), u(nsigned), f(loat); pandas' own dtypes have them, too.
     wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
     for dtype in wrong.values():
@@ -265,11 +196,6 @@ def check_dimensions(
     """Check that X, which has `ndim` and `shape`, has two dimensions; of tensors, at least two.
 
     `given` is X as the user passed it, by which the remedy goes.
-
-    Raises
-    ------
-    InvalidDataError
-        It has not.
     """
     if X.ndim < 2 or (X.ndim > 2 and not tensors):
         # The length of a Dask Series is a task.
@@ -282,26 +208,14 @@ def check_dimensions(
 
 
 def check_numeric_dtype(dtype: Any, name: str, index: int | None = None) -> None:
-    """Check that a dtype holds real numbers, or objects that may turn out to be.
-
-    Raises
-    ------
-    InvalidDataError
-        It is complex, a string, a date or another such dtype.
-    """
+    """Check that a dtype holds real numbers, or objects that may turn out to be."""
     check_not_complex(dtype, name, index)
     if dtype.kind not in "biufO":
         raise InvalidDataError(_describe_not_numeric(dtype, name, index))
 
 
 def check_not_complex(dtype: Any, name: str, index: int | None = None) -> None:
-    """Check that a dtype is not complex.
-
-    Raises
-    ------
-    InvalidDataError
-        It is.
-    """
+    """Check that a dtype is not complex."""
     if dtype.kind == "c":
         raise InvalidDataError(
             f"{describe_block(index)}Complex data not supported: {name} is complex. Pass "
@@ -314,10 +228,6 @@ def convert_missing_to_nan(X: Any) -> Any:
 
     Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA, also in the
     arrays of objects that are made of them.
-
-    Parameters
-    ----------
-    X : pandas.DataFrame, ndarray of objects, or anything else, which stays as it is
     """
     if isinstance(X, np.ndarray) and X.dtype.kind == "O":
         if not any(kind.__name__ == "NAType" for kind in set(map(type, X.ravel().tolist()))):
@@ -354,13 +264,7 @@ def convert_missing_to_nan(X: Any) -> Any:
 
 
 def convert_object_columns(frame: Any) -> Any:
-    """Return a dataframe whose columns of objects that are all numbers have a dtype of numbers.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The frame itself is returned where it has no column of objects.
-    """
+    """Return a dataframe whose columns of objects that are all numbers have a dtype of numbers."""
     objects = [name for name, dtype in frame.dtypes.items() if dtype == np.dtype(object)]
     found = {name: _convert_object_column(frame[name]) for name in objects}
     changed = {name: column for name, column in found.items() if column is not None}
@@ -455,13 +359,6 @@ def convert_to_numbers(
     """Make an array real numbers of a dtype; no copy where they are so already.
 
     C-contiguous, unless `any_order` is asked for.
-
-    Raises
-    ------
-    InvalidDataError
-        They are complex or not numbers.
-    InvalidTypeError
-        They are objects that are not even strings.
     """
     check_numeric_dtype(values.dtype, name, index)
     try:
@@ -537,12 +434,7 @@ def _convert_series(series: Any) -> NDArray[Any]:
 
 
 def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:
-    """Return what to do about columns of a dataframe that are not numeric.
-
-    Parameters
-    ----------
-    wrong : mapping of name to dtype
-    """
+    """Return what to do about columns of a dataframe that are not numeric."""
     of_kind: dict[str, list[Any]] = {}
     for name, dtype in wrong.items():
         of_kind.setdefault(_classify_dtype(dtype), []).append(name)
@@ -578,13 +470,7 @@ def describe_values_remedy(dtype: Any, name: str) -> str:
 
 
 def describe_shape_remedy(X: Any) -> str:
-    """Return what to do about rows that have not two dimensions.
-
-    Parameters
-    ----------
-    X : object
-        As the user passed it: an array, a list or a Series.
-    """
+    """Return what to do about rows that have not two dimensions."""
     if is_series_like(X):
         column = "X.to_frame()" if X.name is None else f"df[[{X.name!r}]], or X.to_frame()"
         told = f"A Series is one column: pass a frame of it, {column}; of one row df.iloc[[0]]."
@@ -626,10 +512,6 @@ def warn_of_target_column(X: Any, y: Any) -> None:
     """Warn where the target is a column of X, from which a model would read it.
 
     Of Dask collections by what they are made of: nothing is computed.
-
-    Warns
-    -----
-    UserWarning
     """
     remedy = describe_target_column(X, y)
     if not remedy or is_dask(X) != is_dask(y):
@@ -690,13 +572,7 @@ def _holds_texts(X: Any) -> bool:
 
 
 def check_no_missing(values: NDArray[Any], name: str, index: int | None = None) -> None:
-    """Check that objects or dates hold no None, NaN, NaT or pandas.NA; numbers are let through.
-
-    Raises
-    ------
-    InvalidDataError
-        Names the first row that does.
-    """
+    """Check that objects or dates hold no None, NaN, NaT or pandas.NA; numbers are let through."""
     if values.dtype.kind in "mM":
         missing = np.isnat(values)
     elif values.dtype.kind == "O":

@@ -25,25 +25,7 @@ _NAMELESS_TYPES = (np.ndarray, list)
 
 
 def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
-    """Check the column names of X as scikit-learn does; nothing is computed of a Dask frame.
-
-    Parameters
-    ----------
-    estimator : estimator
-    X : pandas.DataFrame, dask DataFrame, or any other rows, which have no names
-    reset : bool
-        Set or drop ``feature_names_in_`` instead.
-
-    Raises
-    ------
-    InvalidDataError
-        The names are others than those of the fit, or in another order.
-
-    Warns
-    -----
-    UserWarning
-        Only one of `X` and the rows of the fit has names.
-    """
+    """Check the column names of X as scikit-learn does; nothing is computed of a Dask frame."""
     if reset:
         remember_dtypes(estimator, X)
     elif names_surely_match(X, getattr(estimator, "feature_names_in_", None)):
@@ -90,15 +72,7 @@ def drop_feature_names(estimator: Any) -> Any:
 
 
 def remember_dtypes(estimator: Any, X: Any) -> None:
-    """Set the dtypes of the rows of a fit, for whoever applies it: a service, a model file.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Its ``_feature_dtypes`` is set: a list of the columns' dtypes as str, a list of one for
-        rows that have one for all, or None where they have none.
-    X : the rows
-    """
+    """Set the dtypes of the rows of a fit, for whoever applies it: a service, a model file."""
     # Frames have a dtype for each column, arrays one for all, lists none.
     dtypes = getattr(X, "dtypes", None)
     if dtypes is not None and hasattr(dtypes, "__iter__"):

@@ -47,50 +47,21 @@ _DELAYED_PREFIX = "blocks-of-delayed-"
 
 
 def is_dask(value: Any) -> bool:
-    """Return whether a value is a lazy Dask collection, or a list of delayed blocks.
-
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether a value is a lazy Dask collection, or a list of delayed blocks."""
     if isinstance(value, list | tuple):
         return bool(value) and isinstance(value[0], Delayed)
     return bool(is_dask_collection(value))
 
 
 def is_dask_frame(value: Any) -> bool:
-    """Return whether a value is a Dask dataframe or series; dask.dataframe is not imported for it.
-
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    bool
+    """Return whether a value is a Dask dataframe or series; dask.dataframe is not imported for
+    it.
     """
     return is_dask(value) and (is_dataframe_like(value) or is_series_like(value))
 
 
 def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
-    """Return a list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
-
-    Parameters
-    ----------
-    values : list of Delayed, Delayed, or anything else
-        The blocks may be of any kind that `make_block` takes.
-    ndim : {1, 2}
-    n_columns : int, optional
-        Where it is known.
-
-    Returns
-    -------
-    dask Array, or `values` itself where it is nothing of the kind
-    """
+    """Return a list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes."""
     # A single delayed object is one block.
     blocks = [values] if isinstance(values, Delayed) else values
     if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):
@@ -117,18 +88,7 @@ def is_from_delayed(array: da.Array) -> bool:
 
 
 def join_column_chunks(X: Any) -> Any:
-    """Join the column chunks of a Dask Array, so that a chunk holds whole rows.
-
-    Parameters
-    ----------
-    X : dask Array of shape (n_rows, ...), or anything else, which stays as it is
-        With NumPy or scipy.sparse chunks, of known or unknown row sizes.
-
-    Returns
-    -------
-    dask Array
-        `X` itself where a chunk holds whole rows.
-    """
+    """Join the column chunks of a Dask Array, so that a chunk holds whole rows."""
     if not isinstance(X, da.Array) or set(X.numblocks[1:]) <= {1}:
         return X
     logger.info(
@@ -177,27 +137,7 @@ def _concatenate_columns(chunks: list[Any]) -> Any:
 def align_partitions(
     inputs: dict[str, Any], in_memory: Sequence[str] = ()
 ) -> dict[str, list[Delayed]]:
-    """Cut lazy collections so that their blocks hold the same rows in the same order.
-
-    Parameters
-    ----------
-    inputs : dict of str to dask Array, DataFrame or Series
-        At least one, by the names that errors give them.
-    in_memory : sequence of str
-        Names of inputs of the same rows that are no Dask collections.
-
-    Returns
-    -------
-    dict of str to list of Delayed
-        Equally many blocks of each; perhaps fewer than a frame shows, since a filter that is pushed
-        down into a read may leave out partitions.
-
-    Raises
-    ------
-    InvalidDataError
-        The collections have different numbers of blocks, or shuffles of their own, whose rows do
-        not come in one order.
-    """
+    """Cut lazy collections so that their blocks hold the same rows in the same order."""
     frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
     pieces = {name: _split_chunks(value) for name, value in inputs.items() if name not in frames}
     orders = {name: _find_row_order(found) for name, found in pieces.items()}

@@ -156,16 +156,6 @@ def read_columns(parts: _Parts) -> _Parts:
     """Read what is columns of Parquet, and no more, without a frame between file and rows.
 
     The tasks have keys of their own, since their results are not what Dask would make.
-
-    Parameters
-    ----------
-    parts : list of (X, y, sample_weight)
-        As of a `Collection`; pieces of frames are `Delayed` of one layer.
-
-    Returns
-    -------
-    list of (X, y, sample_weight)
-        The same pieces of the same rows, as `make_block` takes them.
     """
     name = f"columns-{uuid.uuid4().hex}"
     found = [

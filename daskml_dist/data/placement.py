@@ -90,16 +90,7 @@ class PlacementGain:
         return cls(full / max(fair, 1), full - fair, moved)
 
     def pays(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
-        """Return whether the skew costs more time than the move, over a number of passes.
-
-        Parameters
-        ----------
-        passes : int
-        seconds_a_row : float
-            Of one pass.
-        bandwidth : float
-            Bytes a second between workers.
-        """
+        """Return whether the skew costs more time than the move, over a number of passes."""
         # Seconds that the skew costs over all passes, against those that the blocks are on their
         # way.
         return passes * self.rows * seconds_a_row > self.nbytes / bandwidth
@@ -108,23 +99,7 @@ class PlacementGain:
 def split_rows(
     blocks: Sequence[int], rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0
 ) -> list[tuple[Segment, ...]]:
-    """Split blocks, one after the other, into `n_lanes` nearly equal runs of rows.
-
-    Parameters
-    ----------
-    blocks : sequence of int
-        In the order in which they follow each other.
-    rows : mapping of block to its number of rows
-    n_lanes : int
-    snap : float
-        Share of a lane within which a boundary moves to a block's boundary, so that few blocks
-        are cut (and needed on two workers).
-
-    Returns
-    -------
-    list of tuple of Segment
-        One tuple a lane; empty where there are fewer rows than lanes.
-    """
+    """Split blocks, one after the other, into `n_lanes` nearly equal runs of rows."""
     # Rows are numbered through all blocks: block i holds edges[i] to edges[i + 1].
     edges = np.concatenate([[0], np.cumsum([rows[b] for b in blocks])])
     total = int(edges[-1])
@@ -155,14 +130,8 @@ def split_rows(
 
 
 def make_even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
-    """Return `n_lanes` lanes of nearly equal numbers of rows, or one a row where these are fewer.
-
-    Parameters
-    ----------
-    rows : mapping of block to its number of rows
-    n_lanes : int
-    snap : float
-        As of `split_rows`.
+    """Return `n_lanes` lanes of nearly equal numbers of rows, or one a row where these are
+    fewer.
     """
     # A lane without rows would change nothing, and cost what any lane costs.
     n_lanes = min(n_lanes, max(1, sum(rows.values())))
@@ -176,23 +145,7 @@ def place_lanes(
     threads: Mapping[str, int],
     n_lanes: int | None,
 ) -> Placement:
-    """Choose lanes and workers.
-
-    Parameters
-    ----------
-    rows : mapping of block to its number of rows
-    holders : mapping of block to the workers that hold it
-        Workers that are not in `threads` do not count.
-    threads : mapping of worker to its number of threads
-    n_lanes : int or None
-        None: a lane for each thread of each worker that holds rows; no block moves. A number:
-        the lanes depend on the blocks alone, so the coefficients do not depend on the workers;
-        blocks move where they must.
-
-    Returns
-    -------
-    Placement
-    """
+    """Choose lanes and workers."""
     if n_lanes is None:
         return _place_where_rows_lie(rows, holders, threads)
     lanes = make_even_lanes(rows, n_lanes, snap=_SNAP_SHARE)
@@ -200,14 +153,7 @@ def place_lanes(
 
 
 def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
-    """Return lanes of all rows, each of one part of the columns.
-
-    Parameters
-    ----------
-    rows : mapping of block to its number of rows
-        All blocks of the first part, then those of the next, and so on.
-    n_parts : int
-    """
+    """Return lanes of all rows, each of one part of the columns."""
     n_blocks = len(rows) // n_parts
     return [
         LaneSpec(
@@ -234,13 +180,7 @@ def place_column_lanes(
 
 
 def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
-    """Return lanes of whole blocks, each of equally many blocks that follow each other.
-
-    Parameters
-    ----------
-    rows : mapping of block to its number of rows
-    n_lanes : int
-    """
+    """Return lanes of whole blocks, each of equally many blocks that follow each other."""
     each = len(rows) // n_lanes
     return [
         LaneSpec(lane, tuple(Segment(b, 0, rows[b]) for b in range(lane * each, (lane + 1) * each)))
@@ -267,23 +207,7 @@ def reassign_lanes(
     *,
     even: bool = False,
 ) -> dict[int, str]:
-    """Give lanes that lost their worker to others; move as few as possible.
-
-    Parameters
-    ----------
-    lanes : sequence of LaneSpec
-    current : mapping of lane to worker
-        Those of workers without capacity are given away.
-    holders : mapping of block to the workers that hold it
-    capacity : mapping of worker to float
-        Threads, less where they are slow.
-    even : bool
-        Move others too, until no move makes the fullest worker less full.
-
-    Returns
-    -------
-    dict of lane to worker
-    """
+    """Give lanes that lost their worker to others; move as few as possible."""
     loads = _WorkerLoads(current, capacity)
 
     def local(lane: LaneSpec, worker: str) -> int:

@@ -28,20 +28,7 @@ FLOAT_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
-    """Return few rows as one array; None where they are many, or need another look.
-
-    Parameters
-    ----------
-    X : any rows
-    row_shape : tuple of int
-        That of the fit.
-
-    Returns
-    -------
-    ndarray of shape (n_rows, n_features) or None
-        Of float32 or float64, C-contiguous and aligned: what ``as_rows`` makes of X, to the bit.
-        X itself where it is so already. It may hold NaN and infinity.
-    """
+    """Return few rows as one array; None where they are many, or need another look."""
     # The cheapest checks first: this runs for every single-row request.
     kind = type(X)
     if kind is not np.ndarray:

@@ -66,20 +66,7 @@ class ColumnSketch:
         return float(self.weights.sum())
 
     def quantile(self, q: ArrayLike, method: str = "linear") -> Any:
-        """Return quantiles as `numpy.nanquantile` does; exact where nothing was left out.
-
-        Parameters
-        ----------
-        q : float or array-like of float
-            From 0 to 1.
-        method : str
-            As NumPy calls it.
-
-        Returns
-        -------
-        float or ndarray of float64
-            NaN for a column without values.
-        """
+        """Return quantiles as `numpy.nanquantile` does; exact where nothing was left out."""
         position = _compute_positions(np.asarray(q, dtype=np.float64), self.n_rows, method)
         if not len(self.values):
             return np.full(position.shape, np.nan)[()]
@@ -95,12 +82,6 @@ class ColumnSketch:
 
     def weighted_quantile(self, q: NDArray[np.float64], average: bool) -> NDArray[np.float64]:
         """Return quantiles of weighted rows: values up to which a share `q` of the weight lies.
-
-        Parameters
-        ----------
-        q : ndarray of float
-        average : bool
-            Take the mean with the next value where the share is met exactly.
 
         Notes
         -----
@@ -146,16 +127,7 @@ def compute_rank_error(sketches: list[ColumnSketch]) -> float:
 def sketch_columns(
     rows: Any, weight: NDArray[Any] | None = None, *, stored: bool = False
 ) -> list[ColumnSketch]:
-    """Sketch each column of some rows; NaN counts as missing.
-
-    Parameters
-    ----------
-    rows : ndarray or sparse matrix of shape (n_rows, n_columns)
-    weight : ndarray of shape (n_rows,) or None
-        For dense rows.
-    stored : bool
-        Leave out the zeros that sparse rows do not store.
-    """
+    """Sketch each column of some rows; NaN counts as missing."""
     if not sparse.issparse(rows):
         return [sketch_column(column, weight) for column in rows.T]
     columns = rows.tocsc()

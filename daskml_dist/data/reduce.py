@@ -70,30 +70,7 @@ def reduce_parts(
     merge: Callable[[list[S]], S],
     *shared: Any,
 ) -> S:
-    """Summarise every part of a collection and merge the summaries; one pass, nothing gathered.
-
-    Parameters
-    ----------
-    collection : Collection
-    summarise : callable
-        Takes (index, X, y, sample_weight) of a part, as the user passed it, and returns a
-        summary. Picklable.
-    merge : callable
-        Makes one summary of a list of one or more, which follow each other in the order of the
-        parts. Associative. Picklable.
-    *shared : object or dask.delayed.Delayed
-        Further arguments of `summarise`, the same for all parts.
-
-    Returns
-    -------
-    object
-        The summary of all parts, the same whatever the workers.
-
-    Raises
-    ------
-    InvalidDataError
-        Names the block that cannot be read.
-    """
+    """Summarise every part of a collection and merge the summaries; one pass, nothing gathered."""
     result: S = compute_passes([ReductionPass(collection, summarise, merge, shared)])[0]
     return result
 
@@ -120,13 +97,7 @@ PassGenerator = Generator[list[ReductionPass], list[Any], S]
 
 
 def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
-    """Return the summary of each pass; those over Dask collections read each block once for all.
-
-    Raises
-    ------
-    InvalidDataError
-        Names the block that cannot be read.
-    """
+    """Return the summary of each pass; those over Dask collections read each block once for all."""
     # Passes over rows in memory are made here and now; those over Dask share one computation.
     lazy = [one for one in passes if one.collection.kind != "memory"]
     found = iter(_compute_on_blocks(lazy) if lazy else [])
@@ -152,13 +123,7 @@ def run_computation(work: PassGenerator[S]) -> S:
 
 
 def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]]:
-    """Run computations side by side: the next passes of all of them are made at once.
-
-    Returns
-    -------
-    list
-        The result of each.
-    """
+    """Run computations side by side: the next passes of all of them are made at once."""
     every = list(works)
     results: dict[int, S] = {}
     #: Summaries that each computation waits for; None begins one.
@@ -208,28 +173,8 @@ def fold_parts(
     state: S,
     order: Iterable[int] | None = None,
 ) -> S:
-    """Let the parts of a collection change a state, one after the other, each where its rows lie.
-
-    Parameters
-    ----------
-    collection : Collection
-    step : callable
-        Takes the state, which it may not change in place, and (index, X, y, sample_weight) of a
-        part; returns the next. Picklable.
-    state : object
-        Picklable and small: it goes from worker to worker.
-    order : iterable of int, optional
-        Numbers of the parts in the order in which they are taken; by default their own.
-
-    Returns
-    -------
-    object
-        The state after the last part.
-
-    Raises
-    ------
-    InvalidDataError
-        Names the block that cannot be read.
+    """Let the parts of a collection change a state, one after the other, each where its rows
+    lie.
     """
     numbers = range(len(collection.parts)) if order is None else list(order)
     if collection.kind == "memory":
@@ -302,15 +247,7 @@ def _build_merge_tree(
 
 
 def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
-    """Merge the summaries of each pass.
-
-    Parameters
-    ----------
-    merges : list of callable
-        One for each pass.
-    parts : list of dict, or of (list of int, list)
-        Summaries by the numbers of their passes.
-    """
+    """Merge the summaries of each pass."""
     # Blocks may have summaries of some passes alone, where collections differ in length.
     by_pass: dict[int, list[Any]] = {}
     for part in parts:
@@ -378,13 +315,6 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
 
     A task that is needed by one group alone becomes a part of the group's task. One that several
     groups need (a shuffle, an array that blocks are cut from) stays a task, and is run once.
-
-    Parameters
-    ----------
-    name : str
-        Of the new tasks, whose keys are (name, 0), (name, 1), ...
-    groups : sequence of sequence of Delayed
-        What is made of each block.
     """
     # Step 1: all tasks behind the groups, in one format.
     layers = collect_layers(chain.from_iterable(groups))

@@ -59,30 +59,7 @@ RowShape = tuple[int, ...] | None
 def check_rows(
     X: Any, *, numeric: bool = True, tensors: bool = False, any_shape: bool = False
 ) -> Any:
-    """Check what metadata tells of X.
-
-    Parameters
-    ----------
-    X : as in `as_collection`
-    numeric : bool, default=True
-        Whether it must hold numbers.
-    tensors : bool, default=False
-        Whether rows may be arrays of any shape.
-    any_shape : bool, default=False
-        Whether X may also have one dimension: an array of values, or a series.
-
-    Returns
-    -------
-    dask Array, dask DataFrame, pandas.DataFrame, CSR matrix or ndarray
-        `X` itself, or what an array-like or another sparse format holds.
-
-    Raises
-    ------
-    InvalidTypeError
-        `X` is None, the name of a file, or an iterator.
-    InvalidDataError
-        `X` is no such object, is not two-dimensional, or has columns that are not numbers.
-    """
+    """Check what metadata tells of X."""
     # Containers of other libraries first: all that follows knows NumPy, SciPy, pandas and Dask
     # alone.
     X = convert_foreign(X)
@@ -120,13 +97,7 @@ def find_row_shape(X: Any) -> RowShape:
 def check_row_shape(
     found: RowShape, expected: RowShape, name: str = "estimator", index: int | None = None
 ) -> None:
-    """Check that rows are of the shape of those of a fit, where both are known.
-
-    Raises
-    ------
-    InvalidDataError
-        They are not.
-    """
+    """Check that rows are of the shape of those of a fit, where both are known."""
     if found is None or expected is None or found == expected:
         return
     # In scikit-learn's words, which tests of estimators look for.
@@ -143,13 +114,7 @@ def check_row_shape(
 
 
 def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | None = None) -> None:
-    """Check that a block has the columns that its collection tells, by which all else goes.
-
-    Raises
-    ------
-    InvalidDataError
-        It has not.
-    """
+    """Check that a block has the columns that its collection tells, by which all else goes."""
     if told is not None and found != told:
         raise InvalidDataError(
             f"{describe_block(index)}X has rows of shape {found}, and its collection says {told}. "
@@ -175,12 +140,7 @@ def _convert_to_array(X: Any) -> NDArray[Any]:
 
 
 def check_weight_shape(weights: Any) -> None:
-    """Check that sample weights, where they are no single number, have one dimension.
-
-    Raises
-    ------
-    InvalidDataError, InvalidTypeError
-    """
+    """Check that sample weights, where they are no single number, have one dimension."""
     ndim = getattr(weights, "ndim", None)
     if ndim is None:
         with suppress(ValueError):  # rows of unequal length, which are refused when they are read
@@ -200,14 +160,7 @@ def check_weight_shape(weights: Any) -> None:
 
 
 def check_holds_rows(X: Any, name: str = "X") -> None:
-    """Check that an object is not one of those that are often passed for rows by mistake.
-
-    Raises
-    ------
-    InvalidTypeError
-        It is None, the name of a file, something that can be read once only, several collections,
-        or no values at all.
-    """
+    """Check that an object is not one of those that are often passed for rows by mistake."""
     if X is None:
         raise InvalidTypeError(
             f"{name} is None. Pass rows: an array, a dataframe, a sparse matrix, or a Dask "
@@ -228,20 +181,7 @@ def check_holds_rows(X: Any, name: str = "X") -> None:
 
 
 def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
-    """Check that an object has a value for each row, and can be read more than once.
-
-    Parameters
-    ----------
-    values : object
-    name : str
-        Named in errors.
-    single : bool, default=False
-        Whether a single number may stand for the values of all rows.
-
-    Raises
-    ------
-    InvalidTypeError
-    """
+    """Check that an object has a value for each row, and can be read more than once."""
     kind = type(values).__name__
     # A generator is used up by the first look at it, and a fit makes several.
     if isinstance(values, Iterator):
@@ -299,14 +239,7 @@ def _is_function(values: Any) -> bool:
 
 
 def make_bad_value_error(message: str, column: int) -> InvalidDataError:
-    """Return the error of a bad value in a column of an array, whose columns have no names yet.
-
-    Parameters
-    ----------
-    message : str
-        With ``{column}`` in the place of the column.
-    column : int
-    """
+    """Return the error of a bad value in a column of an array, whose columns have no names yet."""
     error = InvalidDataError(message.format(column=f"column {column}"))
     error.column = column  # type: ignore[attr-defined]
     return error
@@ -315,15 +248,7 @@ def make_bad_value_error(message: str, column: int) -> InvalidDataError:
 def name_column_in_error(
     error: BaseException | None, names: Sequence[Any] | NDArray[Any] | None
 ) -> None:
-    """Put a column's name into the message of an error about one of its values.
-
-    Parameters
-    ----------
-    error : BaseException or None
-        Any other than that of `make_bad_value_error` stays as it is.
-    names : sequence of str, or None
-        Of all columns.
-    """
+    """Put a column's name into the message of an error about one of its values."""
     # Only errors of `make_bad_value_error` have the number of a column.
     column = getattr(error, "column", None)
     if not isinstance(error, InvalidDataError) or column is None or names is None:
@@ -347,16 +272,7 @@ def name_columns_in_errors(X: Any) -> Iterator[None]:
 
 @contextmanager
 def explain_row_errors(X: Any, numeric: bool = True, rows: bool = True) -> Iterator[None]:
-    """Tell what is wrong with rows that a transformer of scikit-learn could not take.
-
-    Parameters
-    ----------
-    X : rows in memory
-    numeric : bool, default=True
-        Whether the transformer takes numbers alone.
-    rows : bool, default=True
-        Whether it takes rows of two dimensions, and no texts.
-    """
+    """Tell what is wrong with rows that a transformer of scikit-learn could not take."""
     check_unique_names(X)
     if numeric:
         check_no_times(X)
@@ -373,10 +289,6 @@ def check_no_times(X: Any) -> None:
     """Check that rows in memory hold no dates or spans of time.
 
     scikit-learn makes numbers of some, in whatever unit they are stored.
-
-    Raises
-    ------
-    InvalidDataError
     """
     if is_dataframe_like(X):
         if holds_times(X):
@@ -393,13 +305,7 @@ def holds_times(values: Any) -> bool:
 
 
 def raise_row_error(X: Any, numeric: bool) -> None:
-    """Raise the package's own error of rows in memory that are refused, where it has one.
-
-    Raises
-    ------
-    InvalidDataError
-        They are no rows, have not two dimensions, or, if they must be `numeric`, hold none.
-    """
+    """Raise the package's own error of rows in memory that are refused, where it has one."""
     check_holds_rows(X)
     if is_dataframe_like(X):
         if numeric:

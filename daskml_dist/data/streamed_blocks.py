@@ -81,19 +81,7 @@ class BlockRecipes:
         return recipes
 
     def make(self, number: int, fetch: Callable[[Any], Any]) -> Block:
-        """Make a block.
-
-        Parameters
-        ----------
-        number : int
-        fetch : callable
-            Gets the data of a held key.
-
-        Raises
-        ------
-        InvalidDataError
-            A task of the block raised, or the block has other rows than it had.
-        """
+        """Make a block."""
         # `begun` holds the keys of tasks as they begin: the last one is the one that failed.
         key, n_rows, begun = self.targets[number], self.rows[number], list[Any]()
         try:
@@ -151,13 +139,7 @@ class BlockRecipes:
 
 
 def make_recipes(lazy: Sequence[Any]) -> BlockRecipes:
-    """Make recipes of lazy blocks.
-
-    Parameters
-    ----------
-    lazy : sequence of dask.delayed.Delayed
-        Of one block each.
-    """
+    """Make recipes of lazy blocks."""
     layers = collect_layers(lazy).values()
     targets = {i: block.key for i, block in enumerate(lazy)}
     tasks = select_tasks(convert_to_tasks(layers, find_futures(layers)), targets.values())

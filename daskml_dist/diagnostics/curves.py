@@ -21,13 +21,7 @@ CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
 
 
 def make_curves_html(records: Sequence[dict[str, Any]]) -> str:
-    """Return an SVG over the passes for each measure that some record has.
-
-    Parameters
-    ----------
-    records : sequence of dict
-        Those of :class:`daskml_dist.training.history.History`.
-    """
+    """Return an SVG over the passes for each measure that some record has."""
     return "".join(
         _draw_curve(records, key, colour)
         for key, colour in CURVES.items()

@@ -225,17 +225,7 @@ def _format_score(record: dict[str, Any]) -> list[str]:
 
 
 def estimate_seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
-    """Return the seconds until the last pass at most; NaN where no estimate is possible.
-
-    Parameters
-    ----------
-    n_passes : int
-        Passes that are made.
-    most : int or None
-        Passes at most, where that is planned.
-    seconds : float
-        Of a pass.
-    """
+    """Return the seconds until the last pass at most; NaN where no estimate is possible."""
     if most is None or not n_passes or n_passes < _TELLING * most:
         return math.nan
     return seconds * max(0, most - n_passes)

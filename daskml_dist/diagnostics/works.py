@@ -83,16 +83,7 @@ _now: ContextVar[_WorkReport | None] = ContextVar("daskml_dist_work", default=No
 
 @contextmanager
 def doing(name: str, verbose: Any) -> Iterator[None]:
-    """Make a work the one that :func:`tell` reports to while the context is open.
-
-    Parameters
-    ----------
-    name : str
-        Of the estimator's class.
-    verbose : int or None
-        0: nothing on the screen; 1: a live line, and one of summary; 2 or more: a line for each
-        rung too. None: ``daskml_dist.verbose`` of Dask's configuration, 0 by default.
-    """
+    """Make a work the one that :func:`tell` reports to while the context is open."""
     with _during(_WorkReport(name, _level(verbose))):
         yield
 
@@ -103,13 +94,6 @@ def reading(name: str, verbose: Any = None) -> Iterator[None]:
 
     The page shows nothing of what takes less than about two seconds. Within a work it is a part of
     that.
-
-    Parameters
-    ----------
-    name : str
-        Of the estimator's class, or of what else reads.
-    verbose : int or None, default=None
-        As of :func:`doing`.
     """
     if (work := _now.get()) is not None:
         with report_progress_to(work.read):
@@ -139,30 +123,13 @@ def _during(work: _WorkReport) -> Iterator[None]:
 
 
 def tell(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
-    """Tell what the work does now; outside of one, nothing.
-
-    Parameters
-    ----------
-    phase : str
-    done, total : int, int or None
-        How many of its parts are done.
-    noun : str
-        What these are.
-    """
+    """Tell what the work does now; outside of one, nothing."""
     if (work := _now.get()) is not None:
         work.tell(phase, done, total, noun)
 
 
 def tell_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
-    """Tell the scores of candidates that have come to a rung.
-
-    Parameters
-    ----------
-    name : str
-        Of the rung, such as "9 passes".
-    scores : sequence of dict
-        ``candidate``, ``bracket``, ``resource`` and ``score`` of each.
-    """
+    """Tell the scores of candidates that have come to a rung."""
     if (work := _now.get()) is None or not scores:
         return
     work.rung(scores)

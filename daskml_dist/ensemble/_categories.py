@@ -27,11 +27,6 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_] | None:
     """Mask of the categorical features of what the user gave as X and as `categorical_features`.
 
     None where none are asked for of rows whose width nobody knows before they are read.
-
-    Raises
-    ------
-    InvalidParameterError
-        It fits no features of X, or their number is not known.
     """
     is_frame = is_dataframe_like(X)
     by_dtype = isinstance(given, str) and given == "from_dtype"
@@ -111,13 +106,7 @@ def categories_remedy(X: Any) -> str:
 
 
 def categories_of(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
-    """Sorted categories of some columns of a frame.
-
-    Raises
-    ------
-    InvalidDataError
-        A column has more than bins.
-    """
+    """Sorted categories of some columns of a frame."""
     found: Categories = {}
     for name in X.columns[mask]:
         column = X[name]
@@ -155,13 +144,7 @@ def _known(column: Any, max_bins: int) -> Any:
 
 
 def check_cardinality(name: str, n: int, max_bins: int) -> None:
-    """Check that a feature's categories have bins enough.
-
-    Raises
-    ------
-    InvalidDataError
-        They have not.
-    """
+    """Check that a feature's categories have bins enough."""
     if n > max_bins:
         raise InvalidDataError(
             f"Categorical feature {name} is expected to have a cardinality <= {max_bins} but "
@@ -171,15 +154,7 @@ def check_cardinality(name: str, n: int, max_bins: int) -> None:
 
 
 def numbered(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
-    """A frame with the numbers of categories in place of these; NaN where there is no such one.
-
-    Parameters
-    ----------
-    X : any rows
-    categories : mapping of name to ndarray
-    known : bool, default=False
-        Whether there must be: rows of the fit itself hold no others.
-    """
+    """A frame with the numbers of categories in place of these; NaN where there is no such one."""
     if not categories or not is_dataframe_like(X):
         return X
     if not is_dask(X):

@@ -15,13 +15,7 @@ __all__ = ["groups_of", "signs_of"]
 
 
 def signs_of(estimator: Any, given: Any, n_features: int, n_outputs: int) -> NDArray[np.int8]:
-    """Monotonic constraint of each feature: 1 rises, -1 falls, 0 is free.
-
-    Raises
-    ------
-    InvalidParameterError
-        Another value or length, an unknown name, or several classes.
-    """
+    """Monotonic constraint of each feature: 1 rises, -1 falls, 0 is free."""
     if given is None:
         return np.zeros(n_features, np.int8)
     if n_outputs > 1:
@@ -70,13 +64,7 @@ def _signs_by_name(estimator: Any, given: dict[Any, Any], n_features: int) -> ND
 
 
 def groups_of(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:
-    """Groups of features that may meet in a branch; None: all may.
-
-    Raises
-    ------
-    InvalidParameterError
-        It holds no groups of numbers of features.
-    """
+    """Groups of features that may meet in a branch; None: all may."""
     if given is None:
         return None
     if isinstance(given, str) and given == "no_interactions":

@@ -55,24 +55,7 @@ def can_be_drawn(members: Sequence[Any], classes: NDArray[Any] | None) -> bool:
 def fit_drawn(
     members: Sequence[Any], draws: Draws, X: Any, y: Any, classes: NDArray[Any] | None
 ) -> list[Any] | None:
-    """Fit clones of members, each to the rows that it draws, in one fit.
-
-    Parameters
-    ----------
-    members : sequence of estimator
-        Of which :func:`can_be_drawn`.
-    draws : Draws
-    X : dask Array
-    y : dask Array of float64 of shape (n_rows, 2)
-        Targets, or numbers of the classes; and numbers of the rows.
-    classes : ndarray or None
-        None for regression.
-
-    Returns
-    -------
-    list of estimator, or None
-        None: a member has drawn no row of a class.
-    """
+    """Fit clones of members, each to the rows that it draws, in one fit."""
     # Codes of a stack's rows begin with 1.
     collection = as_collection(X, y + np.array([0.0, 1.0]), None, multi_output=True)
     for member in members:

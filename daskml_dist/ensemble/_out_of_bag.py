@@ -17,13 +17,7 @@ Array = NDArray[Any]
 
 
 def check_scored(columns: Sequence[Array]) -> None:
-    """Check that classes can be scored: of several outputs, two of each.
-
-    Raises
-    ------
-    InvalidDataError
-        There are more.
-    """
+    """Check that classes can be scored: of several outputs, two of each."""
     if len(columns) > 1 and max(map(len, columns)) > 2:
         raise InvalidDataError(
             "The type of target cannot be used to compute OOB estimates. Got "
@@ -40,21 +34,7 @@ def accuracy(y: Array, labels: Array) -> float:
 
 
 def shares_and_labels(answers: Array, y: Array, classes: Any) -> tuple[Array, Array, Array]:
-    """Shares of the classes, the likeliest labels, and the true ones.
-
-    Parameters
-    ----------
-    answers : ndarray of float64 of shape (n, n_values)
-        Shares, output by output.
-    y : ndarray of float64 of shape (n,) or (n, n_outputs)
-        Numbers of the classes.
-    classes : ndarray, or list of ndarray of several outputs
-
-    Returns
-    -------
-    shares : ndarray of shape (n, n_classes), or (n, n_classes, n_outputs) of several
-    labels, y : ndarray of shape (n,) or (n, n_outputs)
-    """
+    """Shares of the classes, the likeliest labels, and the true ones."""
     if not isinstance(classes, list):
         return answers, classes[answers.argmax(axis=1)], classes[y.astype(np.intp)]
     ends = [0, *np.cumsum([len(of) for of in classes])]

@@ -22,13 +22,7 @@ Array = NDArray[Any]
 
 
 def check_scoring(scoring: Any) -> None:
-    """Check the parameter `scoring`.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is no scorer.
-    """
+    """Check the parameter `scoring`."""
     if scoring is None or callable(scoring) or scoring == "loss":
         return
     if not isinstance(scoring, str) or scoring not in get_scorer_names():

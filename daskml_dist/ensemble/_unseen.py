@@ -21,20 +21,7 @@ __all__ = ["oob_scores", "unseen_answers"]
 
 
 def unseen_answers(bagged: Any, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
-    """Of each block, sums of what members say of rows they have not drawn, and who says it.
-
-    Parameters
-    ----------
-    bagged : Bagged
-    fitted : list of estimator
-    n_classes : int or None
-        None for regression.
-
-    Returns
-    -------
-    list of Delayed
-        Of pairs of ndarrays: of shape (n,) or (n, n_classes), and (n,).
-    """
+    """Of each block, sums of what members say of rows they have not drawn, and who says it."""
     once = shared(partial(_given, fitted, bagged.features, bagged.draws, n_classes))
     ask = delayed(_asked, pure=False)
     each = zip(bagged.rows.parts, bagged.starts, strict=True)

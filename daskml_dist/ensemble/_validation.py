@@ -80,13 +80,7 @@ class JoinedRows:
         return [self._first_blocks(survey, end).n_rows for end in self.ends]
 
     def label_weights(self, survey: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the sum of the weights of each class of the fit; its rows without weights.
-
-        Raises
-        ------
-        InvalidDataError
-            A class is among the other sets alone.
-        """
+        """Return the sum of the weights of each class of the fit; its rows without weights."""
         if self.target is None:
             of_fit = self._blocks_of_fit(survey)
             sums, found = of_fit.label_weights(classes), of_fit.classes
@@ -118,13 +112,7 @@ class JoinedRows:
 
 
 def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
-    """Return X, y and weights with those of the sets behind them.
-
-    Raises
-    ------
-    InvalidDataError
-        They cannot be put together.
-    """
+    """Return X, y and weights with those of the sets behind them."""
     _check_lengths(given, ("X", "y", "sample_weight"))
     for inputs, arguments in zip(sets.inputs, sets.arguments, strict=True):
         _check_alike(given[0], inputs[0], arguments[0])
@@ -267,18 +255,7 @@ def _frames_in_a_row(parts: Sequence[Any]) -> Any:
 def held_out(
     survey: DataSummary, classes: NDArray[Any] | None, share: float, seed: int
 ) -> StratifiedHoldout:
-    """Rows to hold out, of each class by its share.
-
-    Parameters
-    ----------
-    share : float
-        Of all rows; from 1 on, their number.
-
-    Raises
-    ------
-    InvalidDataError
-        Too few would be left.
-    """
+    """Rows to hold out, of each class by its share."""
     infos = sorted(survey.infos, key=lambda info: info.index)
     counts = np.zeros((len(infos), 1 if classes is None else len(classes)), np.int64)
     for of_block, info in zip(counts, infos, strict=True):

@@ -45,18 +45,7 @@ def wrong_arguments(
     params: Mapping[str, Any],
     constructor: tuple[str, Collection[str]] = ("", ()),
 ) -> InvalidTypeError:
-    """Return the error of a call that Python refused.
-
-    Parameters
-    ----------
-    name : str
-        Of the function, as users call it.
-    function : callable
-    args, params : tuple and dict
-        Arguments of the call; of a method, with the object that it is of.
-    constructor : (str, collection of str), optional
-        Name of the class whose method it is, and the parameters of its constructor.
-    """
+    """Return the error of a call that Python refused."""
     own = inspect.signature(function)
     # Without annotations, which are longer than what is to be told.
     shown = [p.replace(annotation=p.empty) for p in own.parameters.values() if p.name != "self"]

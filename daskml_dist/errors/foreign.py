@@ -39,13 +39,6 @@ _OUR_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 
 def called_here(name: str, valid: Collection[str]) -> str:
-    """End of a message: what a parameter of another library's is called here; or nothing.
-
-    Parameters
-    ----------
-    name : str
-    valid : collection of str
-        Parameters that there are.
-    """
+    """End of a message: what a parameter of another library's is called here; or nothing."""
     known = next((here for here in _OUR_PARAMETERS.get(name, ()) if here in valid), None)
     return nearest(name, valid) if known is None else f" Here it is called {known!r}."

@@ -57,20 +57,7 @@ class NamedParameters:
 
 
 def check_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
-    """Check that a constructor has the parameters that it is called with by name.
-
-    Parameters
-    ----------
-    kind : type
-    params : mapping of str to object
-    hint : str, default=""
-        End of the message, where the caller knows better than this room what was meant.
-
-    Raises
-    ------
-    InvalidTypeError
-        It has not; the message names the one that was meant.
-    """
+    """Check that a constructor has the parameters that it is called with by name."""
     names = names_of(kind) if params else None
     name = None if names is None else next((name for name in params if name not in names), None)
     if names is None or name is None:
@@ -81,13 +68,7 @@ def check_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
 
 
 def check_places(kind: type, args: tuple[Any, ...]) -> None:
-    """Check that a constructor takes as many arguments by their places.
-
-    Raises
-    ------
-    InvalidTypeError
-        It does not; the message tells to name those that come after.
-    """
+    """Check that a constructor takes as many arguments by their places."""
     most = _n_places(kind)
     if len(args) <= most:
         return

@@ -56,15 +56,7 @@ _OUR_VALUES: dict[str, tuple[str | None, ...]] = {
 
 
 def nearest(value: Any, valid: Iterable[Any]) -> str:
-    """End of a message: the name that was meant, or that an object of a class was; or nothing.
-
-    Parameters
-    ----------
-    value : object
-        What was given.
-    valid : iterable
-        What is allowed; its strings are names.
-    """
+    """End of a message: the name that was meant, or that an object of a class was; or nothing."""
     if isinstance(value, type):
         name = value.__name__
         return f" {name} is a class: pass an object of it, {name}()."

@@ -57,13 +57,7 @@ def not_fitted(estimator: Any) -> NotFittedError:
 
 
 def check_fitted(estimator: Any) -> None:
-    """Check that an estimator is fitted.
-
-    Raises
-    ------
-    NotFittedError
-        It is not.
-    """
+    """Check that an estimator is fitted."""
     try:
         check_is_fitted(estimator)
     except SklearnNotFittedError as error:

@@ -18,35 +18,7 @@ def callback_list(
     given: Any, name: str, max_iter: int | None, verbose: Any = 0,
     *, aside: tuple[type, ...] = (), first: Sequence[object] = (), has_checkpoint: bool = False,
 ) -> CallbackList:  # fmt: skip
-    """Callbacks of `fit` itself, the user's, and those that show how far a fit is.
-
-    Parameters
-    ----------
-    given : object, or list or tuple of these, or None
-        The user's.
-    name : str
-        Of the estimator.
-    max_iter : int or None
-        Passes at most, where that is known.
-    verbose : int or bool
-        As estimators take it.
-    aside : tuple of type
-        Classes whose callbacks are left out.
-    first : sequence of object
-        Of `fit` itself.
-    has_checkpoint : bool
-        Whether the estimator has a parameter `checkpoint`.
-
-    Returns
-    -------
-    CallbackList
-
-    Raises
-    ------
-    InvalidParameterError
-        A Checkpoint is among the callbacks of an estimator that takes it elsewhere, or not at all;
-        an object is no callback.
-    """
+    """Callbacks of `fit` itself, the user's, and those that show how far a fit is."""
     callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
     if Checkpoint not in aside and any(isinstance(c, Checkpoint) for c in callbacks):
         raise InvalidParameterError(

@@ -396,13 +396,7 @@ class BaseSteps(Streamed, BaseOnRows):
 def make_step_settings(
     params: dict[str, Any], policy: str | Policy | None, run: RunSettings
 ) -> Settings:
-    """Settings of parameters that are each checked; `policy` is that of this fit alone.
-
-    Raises
-    ------
-    InvalidParameterError
-        Parameters that do not go together.
-    """
+    """Settings of parameters that are each checked; `policy` is that of this fit alone."""
     early, average, rate = (params[name] for name in ("early_stopping", "average", "learning_rate"))
     policy = get_policy(params["policy"] if policy is None else policy)
     penalty, optimizer = _descent(params, policy)

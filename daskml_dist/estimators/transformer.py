@@ -334,16 +334,6 @@ def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
     """Fit a transformer, or a pipeline of transformers, in passes that others may share.
 
     Where it has a way of its own to read the rows, it does so while its turn lasts.
-
-    Parameters
-    ----------
-    estimator : transformer or Pipeline
-        It is fitted in place.
-    X, y : Dask collections
-
-    Returns
-    -------
-    estimator
     """
     if isinstance(estimator, Pipeline) and estimator.memory is None:
         steps = [step for _, step in estimator.steps if step not in (None, "passthrough")]
@@ -459,26 +449,7 @@ class CopyingTransformer(BlockTransformer):
 
 
 def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
-    """Answer the rows of a Dask collection by a method of a fitted estimator, block by block.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Of any package: each block is in memory when its method is called.
-    name : str
-        Of the method.
-    X : dask Array or DataFrame of shape (n_rows, n_features)
-    params : dict
-        Further arguments of the method.
-
-    Returns
-    -------
-    dask Array or DataFrame
-
-    Raises
-    ------
-    NotFittedError, InvalidDataError
-    """
+    """Answer the rows of a Dask collection by a method of a fitted estimator, block by block."""
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
     rows = convert_named_columns(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))

@@ -76,16 +76,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
 def inverse_frequencies(
     documents: NDArray[np.integer[Any]], n: int, smooth: bool, dtype: Any
 ) -> NDArray[np.floating[Any]]:
-    """Logarithms of n documents over those that hold each term, plus 1.
-
-    Parameters
-    ----------
-    documents : ndarray of int of shape (n_terms,)
-    n : int
-    smooth : bool
-        Count one document more, of all terms.
-    dtype : dtype
-    """
+    """Logarithms of n documents over those that hold each term, plus 1."""
     more = int(smooth)
     with np.errstate(divide="ignore"):
         idf = np.log((n + more) / (documents.astype(dtype) + more)) + 1.0

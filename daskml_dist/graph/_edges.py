@@ -37,23 +37,7 @@ def edges_fit(
     name: str,
     callbacks: object,
 ) -> KeyedFit:
-    """A fit over the vertices of some edges, to be entered.
-
-    Parameters
-    ----------
-    edges : pandas.DataFrame or dask DataFrame
-    names : tuple of (source, target, weight)
-        Of its columns; None: edges have no weights.
-    vertices : array-like or None
-        Vertices that there are besides.
-    sides : sequence of EntrySide
-    run : Run or None
-    client : distributed.Client or None
-    name : str
-        Of what the user called.
-    callbacks : object
-        As a `CallbackList` takes them, who is told of the phases.
-    """
+    """A fit over the vertices of some edges, to be entered."""
     source, target, weight = names
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED)
@@ -63,13 +47,7 @@ def edges_fit(
 
 
 def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> VertexShares | None:
-    """Shares that a user gives some vertices, by their numbers.
-
-    Raises
-    ------
-    InvalidDataError
-        A vertex is in no edge; a share is negative, or none is positive.
-    """
+    """Shares that a user gives some vertices, by their numbers."""
     if given is None:
         return None
     if not isinstance(given, Mapping):

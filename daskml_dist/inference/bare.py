@@ -35,22 +35,7 @@ class Bare:
 
 
 def bare_functions(model: Any, method: str, dtype: np.dtype[Any]) -> Bare | None:
-    """Functions from few plain rows to a method's answers.
-
-    Parameters
-    ----------
-    model : estimator
-        Fitted; may be a pipeline.
-    method : str
-    dtype : dtype
-        float32 or float64, of the rows.
-
-    Returns
-    -------
-    Bare or None
-        None where only the method knows how it answers: models that are not this package's, and
-        methods that do more than to map a function over rows.
-    """
+    """Functions from few plain rows to a method's answers."""
     from sklearn.pipeline import Pipeline  # which every worker would load otherwise
 
     if type(model) is Pipeline:

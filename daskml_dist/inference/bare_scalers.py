@@ -19,35 +19,13 @@ _Step = tuple[Any, NDArray[Any]]
 
 
 def bare_scaler(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any] | None:
-    """A function from finite rows to the scaled ones, to the bit those of ``transform``.
-
-    Parameters
-    ----------
-    scaler : transformer
-        Fitted; this package's or scikit-learn's `StandardScaler`, `MinMaxScaler`, `MaxAbsScaler`
-        or `RobustScaler`.
-    dtype : dtype
-        float32 or float64, of the rows.
-
-    Returns
-    -------
-    callable or None
-        Makes new arrays. None for any other transformer, and where the installed scikit-learn
-        computes otherwise.
-    """
+    """A function from finite rows to the scaled ones, to the bit those of ``transform``."""
     kind = _kind(scaler.__class__)
     return None if kind is None or not _as_installed(kind) else _bare(kind, scaler, dtype)
 
 
 def scaled_few(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """Few plain rows scaled, as ``transform`` returns them; None where it should look itself.
-
-    Parameters
-    ----------
-    scaler : transformer
-        As above; need not be fitted.
-    X : any rows
-    """
+    """Few plain rows scaled, as ``transform`` returns them; None where it should look itself."""
     kind = _kind(scaler.__class__)
     if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None

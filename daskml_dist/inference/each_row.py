@@ -55,21 +55,7 @@ def _says_so(function: Any) -> bool:
 
 
 def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
-    """The answers to few rows of one dtype, each as if it were alone.
-
-    Parameters
-    ----------
-    asked : AppliedToRows
-        A function whose rows are apart, or that has a method ``for_each_row`` besides
-        ``for_dtype``, and what follows it.
-    dtype : dtype
-        float32 or float64, of the rows.
-
-    Returns
-    -------
-    callable or None
-        As :meth:`AppliedToRows.few`. None where only a call a row is known to be exact.
-    """
+    """The answers to few rows of one dtype, each as if it were alone."""
     prepare = getattr(asked.function, "for_each_row", None)
     if prepare is None and not _says_so(asked.function):
         return None
@@ -95,18 +81,7 @@ def _row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
 
 
 def products_of_rows(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
-    """``X[i : i + 1] @ w`` of each row.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_features)
-        C-contiguous.
-    w : ndarray of shape (n_features,) or (n_features, n_columns)
-
-    Returns
-    -------
-    ndarray of shape (n_rows,) or (n_rows, n_columns)
-    """
+    """``X[i : i + 1] @ w`` of each row."""
     n_rows, width = X.shape
     if width * X.itemsize % _ALIGNED:  # BLAS may go by where a row begins
         more = -width % (_ALIGNED // X.itemsize)

@@ -32,20 +32,7 @@ class AppliedToRows:
     def few(
         self, dtype: np.dtype[Any], function: Callable[..., NDArray[Any]] | None = None
     ) -> Lane:
-        """The answers to few rows of one dtype, with all found beforehand that can be.
-
-        Parameters
-        ----------
-        dtype : dtype
-            float32 or float64, of the rows.
-        function : callable, optional
-            In place of its own, made for the dtype.
-
-        Returns
-        -------
-        callable
-            As :func:`few_answers`, of rows alone. Threads may call it at once.
-        """
+        """The answers to few rows of one dtype, with all found beforehand that can be."""
         if function is None:
             prepare = getattr(self.function, "for_dtype", None)
             function = self.function if prepare is None else prepare(dtype)
@@ -71,19 +58,7 @@ def few_answers(
     n_outputs: int | None,
     row_shape: RowShape,
 ) -> NDArray[Any] | None:
-    """Answers to few rows that are plain and finite; None where these are not so.
-
-    Parameters
-    ----------
-    X : any rows
-    function, then, dtype, n_outputs, row_shape
-        As in ``map_rows``.
-
-    Returns
-    -------
-    ndarray or None
-        To the bit what ``map_rows`` makes of them, which looks into all others and tells of them.
-    """
+    """Answers to few rows that are plain and finite; None where these are not so."""
     rows = convert_few_rows(X, row_shape)
     if rows is None:
         return None

@@ -16,19 +16,7 @@ __all__ = ["few_of_frame", "gives_arrays", "is_wrapped", "theirs"]
 
 
 def few_of_frame(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
-    """Values of few rows of a frame with the names of the fit, where these are enough.
-
-    Parameters
-    ----------
-    transformer : BlockTransformer
-    X : any rows
-    options : dict
-        What else ``transform`` is called with.
-
-    Returns
-    -------
-    ndarray or None
-    """
+    """Values of few rows of a frame with the names of the fit, where these are enough."""
     if (
         not is_small_frame(X)
         or not transformer._by_place

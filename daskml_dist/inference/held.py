@@ -50,23 +50,7 @@ class Held:
 
 
 def answers(held: Held, method: str, rows: Rows, n_threads: int) -> NDArray[Any]:
-    """Answers of a held model for rows: the task that a service sends.
-
-    Parameters
-    ----------
-    held : Held
-    method : str
-    rows : ndarray, or dict of ndarray
-        Of a request.
-    n_threads : int
-        Of BLAS, in the process that asks: how it shares rows among threads decides their last
-        digits.
-
-    Returns
-    -------
-    ndarray of shape (n_rows, ...)
-        To the bit what the process that asks would answer, on processors of one kind.
-    """
+    """Answers of a held model for rows: the task that a service sends."""
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
         return predictor(joined([_aligned(rows)], predictor))

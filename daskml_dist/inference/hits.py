@@ -15,22 +15,7 @@ __all__ = ["gains", "hits_of", "precisions"]
 def hits_of(
     held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Truth value of each user's first `k` items: it is held out.
-
-    Parameters
-    ----------
-    held_out, recommended : pandas.DataFrame
-    k : int
-    names : tuple of str
-        Columns of users, items and scores.
-
-    Returns
-    -------
-    ndarray of bool of shape (n_users, k)
-        Of each user of `held_out`, in falling order of scores.
-    ndarray of int of shape (n_users,)
-        How many items of each are held out.
-    """
+    """Truth value of each user's first `k` items: it is held out."""
     user, item, score = names
     right = held_out[[user, item]].drop_duplicates()
     sizes = right.groupby(user, sort=True).size()

@@ -50,42 +50,7 @@ def save_model(
     pip_requirements: Collection[str] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> None:
-    """Write a fitted estimator as a folder of MLflow's.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Fitted; what :func:`daskml_dist.save` takes.
-    path : str or path-like
-        A folder that is not there yet.
-    suffix : {".skops", ".safetensors"}, default=".skops"
-        Kind of the model file in it.
-    code_paths : collection of str or path-like, optional
-        Files and folders of Python that define classes of yours which the estimator is made of, as
-        the module of a network. They are copied, and found by ``mlflow.pyfunc`` wherever it reads
-        the model. What is installed there needs none.
-    mlflow_model : mlflow.models.Model, optional
-        To be filled, as MLflow does.
-    signature : mlflow.models.ModelSignature, optional
-        None: that of the features' names and dtypes in the fit, where these are known.
-    pip_requirements : collection of str, optional
-        What a service installs. None: the versions that are here.
-    metadata : dict, optional
-        Kept in the model's description beside the manifest.
-
-    Raises
-    ------
-    ModelFileError
-        The folder is there, the estimator cannot be stored, or MLflow is not installed.
-    NotFittedError
-        The estimator is not fitted.
-
-    Warns
-    -----
-    UserWarning
-        It is made of classes that ``mlflow.pyfunc`` will not find; :func:`load_model` is given
-        them.
-    """
+    """Write a fitted estimator as a folder of MLflow's."""
     mlflow = _mlflow()
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()):
@@ -115,52 +80,14 @@ def save_model(
 
 
 def log_model(estimator: Any, name: str = "model", **options: Any) -> Any:
-    """Log a fitted estimator to the run of MLflow that is active, or to a new one.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Fitted.
-    name : str, default="model"
-    **options
-        Those of :func:`save_model`, and of ``mlflow.models.Model.log``, such as
-        ``registered_model_name``.
-
-    Returns
-    -------
-    mlflow.models.model.ModelInfo
-        Its ``model_uri`` is what :func:`load_model` and ``mlflow.pyfunc.load_model`` take.
-
-    Raises
-    ------
-    ModelFileError, NotFittedError
-        As :func:`save_model`.
-    """
+    """Log a fitted estimator to the run of MLflow that is active, or to a new one."""
     return _mlflow().models.Model.log(
         artifact_path=None, name=name, flavor=_Flavor, estimator=estimator, **options
     )
 
 
 def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -> Any:
-    """Read an estimator that :func:`save_model` or :func:`log_model` wrote.
-
-    Parameters
-    ----------
-    model_uri : str
-        A folder, ``models:/name/1``, ``runs:/...`` or another URI of MLflow's.
-    trusted, **given
-        As :func:`daskml_dist.load`.
-
-    Returns
-    -------
-    estimator
-        Fitted; its answers are those of the one that was saved.
-
-    Raises
-    ------
-    ModelFileError
-        It is no model of this flavour, or cannot be read.
-    """
+    """Read an estimator that :func:`save_model` or :func:`log_model` wrote."""
     from mlflow.artifacts import download_artifacts
 
     folder = Path(download_artifacts(artifact_uri=os.fspath(model_uri)))

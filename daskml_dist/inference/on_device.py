@@ -26,30 +26,7 @@ _BYTES, _MOST_ROWS = 2**28, 2**18
 def results_on_device(
     function: Any, rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Apply a function to a block where it lies, some dense rows at a time.
-
-    Parameters
-    ----------
-    function : object
-        Has a method ``on_device(backend, dtype)``: it returns a function from rows of CuPy of that
-        dtype, dense or CSR, to an array of NumPy, where NaN and infinity of the rows show.
-    rows : array or CSR matrix of CuPy, of shape (n_rows, n_features)
-        Of any real dtype.
-    index : int or None
-        Of the block, for errors.
-
-    Yields
-    ------
-    slice, ndarray
-        Where some rows lie; what the function made of them.
-
-    Raises
-    ------
-    InvalidDataError
-        For NaN and infinity.
-    DeviceMemoryError
-        What is made of the rows does not fit on the device.
-    """
+    """Apply a function to a block where it lies, some dense rows at a time."""
     dtype = np.dtype(choose_float_dtype(rows.dtype))
     with _memory(index):
         apply = function.on_device(get_backend("gpu"), dtype)

@@ -46,47 +46,7 @@ def map_rows(
     tensors: bool = False,
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
-    """Apply a function of rows to X.
-
-    Parameters
-    ----------
-    function : callable
-        Takes a float32 or float64 array (C-contiguous) or CSR matrix of shape (n, n_features) and
-        returns an array of n rows. Picklable. Not called for empty blocks. Where it has an
-        attribute ``shows_not_finite``, it returns NaN or infinity for rows that hold them, which
-        are then not looked for beforehand; and takes a second argument: what it returned for rows
-        before, whose memory it may use again, or None. Where it has a method ``on_device``, rows
-        of CuPy stay where they lie: see :func:`results_on_device`.
-    X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-        Of shape (n_rows, n_features).
-    dtype : dtype
-        Of the result; labels may be strings or objects.
-    n_outputs : int, optional
-        Columns of the result; None for a one-dimensional one.
-    row_shape : tuple of int, optional
-        That rows must have.
-    name : str, default="estimator"
-        Who expects them to, in errors.
-    tensors : bool, default=False
-        Whether rows may be arrays of any shape, and keep their dtype.
-    then : callable, optional
-        Writes the results, of shape (n,) or (n, n_outputs), of what `function` returned to its
-        second argument; see :func:`written`. It may change the first. Picklable.
-
-    Returns
-    -------
-    ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
-        Lazy where `X` is, with the row chunks of `X` (of unknown sizes for a dataframe). Of
-        `RowsPlaceholder`: an `AppliedToRows`.
-
-    Raises
-    ------
-    InvalidDataError
-        `X` is not two-dimensional or not numeric, or has another number of features. Of a block
-        with NaN or infinity: at once, or when the result is computed.
-    DeviceUnavailableError, DeviceMemoryError
-        Rows of CuPy are where no GPU can be used, or what is made of them does not fit on it.
-    """
+    """Apply a function of rows to X."""
     dtype = np.dtype(dtype)
     if isinstance(X, RowsPlaceholder):
         return AppliedToRows(function, then, dtype, n_outputs, row_shape)
@@ -175,25 +135,6 @@ def results_of_rows(
 
     What is made of them then stays in cache; and is never large: Dask has its workers give every
     array of 128 KiB back to the system, which takes longer than to fill it.
-
-    Parameters
-    ----------
-    function : callable
-        As in :func:`map_rows`.
-    rows : ndarray or CSR matrix of shape (n_rows, n_features) or (n_rows, ...)
-        Of CuPy where the function has a method ``on_device``.
-    index : int or None
-        Of the block, for errors.
-
-    Yields
-    ------
-    slice, ndarray
-        Where some rows lie; what the function made of them, good until the next.
-
-    Raises
-    ------
-    InvalidDataError
-        For NaN and infinity.
     """
     if find_device(rows) == "gpu":
         yield from results_on_device(function, rows, index)

@@ -18,18 +18,7 @@ _LARGE = 2**20
 
 
 def shared(function: Callable[..., Any]) -> Any:
-    """Wrap a function for use as an argument of many tasks.
-
-    Parameters
-    ----------
-    function : callable
-        Picklable; may hold large arrays.
-
-    Returns
-    -------
-    callable or Delayed
-        The function itself where it is small; else what stands for one copy of it.
-    """
+    """Wrap a function for use as an argument of many tasks."""
     if len(cloudpickle.dumps(function)) < _LARGE:
         return function
     client = current_client()

@@ -31,50 +31,12 @@ __all__ = ["map_blocks", "map_pieces", "sample_rows"]
 
 
 def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
-    """Apply a function to every block of rows, lazily.
-
-    Parameters
-    ----------
-    function : callable
-        From a block of rows, as the user has it (of CuPy: on the host), to as many rows: an array,
-        CSR matrix or pandas.DataFrame. Picklable. Not called for empty blocks.
-    X : dask Array, DataFrame, Series or Bag
-        A dask Array of two dimensions or more is cut by rows alone.
-    meta : ndarray, CSR matrix or pandas.DataFrame
-        What the function makes of some rows: tells type, dtype and columns.
-
-    Returns
-    -------
-    dask Array or DataFrame
-        A DataFrame where `meta` is one. Chunk sizes are those of `X`, unknown for all but arrays.
-
-    Raises
-    ------
-    InvalidDataError
-        When computed: the function raised ValueError for a block, which is named.
-    """
+    """Apply a function to every block of rows, lazily."""
     return map_pieces(partial(_apply, empty=meta[:0]), function, X, meta[:0])
 
 
 def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> Any:
-    """Call ``apply(block, function, number)`` for every block of rows, lazily.
-
-    Parameters
-    ----------
-    apply : callable
-        Picklable and small.
-    function : callable
-        Sent to each worker once, where it is large.
-    X : dask Array, DataFrame, Series or Bag
-    empty : ndarray, CSR matrix or pandas.DataFrame
-        A result of no rows.
-
-    Returns
-    -------
-    dask Array or DataFrame
-        A chunk or partition for each block of `X`: Dask's own ways may join some, and what else
-        the user has of these rows would not match.
-    """
+    """Call ``apply(block, function, number)`` for every block of rows, lazily."""
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, X = shared(function), join_delayed(convert_foreign(X), 2)
     if (told := find_declared_numbers(X, "X")) is not None:
@@ -169,22 +131,7 @@ def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any
 
 
 def sample_rows(X: Any) -> Any:
-    """Make one row that looks like those of X, without computing anything.
-
-    Parameters
-    ----------
-    X : dask Array, DataFrame or Series
-
-    Returns
-    -------
-    ndarray, CSR matrix, pandas.DataFrame or pandas.Series
-        Of one row.
-
-    Raises
-    ------
-    InvalidDataError
-        Nobody knows how many columns there are.
-    """
+    """Make one row that looks like those of X, without computing anything."""
     X = join_delayed(X, 2)
     if isinstance(X, da.Array) and any(np.isnan(X.shape[1:])):
         raise InvalidDataError(

@@ -18,13 +18,7 @@ __all__ = ["column_of", "read_rows", "weights_of"]
 
 
 def read_rows(X: Any, index: int | None) -> Any:
-    """Rows of a block: a frame, or an ndarray.
-
-    Raises
-    ------
-    InvalidDataError
-        They are sparse.
-    """
+    """Rows of a block: a frame, or an ndarray."""
     rows = copy_to_host(X)
     if sparse.issparse(rows):
         raise InvalidDataError(
@@ -35,13 +29,7 @@ def read_rows(X: Any, index: int | None) -> Any:
 
 
 def column_of(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
-    """A number or label for each of n rows of a block.
-
-    Raises
-    ------
-    InvalidDataError
-        They are of other rows.
-    """
+    """A number or label for each of n rows of a block."""
     found = as_column(values, name=name, index=index)
     if len(found) != n:
         raise InvalidDataError(

@@ -45,13 +45,7 @@ def axes_of(
     collection: Collection, features: Sequence[Any], custom: Mapping[Any, Any], categorical: Any,
     names: Any, percentiles: tuple[float, float], resolution: int,
 ) -> Grid:  # fmt: skip
-    """The grid that scikit-learn makes of all rows, but that missing values have no percentiles.
-
-    Raises
-    ------
-    InvalidParameterError, InvalidDataError
-        There is none.
-    """
+    """The grid that scikit-learn makes of all rows, but that missing values have no percentiles."""
     check_count("grid_resolution", resolution)
     if np.shape(percentiles) != (2,):
         raise InvalidParameterError(f"percentiles={percentiles!r}: use two numbers of [0, 1].")

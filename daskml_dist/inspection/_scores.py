@@ -52,13 +52,7 @@ class Score:
     score: Callable[[Sums], float]
 
     def of(self, sums: Sums) -> float:
-        """Score of the sums of all rows.
-
-        Raises
-        ------
-        InvalidDataError
-            There is no weight.
-        """
+        """Score of the sums of all rows."""
         if sums[0] == 0:
             raise InvalidDataError(
                 "The sample weights of the rows sum to zero, so there is no score. Give some rows "
@@ -126,13 +120,7 @@ SCORES: dict[str, Score] = {
 
 
 def score_of(estimator: Any, scoring: Any) -> Score | None:
-    """The score of a name, or the estimator's own; None for a function.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is none of this name, or the estimator has not what it needs.
-    """
+    """The score of a name, or the estimator's own; None for a function."""
     from sklearn.base import is_classifier, is_regressor
 
     names = f"Use one of {sorted(SCORES)}"

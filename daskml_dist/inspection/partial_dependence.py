@@ -197,13 +197,7 @@ def _by_scikit_learn(estimator: Any, X: Any, features: Any, **asked: Any) -> Bun
 
 
 def _of_trees(estimator: Any, method: str) -> Any:
-    """scikit-learn's own of an estimator whose trees are to be asked; None for those of rows.
-
-    Raises
-    ------
-    InvalidParameterError
-        It was told to, and cannot be.
-    """
+    """scikit-learn's own of an estimator whose trees are to be asked; None for those of rows."""
     name, ours = type(estimator).__name__, type(estimator).__module__.startswith("daskml_dist.")
     if not ours:
         asks_trees = method == "recursion" or (method == "auto" and _are_trees_of_theirs(estimator))

@@ -16,27 +16,7 @@ __all__ = ["routed"]
 
 
 def routed(estimator: Any, method: str, given: Mapping[str, Any], more: Mapping[str, Any]) -> Bunch:
-    """Metadata for the splitter (``splitter.split``) and for the scorer (``scorer.score``).
-
-    Parameters
-    ----------
-    estimator : estimator
-        A router; with routing off both get what they have always got.
-    method : {"fit", "score"}
-    given : mapping of str to object
-        Metadata that the method knows: weights, and groups; None where there are none.
-    more : mapping of str to object
-        Other metadata.
-
-    Raises
-    ------
-    InvalidParameterError
-        Other metadata is passed with routing off, or is for the scores of rows.
-    InvalidTypeError
-        Nobody asks for some metadata.
-    sklearn.exceptions.UnsetMetadataPassedError
-        It was not said whether something is asked for.
-    """
+    """Metadata for the splitter (``splitter.split``) and for the scorer (``scorer.score``)."""
     given = {name: value for name, value in given.items() if value is not None}
     try:
         raise_for_params(more, estimator, method)

@@ -54,18 +54,7 @@ def values_left_out(
     *,
     squares: bool,
 ) -> Values:
-    """Predictions of rows, or their squared errors times their weights.
-
-    Parameters
-    ----------
-    collection : Collection
-    left_out : LeaveOneOutErrors
-    model : LinearModel
-        Encodes the targets.
-    rows : DatasetInfo
-        Facts of the rows of the fit.
-    squares : bool
-    """
+    """Predictions of rows, or their squared errors times their weights."""
     one = partial(_of_block, left_out, model, rows.classes, _weigher(rows), squares)
     flat = model.n_targets is None and rows.classes is None
     if collection.kind == "memory":

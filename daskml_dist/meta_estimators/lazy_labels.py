@@ -19,13 +19,7 @@ __all__ = ["check_indicators", "counted_labels", "encoded", "labels_of"]
 
 
 def labels_of(y: Any) -> NDArray[Any]:
-    """Sorted labels; one pass over those of a Dask collection.
-
-    Raises
-    ------
-    InvalidDataError
-        They are missing, or numbers with a fraction, or of several columns.
-    """
+    """Sorted labels; one pass over those of a Dask collection."""
     return counted_labels(y)[0]
 
 
@@ -70,12 +64,7 @@ def _checked_labels(labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_indicators(y: Any) -> int:
-    """Check that columns of y are 0 and 1, one for each label that rows may have; how many.
-
-    Raises
-    ------
-    InvalidDataError
-    """
+    """Check that columns of y are 0 and 1, one for each label that rows may have; how many."""
     if is_dask(y):
         values = reduce_parts(as_collection(y, None, numeric=False), _values_of_block, _all_values)
     else:

@@ -78,13 +78,7 @@ _recording_warnings = threading.Lock()
 def here(
     X: Any, y: Any, params: dict[str, Any], *, labels: bool
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """Rows, targets and arguments of a fit to rows in memory, where they fit too.
-
-    Raises
-    ------
-    InvalidDataError
-        Labels are missing, there is no target, or columns of X are called alike.
-    """
+    """Rows, targets and arguments of a fit to rows in memory, where they fit too."""
     check_unique_names(X)
     check_given(y)
     if isinstance(y, str):
@@ -127,15 +121,7 @@ def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, A
 def params_of(
     ensemble: Any, named: Sequence[tuple[str, Any]], params: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Arguments of the ``fit`` of each member: weights, or what metadata routing sends it.
-
-    Parameters
-    ----------
-    ensemble : estimator
-    named : sequence of (str, estimator)
-    params : dict
-        Arguments of the ensemble's ``fit``.
-    """
+    """Arguments of the ``fit`` of each member: weights, or what metadata routing sends it."""
     if is_metadata_routing_enabled():
         with checked_as_theirs():
             routed = process_routing(ensemble, "fit", **params)
@@ -150,13 +136,7 @@ def params_of(
 
 
 def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
-    """Check that members take the weights of rows, if there are any.
-
-    Raises
-    ------
-    InvalidTypeError
-        One does not.
-    """
+    """Check that members take the weights of rows, if there are any."""
     for name, member in named:
         if "sample_weight" in params and not has_fit_parameter(member, "sample_weight"):
             raise InvalidTypeError(
@@ -166,14 +146,7 @@ def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) ->
 
 
 def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
-    """Return whether a Dask collection is known to be so small that one process should fit it.
-
-    Parameters
-    ----------
-    X : Dask collection
-    n_rows : int or None
-        Its rows, where the caller has counted them; None: as Dask knows.
-    """
+    """Return whether a Dask collection is known to be so small that one process should fit it."""
     # Frames do not know their rows, and lists of delayed blocks not even their columns.
     n_known, *row_shape = getattr(X, "shape", None) or (None, math.inf)
     n = n_rows if n_rows is not None else n_known
@@ -202,16 +175,6 @@ def fit_members(
 
     Those that know Dask collections are fitted one after the other, each on the whole cluster;
     others, and all where rows are few, as tasks side by side, on rows gathered there.
-
-    Parameters
-    ----------
-    jobs : sequence of (estimator, X, y, dict)
-    few : bool or None
-        Whether the rows are few; None: as :func:`has_few_entries` tells of each job.
-
-    Returns
-    -------
-    list of estimator
     """
     found, tasks, blocks = {}, {}, []
     for i, job in enumerate(jobs):
@@ -326,14 +289,7 @@ class OutOfFold:
         return [_in_order(fits[0], method, X, self.n_classes) for fits, method in each]
 
     def blocks(self, rows: RowsOfSplits, then: Any) -> list[Delayed]:
-        """``then(X, answers)`` of each block, lazy.
-
-        Parameters
-        ----------
-        rows : RowsOfSplits
-        then : callable
-            Picklable.
-        """
+        """``then(X, answers)`` of each block, lazy."""
         make = delayed(partial(_out_of_fold, rows.roles), pure=False)
         once = shared(partial(_both, self, then))
         return [

@@ -43,22 +43,7 @@ def by_column(
     values: Callable[[NDArray[Any]], NDArray[Any]],
     classes: NDArray[Any] | None,
 ) -> ByColumn:
-    """Sum the values of a block.
-
-    Parameters
-    ----------
-    rows : ScoredRows
-    table : ndarray of shape (n, n_columns)
-    values : callable
-        Takes `table` and returns, of the same shape, what a row has if a column is its label's.
-    classes : ndarray of shape (n_columns,), or None
-        All labels, where known.
-
-    Raises
-    ------
-    InvalidDataError
-        There are more labels than columns, or others than `classes`.
-    """
+    """Sum the values of a block."""
     labels, at = unique_labels(rows.y_true)
     check_labels(labels, classes, table.shape[1])
     # One row a label, which holds the weights of its rows: their sums are one product.
@@ -69,13 +54,7 @@ def by_column(
 
 
 def check_probabilities(proba: NDArray[Any]) -> None:
-    """Check that numbers are probabilities.
-
-    Raises
-    ------
-    InvalidDataError
-        Some are not.
-    """
+    """Check that numbers are probabilities."""
     if proba.min() < 0 or proba.max() > 1:
         raise InvalidDataError(
             f"y_proba holds {proba.min()} to {proba.max()}, which are no probabilities. Pass what "
@@ -109,13 +88,7 @@ def join_columns(parts: list[ByColumn]) -> ByColumn:
 
 
 def total(found: ByColumn, classes: NDArray[Any] | None) -> float:
-    """Sum of all rows, each of its label's column.
-
-    Raises
-    ------
-    InvalidDataError
-        There are not as many labels as columns.
-    """
+    """Sum of all rows, each of its label's column."""
     n_columns = found.sums.shape[1]
     known = found.labels if classes is None else classes
     if classes is None and len(known) == 1:
@@ -138,13 +111,7 @@ def _wrong_count(labels: NDArray[Any], n_columns: int) -> InvalidDataError:
 
 
 def unique_classes(labels: Any) -> NDArray[Any]:
-    """Sorted labels of the argument of that name.
-
-    Raises
-    ------
-    InvalidParameterError
-        There are fewer than two.
-    """
+    """Sorted labels of the argument of that name."""
     classes, _ = unique_labels(np.asarray(labels))
     if len(classes) < 2:
         raise InvalidParameterError(

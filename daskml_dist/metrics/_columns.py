@@ -101,26 +101,7 @@ class Columns:
     def in_memory(
         self, metric: Callable[..., S], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
     ) -> S:
-        """Call scikit-learn's metric on arrays.
-
-        Parameters
-        ----------
-        metric : callable
-            Of `sklearn.metrics`.
-        y_true, y_pred, sample_weight : array-like
-        **options
-            For `metric`.
-
-        Returns
-        -------
-        object
-            What `metric` returns.
-
-        Raises
-        ------
-        InvalidDataError, InvalidParameterError
-            In place of scikit-learn's own.
-        """
+        """Call scikit-learn's metric on arrays."""
         given = convert_foreign(y_true, y_pred, sample_weight)
         y_true, y_pred, weight = map(copy_to_host, given)
         try:
@@ -166,35 +147,7 @@ class Columns:
         finish: Callable[[S], Any] = _itself,
         compute: bool = True,
     ) -> Any:
-        """Summarise every block that has rows and merge the summaries, in one pass.
-
-        Parameters
-        ----------
-        summarise : callable
-            Takes the rows of a block. Picklable.
-        merge : callable
-            Makes one summary of one or more. Associative. Picklable.
-        collection : Collection
-            Of :meth:`align`.
-        in_pieces : bool, default=False
-            Summarise a few rows at a time, so that what is made of them stays in the cache; for
-            small summaries.
-        finish : callable, optional
-            Makes the result of the summary of all rows. Picklable.
-        compute : bool, default=True
-            False: nothing is computed yet.
-
-        Returns
-        -------
-        object
-            The summary of all rows, or the result; a `dask.delayed.Delayed` of it without
-            `compute`.
-
-        Raises
-        ------
-        InvalidDataError
-            There is no row, or a block cannot be read.
-        """
+        """Summarise every block that has rows and merge the summaries, in one pass."""
         if in_pieces:
             summarise = partial(_by_pieces, summarise, merge)
         own, join = partial(_summarise, self, summarise), partial(_merge, merge)
@@ -206,24 +159,7 @@ class Columns:
         return end(summary)
 
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
-        """Align the columns, with no work on the data.
-
-        Parameters
-        ----------
-        y_true, sample_weight : as `y` and `sample_weight` of `as_collection`
-        y_pred : dask Array, Series or DataFrame, or array-like
-            Of shape (n_rows,) or (n_rows, n_columns).
-
-        Returns
-        -------
-        Collection
-            With `y_pred` as X.
-
-        Raises
-        ------
-        InvalidDataError
-            The rows cannot be aligned.
-        """
+        """Align the columns, with no work on the data."""
         try:
             X = _as_table(y_pred, self.pred_name)
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
@@ -235,23 +171,7 @@ class Columns:
         return replace(rows, names=(self.pred_name, "y_true", "sample_weight"))
 
     def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> ScoredRows:
-        """Read the rows of a block.
-
-        Parameters
-        ----------
-        index : int or None
-            Of the block, named in errors.
-        y_pred, y_true, sample_weight : array-like or pandas object; or None for the last
-
-        Returns
-        -------
-        ScoredRows
-
-        Raises
-        ------
-        InvalidDataError
-            A column cannot be read, or lengths differ.
-        """
+        """Read the rows of a block."""
         truth = self.read_true(y_true, "y_true", index)
         prediction = self.read_pred(y_pred, self.pred_name, index)
         weight = read_weights(sample_weight, len(truth), index)
@@ -281,13 +201,7 @@ def is_lazy(*values: Any) -> bool:
 
 
 def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
-    """Value that a function of scikit-learn returns.
-
-    Raises
-    ------
-    InvalidDataError, InvalidParameterError
-        In place of scikit-learn's own.
-    """
+    """Value that a function of scikit-learn returns."""
     args = tuple(map(convert_foreign, args))
     try:
         return metric(*args, **options)
@@ -303,12 +217,7 @@ def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
 
 
 def check_computed(compute: bool) -> None:
-    """Check that a score may be computed at once, where it has no lazy way.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check that a score may be computed at once, where it has no lazy way."""
     if not compute:
         raise InvalidParameterError(
             "compute=False: the score of several labels a row is computed at once. Leave it out."
@@ -316,13 +225,7 @@ def check_computed(compute: bool) -> None:
 
 
 def check_total(weight: float) -> None:
-    """Check that there is weight to divide by.
-
-    Raises
-    ------
-    InvalidDataError
-        There is none.
-    """
+    """Check that there is weight to divide by."""
     if weight == 0:
         raise _no_weight()
 

@@ -55,31 +55,7 @@ def face(
     own: Own | None = None,
     notes: str = "",
 ) -> Callable[..., Any]:
-    """Make the public function of a metric.
-
-    Parameters
-    ----------
-    source : callable
-        Of scikit-learn; takes two columns and options.
-    lazily : callable
-        Takes (y_true, y_pred, sample_weight, **options), of which one is a Dask collection.
-    columns : Columns
-    summary : str
-        First line of the docstring.
-    of : str
-        What the columns hold, for the docstring.
-    module : str
-        In which the function is found by its name.
-    own : (parameter, text), optional
-        An option that `lazily` alone takes.
-    notes : str
-        Section of the docstring.
-
-    Returns
-    -------
-    callable
-        With scikit-learn's name and signature.
-    """
+    """Make the public function of a metric."""
     name, theirs = source.__name__, inspect.signature(source)
     parameters = list(theirs.parameters.values())
     first, second = (parameter.name for parameter in parameters[:2])

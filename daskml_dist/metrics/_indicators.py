@@ -52,25 +52,7 @@ def _width(values: Any) -> float:
 
 
 def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.bool_]:
-    """Read columns of 0 and 1, one a label.
-
-    Parameters
-    ----------
-    values : array-like or pandas.DataFrame of shape (n, n_labels)
-    name : str
-        Of the argument, for errors.
-    index : int or None
-        Block to name in errors.
-
-    Returns
-    -------
-    ndarray of bool of shape (n, n_labels)
-
-    Raises
-    ------
-    InvalidDataError
-        There is one column, or another number than 0 and 1.
-    """
+    """Read columns of 0 and 1, one a label."""
     if hasattr(values, "toarray"):
         values = values.toarray()
     table = convert_to_numbers(
@@ -141,22 +123,7 @@ class Hits:
 
 
 def count_hits(y_true: Any, y_pred: Any, sample_weight: Any, labels: Any = None) -> Hits:
-    """Count the hits of all rows, in one pass.
-
-    Parameters
-    ----------
-    y_true, y_pred, sample_weight
-        Of which one is a Dask collection.
-    labels : array-like of int, optional
-        Columns to count.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is no such column.
-    InvalidDataError
-        The columns cannot be aligned, or are no indicators.
-    """
+    """Count the hits of all rows, in one pass."""
     collection = COLUMNS.align(y_true, y_pred, sample_weight)
     chosen = None if labels is None else np.atleast_1d(np.asarray(labels))
     return COLUMNS.reduce(partial(_hits, labels=chosen), _joined, collection)
@@ -210,23 +177,7 @@ def _unpacked(kinds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
 def of_hits(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
-    """Score of a metric of labels, of indicators.
-
-    Parameters
-    ----------
-    source : callable
-        Of `sklearn.metrics`.
-    y_true, y_pred, sample_weight
-        Of which one is a Dask collection.
-    **options
-        For `source`.
-
-    Raises
-    ------
-    InvalidDataError
-        `source` has no score of indicators; or as of :func:`count_hits`.
-    InvalidParameterError
-    """
+    """Score of a metric of labels, of indicators."""
     check_scored(source)
     # What is wrong with the options, is so before there is work on the data.
     two = np.eye(2, dtype=np.int64)
@@ -242,13 +193,7 @@ def of_hits(
 
 
 def check_scored(source: Callable[..., Any]) -> None:
-    """Check that a metric has a score of indicators.
-
-    Raises
-    ------
-    InvalidDataError
-        It has none.
-    """
+    """Check that a metric has a score of indicators."""
     if not has_score(source):
         raise InvalidDataError(
             f"multilabel-indicator is not supported by {source.__name__}: y_true should be a 1d "

@@ -46,22 +46,7 @@ class SeveralLabels:
         sample_weight: Any,
         options: dict[str, Any],
     ) -> tuple[Any, Any]:
-        """Score, and bound of its error.
-
-        Parameters
-        ----------
-        of_one : callable
-            Score of a label's run, and its bound.
-        y_true, y_score, sample_weight
-            Of which one is a Dask collection.
-        options : dict
-            Of the metric.
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            An option has no meaning here; the columns cannot be aligned, or are no indicators.
-        """
+        """Score, and bound of its error."""
         two = np.eye(2, dtype=np.int64)
         each = partial(self.metric, average=self.average, **options)
         called(each, two, two)  # tells of bad options before there is work

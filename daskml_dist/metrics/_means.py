@@ -26,22 +26,7 @@ def weighted_sums(
     finish: Callable[[float, Sums], Any],
     compute: bool = True,
 ) -> Any:
-    """Sum the weights, and the weighted values of all rows, in one pass.
-
-    Parameters
-    ----------
-    columns : Columns
-    values : callable
-        Takes `y_true` and `y_pred` of a block and returns one value a row, or one of each target.
-        Picklable.
-    y_true, y_pred, sample_weight
-        Of which one is a Dask collection.
-    finish : callable
-        Makes the result of the sum of the weights and the sums, an ndarray of float64 of shape
-        (n_targets,). Picklable.
-    compute : bool, default=True
-        False: the result is lazy.
-    """
+    """Sum the weights, and the weighted values of all rows, in one pass."""
     collection = columns.align(y_true, y_pred, sample_weight)
     return columns.reduce(
         partial(_sums, values),
@@ -62,13 +47,7 @@ def weighted_mean(
     finish: Callable[[Sums], Any],
     compute: bool = True,
 ) -> Any:
-    """Return what `finish` makes of the mean of each target; parameters as `weighted_sums`.
-
-    Raises
-    ------
-    InvalidDataError
-        The weights sum to zero.
-    """
+    """Return what `finish` makes of the mean of each target; parameters as `weighted_sums`."""
     end = partial(_of_means, finish)
     return weighted_sums(columns, values, y_true, y_pred, sample_weight, end, compute)
 
@@ -89,25 +68,7 @@ def mean_of_blocks(
     y_pred: Any,
     sample_weight: Any,
 ) -> Sums:
-    """Weighted mean of a metric that is the mean of something of each row.
-
-    Parameters
-    ----------
-    metric : callable
-        Of scikit-learn, taking (y_true, y_pred, sample_weight). Picklable.
-    columns : Columns
-    y_true, y_pred, sample_weight
-        Of which one is a Dask collection.
-
-    Returns
-    -------
-    ndarray of float64 of shape (n_targets,), or (1,)
-
-    Raises
-    ------
-    InvalidDataError
-        The rows have no such score; the weights sum to zero.
-    """
+    """Weighted mean of a metric that is the mean of something of each row."""
     collection = columns.align(y_true, y_pred, sample_weight)
     found = columns.reduce(partial(block_sums, metric), add, collection)
     check_total(found[0])

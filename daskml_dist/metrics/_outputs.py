@@ -18,13 +18,7 @@ Numbers = NDArray[np.float64]
 
 
 def check_outputs(multioutput: Any, *, variance: bool = False) -> None:
-    """Check the argument of that name, before there is work on the data.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is no such word, and no weights.
-    """
+    """Check the argument of that name, before there is work on the data."""
     words = ["raw_values", "uniform_average", *(["variance_weighted"] if variance else [])]
     if multioutput is None or isinstance(multioutput, str):
         if multioutput not in ([*words, None] if variance else words):
@@ -34,25 +28,7 @@ def check_outputs(multioutput: Any, *, variance: bool = False) -> None:
 
 
 def averaged(scores: Numbers, multioutput: Any, variances: Numbers | None = None) -> Any:
-    """Scores of all targets, or a mean of them.
-
-    Parameters
-    ----------
-    scores : ndarray of float64 of shape (n_targets,)
-    multioutput : {"uniform_average", "raw_values", "variance_weighted"}, None or array-like
-        Weights of the targets, if no word; None is "uniform_average".
-    variances : ndarray of float64 of shape (n_targets,), optional
-        Weights for "variance_weighted".
-
-    Returns
-    -------
-    float, or ndarray of float64 of shape (n_targets,) for "raw_values"
-
-    Raises
-    ------
-    InvalidParameterError
-        The weights are not one a target.
-    """
+    """Scores of all targets, or a mean of them."""
     if multioutput is None or isinstance(multioutput, str):
         if multioutput == "raw_values":
             return scores
@@ -70,16 +46,7 @@ def averaged(scores: Numbers, multioutput: Any, variances: Numbers | None = None
 def explained(
     errors: Numbers, spread: Numbers, multioutput: Any, *, force_finite: bool = True
 ) -> Any:
-    """Shares of the spread that no error takes away, averaged as `multioutput` says.
-
-    Parameters
-    ----------
-    errors, spread : ndarray of float64 of shape (n_targets,)
-    multioutput
-        As in `averaged`.
-    force_finite : bool, default=True
-        Where there is no spread, give 1.0 (no error) or 0.0 instead of NaN or -inf.
-    """
+    """Shares of the spread that no error takes away, averaged as `multioutput` says."""
     none = (
         np.where(errors != 0, 0.0, 1.0) if force_finite else np.where(errors != 0, -np.inf, np.nan)
     )

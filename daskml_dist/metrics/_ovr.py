@@ -32,13 +32,7 @@ Average: TypeAlias = Literal["macro", "weighted", "micro"] | None
 def check_classes(
     n_columns: int | None, multi_class: str, max_fpr: float | None, average: Average, weighted: bool
 ) -> None:
-    """Check the options of several classes.
-
-    Raises
-    ------
-    InvalidParameterError, InvalidDataError
-        They have no meaning together.
-    """
+    """Check the options of several classes."""
     if n_columns == 2:
         raise InvalidDataError(
             "y_score has 2 columns. Pass that of the positive label, for example y_score[:, 1]."
@@ -66,13 +60,7 @@ def check_classes(
 
 
 def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
-    """Return the labels of the columns of scores.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are not sorted, or not as many as there are columns.
-    """
+    """Return the labels of the columns of scores."""
     given = np.asarray(labels)
     if not np.array_equal(unique_labels(given)[0], given) or len(given) != (
         n_columns or len(given)
@@ -85,25 +73,7 @@ def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
 
 
 def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[Run]:
-    """Make the run of each class against the rest.
-
-    Parameters
-    ----------
-    rows : ScoredRows
-    classes : ndarray of shape (n_classes,)
-    limit : int or None
-        As in `make_run`.
-
-    Returns
-    -------
-    list of Run
-        With the labels False and True.
-
-    Raises
-    ------
-    InvalidDataError
-        The scores are no probabilities of these classes, or another label is there.
-    """
+    """Make the run of each class against the rest."""
     _check_probabilities(rows, classes)
     return runs_of(rows.y_true[:, np.newaxis] == classes, rows, limit)
 
@@ -163,25 +133,7 @@ def merge_each(parts: list[list[Run]], limit: int | None) -> list[Run]:
 def average_scores(
     runs: list[Run], average: Average, score: Callable[[Run], tuple[float, float]]
 ) -> tuple[Any, Any]:
-    """Average the scores of the classes, and the bounds with them.
-
-    Parameters
-    ----------
-    runs : list of Run
-        Of each class.
-    average : {"macro", "weighted", "micro"} or None
-    score : callable
-        Score of a run, and bound of its error.
-
-    Returns
-    -------
-    score, bound : float, or ndarray of shape (n_classes,)
-
-    Raises
-    ------
-    InvalidDataError
-        The weights sum to zero.
-    """
+    """Average the scores of the classes, and the bounds with them."""
     check_total(runs[0].weights.sum())
     if average == "micro":
         return score(merge_runs(runs, None))
@@ -203,20 +155,6 @@ def average_pairs(
 
     Source: Hand and Till (2001), "A simple generalisation of the area under the ROC curve for
     multiple class classification problems", Machine Learning 45.
-
-    Parameters
-    ----------
-    runs : list of Run
-        Of :func:`pair_runs`.
-    average : {"macro", "weighted"}
-        "weighted" weighs a pair by the number of its rows.
-    score : callable
-        Score of a run, and bound of its error.
-
-    Returns
-    -------
-    score, bound : float
-        Of the classes that have rows, as in scikit-learn. NaN where only one has.
     """
     pairs = [
         (forth, back)

@@ -22,20 +22,7 @@ Counts = tuple[NDArray[Any], Any]
 def paired_rows(
     y_true: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Make one row of all rows that have the same two labels, in one pass.
-
-    Parameters
-    ----------
-    y_true, y_pred, sample_weight
-        Of which one is a Dask collection.
-
-    Returns
-    -------
-    y_true, y_pred, sample_weight : ndarray of shape (n_pairs,)
-        Weights are the sums of the rows': int64 where these are whole.
-    labels : ndarray of shape (n_labels,)
-        All, sorted.
-    """
+    """Make one row of all rows that have the same two labels, in one pass."""
     collection = COLUMNS.align(y_true, y_pred, sample_weight)
     labels, counts = COLUMNS.reduce(count_pairs, _join_counts, collection)
     pairs = counts.tocoo()

@@ -42,26 +42,7 @@ class MissingValues(InvalidDataError):
 
 
 def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
-    """Read a column of labels.
-
-    Parameters
-    ----------
-    values : array-like, pandas.Series or pandas.DataFrame of shape (n,) or (n, 1)
-    name : str
-        Of the argument, for errors.
-    index : int or None
-        Block to name in errors.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        Of the dtype it has.
-
-    Raises
-    ------
-    InvalidDataError
-        There are several columns, missing values, or numbers with a fraction.
-    """
+    """Read a column of labels."""
     labels = as_column(values, name=name, index=index)
     _check_no_missing(labels, name, index)
     if labels.dtype.kind == "O":
@@ -78,26 +59,14 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
 
 
 def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
-    """Read a column of finite numbers; parameters and errors as `read_labels`.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        float32 where `values` is, else float64.
-    """
+    """Read a column of finite numbers; parameters and errors as `read_labels`."""
     column = as_column(values, name=name, index=index)
     _check_no_missing(column, name, index)
     return _finite_numbers(column, name, index)
 
 
 def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
-    """Read one or more columns of finite numbers; parameters and errors as `read_labels`.
-
-    Returns
-    -------
-    ndarray of shape (n,), or (n, n_targets) where there are several
-        float32 where `values` is, else float64.
-    """
+    """Read one or more columns of finite numbers; parameters and errors as `read_labels`."""
     shape = np.shape(values)
     if len(shape) != 2 or shape[1] == 1:
         return read_numbers(values, name, index)
@@ -106,24 +75,7 @@ def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
 
 
 def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
-    """Read scores or probabilities, of one column or one a class.
-
-    Parameters
-    ----------
-    values : array-like or pandas.DataFrame of shape (n,) or (n, n_classes)
-    name, index
-        As in `read_labels`.
-
-    Returns
-    -------
-    ndarray of shape (n,), or (n, n_classes) where there are several columns
-        float32 where `values` is, else float64.
-
-    Raises
-    ------
-    InvalidDataError
-        They are not finite numbers.
-    """
+    """Read scores or probabilities, of one column or one a class."""
     shape = np.shape(values)
     if len(shape) != 2 or shape[1] == 1:
         return read_numbers(values, name, index)
@@ -138,23 +90,7 @@ def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
 
 
 def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
-    """Read sample weights.
-
-    Parameters
-    ----------
-    values : array-like of shape (n_rows,), float or None
-    n_rows : int
-    index : int or None
-
-    Returns
-    -------
-    ndarray of int64 or float64 of shape (n_rows,), or None
-
-    Raises
-    ------
-    InvalidDataError
-        They are not finite numbers, or of several columns.
-    """
+    """Read sample weights."""
     if values is None:
         return None
     if isinstance(values, Real):
@@ -170,13 +106,7 @@ def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | 
 
 
 def check_not_negative(weights: NDArray[Any]) -> None:
-    """Check that no weight is negative.
-
-    Raises
-    ------
-    InvalidDataError
-        One is.
-    """
+    """Check that no weight is negative."""
     if (weights < 0).any():
         raise InvalidDataError(
             "Negative values in sample_weight, which this metric of a Dask collection has no "
@@ -188,13 +118,7 @@ def check_not_negative(weights: NDArray[Any]) -> None:
 
 
 def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Sorted labels, and the position of each row's label among them.
-
-    Raises
-    ------
-    InvalidDataError
-        The labels are of types that cannot be sorted.
-    """
+    """Sorted labels, and the position of each row's label among them."""
     if (counted := count_whole_numbers(labels)) is not None:
         return counted
     try:
@@ -208,26 +132,14 @@ def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]
 
 
 def join_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Sorted union of labels.
-
-    Raises
-    ------
-    InvalidDataError
-        Some are strings and others numbers.
-    """
+    """Sorted union of labels."""
     parts = [part for part in parts if len(part)]
     check_one_kind(*parts)
     return unique_labels(np.concatenate(parts))[0]
 
 
 def check_one_kind(*parts: NDArray[Any]) -> None:
-    """Check that the labels of all parts are strings, or of none.
-
-    Raises
-    ------
-    InvalidDataError
-        They are not.
-    """
+    """Check that the labels of all parts are strings, or of none."""
     # NumPy would turn numbers next to strings into strings, which then match by chance.
     if len({_is_text(part) for part in parts}) > 1:
         raise InvalidDataError(
@@ -258,13 +170,7 @@ def _check_no_missing(values: Any, name: str, index: int | None) -> None:
 
 
 def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
-    """Check that no number is NaN or infinite; parameters as of :func:`read_labels`.
-
-    Raises
-    ------
-    MissingValues
-        One is.
-    """
+    """Check that no number is NaN or infinite; parameters as of :func:`read_labels`."""
     position = find_first_nonfinite(values)
     if position is not None:
         row = position // math.prod(values.shape[1:])

@@ -41,23 +41,7 @@ class Run:
 def make_run(
     labels: NDArray[Any], scores: NDArray[Any], weight: NDArray[np.float64], limit: int | None
 ) -> Run:
-    """Make the run of one or more rows.
-
-    Parameters
-    ----------
-    labels, scores, weight : ndarray of shape (n_rows,)
-    limit : int or None
-        Entries of the run at most.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    InvalidDataError
-        There are more than two labels.
-    """
+    """Make the run of one or more rows."""
     names, at = unique_labels(labels)
     weights = np.zeros((len(labels), _count(names)))
     weights[np.arange(len(labels)), at] = weight
@@ -80,20 +64,7 @@ def merge_runs(runs: list[Run], limit: int | None) -> Run:
 def ranked_rows(
     run: Run, positive: Any, favourably: bool
 ) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
-    """Rows that have the run's metric.
-
-    Parameters
-    ----------
-    run : Run
-    positive : label
-    favourably : bool
-        Where the order is lost: all positive rows above the negative ones, or all below.
-
-    Returns
-    -------
-    y_true, y_score, weight : ndarray
-        `y_true` is 1 for positive rows and 0 for the others.
-    """
+    """Rows that have the run's metric."""
     is_bin = run.high > run.low
     # Just beyond the bin, so that no tie with a score at its edge halves what may be lost.
     above = np.where(is_bin, np.nextafter(run.high, np.inf), run.high)

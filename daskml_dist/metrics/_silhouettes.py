@@ -27,13 +27,7 @@ _BYTES = 1 << 26
 
 
 def check_clusters(n_labels: int, n_rows: int) -> None:
-    """Check that there are clusters to compare.
-
-    Raises
-    ------
-    InvalidDataError
-        There is one, or each row is one.
-    """
+    """Check that there are clusters to compare."""
     if not 1 < n_labels < n_rows:
         raise InvalidDataError(
             f"Number of labels is {n_labels}. Valid values are 2 to n_samples - 1 (inclusive), of "

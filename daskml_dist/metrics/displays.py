@@ -36,13 +36,7 @@ _METHODS = ("predict_proba", "decision_function")
 
 
 def check_matplotlib(name: str) -> None:
-    """Check that a display can be drawn, before any rows are read.
-
-    Raises
-    ------
-    DaskMLDistError
-        matplotlib is not installed.
-    """
+    """Check that a display can be drawn, before any rows are read."""
     try:
         import matplotlib.pyplot  # noqa: F401
     except ImportError as error:
@@ -63,13 +57,7 @@ def named(display: Any, name: str) -> Any:
 def positive_scores(
     estimator: Any, X: Any, response_method: Any, pos_label: Any
 ) -> tuple[Any, Any]:
-    """Scores of the positive label, lazy where the rows are, and that label.
-
-    Raises
-    ------
-    InvalidParameterError
-        The classifier knows other than two labels, or not `pos_label`.
-    """
+    """Scores of the positive label, lazy where the rows are, and that label."""
     classes = getattr(estimator, "classes_", None)
     if classes is None or len(classes) != 2:
         raise InvalidParameterError(

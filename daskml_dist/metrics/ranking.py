@@ -265,13 +265,7 @@ def _answer(score: Any, bound: Any, return_bound: bool) -> Any:
 
 
 def check_limit(limit: int | None) -> None:
-    """Check how many distinct scores are to be kept.
-
-    Raises
-    ------
-    InvalidParameterError
-        None is.
-    """
+    """Check how many distinct scores are to be kept."""
     if limit is not None and limit < 1:
         raise InvalidParameterError(
             f"max_thresholds={limit} keeps nothing. Pass a positive number, or None to keep all."

@@ -260,13 +260,7 @@ SCORERS: dict[str, Scorer] = {
 
 
 def n_best_of(scoring: Any) -> int | None:
-    """Labels among which `top_k_accuracy` looks; None for another score.
-
-    Parameters
-    ----------
-    scoring : str, callable or None
-        Of decisions: probabilities may be equal where these are not.
-    """
+    """Labels among which `top_k_accuracy` looks; None for another score."""
     scorer = SCORERS.get(scoring) if isinstance(scoring, str) else scoring
     if not isinstance(scorer, _Theirs) or scorer._score_func not in _TOP_K:
         return None
@@ -402,17 +396,8 @@ def _twin_of(metric: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
-    """Scorers by name, of what `scoring` may be in scikit-learn: "score" is the one without a name.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Its own ``score`` where `scoring` is None.
-    scoring : str, callable, list or tuple of str, dict, or None
-
-    Returns
-    -------
-    dict of str to callable
+    """Scorers by name, of what `scoring` may be in scikit-learn: "score" is the one without a
+    name.
     """
     if scoring is None:
         if not hasattr(estimator, "score"):

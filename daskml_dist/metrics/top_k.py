@@ -70,13 +70,7 @@ def _top_k(
 
 
 def _ordered(labels: Any) -> NDArray[Any]:
-    """Labels in the order of the columns, which is theirs.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are in another one, or fewer than two.
-    """
+    """Labels in the order of the columns, which is theirs."""
     classes = unique_classes(labels)
     if classes.tolist() != np.asarray(labels).tolist():
         raise InvalidParameterError(

@@ -15,13 +15,7 @@ Array = NDArray[np.float64]
 
 
 def given_weights(weights: Any, k: int) -> Array:
-    """Weights of the components.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are not k shares of 1.
-    """
+    """Weights of the components."""
     found = _numbers("weights", weights, (k,))
     if (found < 0).any() or (found > 1).any():
         raise InvalidParameterError(
@@ -42,13 +36,7 @@ def given_means(means: Any, k: int, d: int) -> Array:
 
 
 def given_covariances(precisions: Any, kind: str, k: int, d: int) -> Array:
-    """Covariances of given precisions.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are not precisions of that kind.
-    """
+    """Covariances of given precisions."""
     shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
     found = _numbers(f"{kind} precision", precisions, shape)
     if kind in ("diag", "spherical"):

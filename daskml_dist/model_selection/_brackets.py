@@ -54,14 +54,7 @@ class Bracket:
 
 
 def brackets_of(max_iter: int, factor: float) -> list[Bracket]:
-    """Brackets for candidates of `max_iter` passes at most; the most daring first.
-
-    Parameters
-    ----------
-    max_iter : int
-    factor : float
-        Of so many candidates one goes on, with so many times the passes.
-    """
+    """Brackets for candidates of `max_iter` passes at most; the most daring first."""
     last = int(np.log(max_iter) / np.log(factor) + 1e-9)
     found = []
     for number in range(last, -1, -1):
@@ -84,35 +77,14 @@ def best_of(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
 
 
 def decaying_bracket(n_models: int, max_iter: int, decay_rate: float, every: int) -> Bracket:
-    """Return a bracket of rungs `every` so many passes, of ever fewer candidates.
-
-    Parameters
-    ----------
-    n_models : int
-        Candidates that begin.
-    max_iter : int
-        Passes of a candidate at most.
-    decay_rate : float
-        After k rungs ``n_models * (1 + k)**-decay_rate`` candidates go on, one at least.
-    every : int
-        Passes from rung to rung.
-    """
+    """Return a bracket of rungs `every` so many passes, of ever fewer candidates."""
     passes = [*range(every, max_iter, every), max_iter]
     left = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
     return Bracket(len(passes) - 1, tuple(zip(left, passes, strict=True)))
 
 
 def has_plateaued(scores: Mapping[int, float], patience: int, tol: float) -> bool:
-    """Tell whether none of the scores of the last `patience` passes is better than before.
-
-    Parameters
-    ----------
-    scores : mapping of int to float
-        Scores of a candidate, by passes.
-    patience : int
-    tol : float
-        What a score must be better by.
-    """
+    """Tell whether none of the scores of the last `patience` passes is better than before."""
     last = max(scores)
     before = [passes for passes in scores if passes <= last - patience]
     if not before:

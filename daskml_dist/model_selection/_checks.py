@@ -44,24 +44,7 @@ __all__ = [
 
 
 def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
-    """Splitter that `cv` asks for, as scikit-learn takes it.
-
-    Parameters
-    ----------
-    cv : int, splitter, iterable of (train, test) indices, or None
-    estimator : estimator
-        A classifier's rows are stratified.
-    y : targets, or None
-
-    Returns
-    -------
-    splitter
-
-    Raises
-    ------
-    InvalidParameterError
-        `cv` is nothing of these.
-    """
+    """Splitter that `cv` asks for, as scikit-learn takes it."""
     check_cv(cv)
     cv = 5 if cv is None else cv
     if isinstance(cv, Integral):
@@ -79,12 +62,7 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
 
 
 def check_cv(cv: Any) -> None:
-    """Check that `cv` is a number of folds, a splitter, an iterable of splits, or None.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check that `cv` is a number of folds, a splitter, an iterable of splits, or None."""
     if isinstance(cv, Integral) and not isinstance(cv, bool):
         if cv < 2:
             raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
@@ -98,12 +76,7 @@ def check_cv(cv: Any) -> None:
 
 
 def check_target(estimator: Any, y: Any) -> None:
-    """Check that an estimator is an object, and that it has the target that it learns.
-
-    Raises
-    ------
-    InvalidParameterError, InvalidDataError
-    """
+    """Check that an estimator is an object, and that it has the target that it learns."""
     if isinstance(estimator, type):
         raise InvalidParameterError(f"estimator={estimator.__name__}:{nearest(estimator, ())}")
     if y is None and get_tags(estimator).target_tags.required:
@@ -139,13 +112,7 @@ def rows_of(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> Rows
 
 
 def splits_in_memory(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, Any]]:
-    """A splitter's (train, test) row numbers.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is none, or not as many as the splitter tells; in scikit-learn's words.
-    """
+    """A splitter's (train, test) row numbers."""
     splits = list(splitter.split(X, y, groups))
     if not splits:
         raise InvalidParameterError(
@@ -169,12 +136,7 @@ def tell_roles(splits: list[tuple[Any, Any]], n: int) -> bool:
 
 
 def check_roles(told: bool) -> None:
-    """Refuse splits in which a row plays several parts.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Refuse splits in which a row plays several parts."""
     if not told:
         raise InvalidParameterError(
             "cv: a split trains on rows that it tests, or has a row several times. Here a row "
@@ -184,13 +146,7 @@ def check_roles(told: bool) -> None:
 
 
 def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssignment]:
-    """Codes of rows, and what these mean, of (train, test) row numbers or masks.
-
-    Raises
-    ------
-    InvalidParameterError
-        A row plays several parts in a split.
-    """
+    """Codes of rows, and what these mean, of (train, test) row numbers or masks."""
     check_roles(tell_roles(splits, n))
     table = np.full((n, len(splits)), NEITHER, np.int8)
     for split, (train, test) in enumerate(splits):

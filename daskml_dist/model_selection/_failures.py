@@ -17,25 +17,7 @@ __all__ = ["safe", "tell_failures"]
 
 
 def tell_failures(errors: Sequence[str | None], error_score: Any) -> None:
-    """Tell of failed fits once, whatever their number.
-
-    Parameters
-    ----------
-    errors : sequence of str or None
-        Of every fit; None where it has not failed.
-    error_score : float
-        What failed fits score.
-
-    Raises
-    ------
-    InvalidParameterError
-        All have failed. The text, as scikit-learn has it, names the causes, the first one first.
-
-    Warns
-    -----
-    FitFailedWarning
-        Some have.
-    """
+    """Tell of failed fits once, whatever their number."""
     failed = [error for error in errors if error is not None]
     if not failed:
         return

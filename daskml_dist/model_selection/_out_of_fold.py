@@ -25,26 +25,7 @@ _UNMET = {"predict_proba": 0.0, "decision_function": None, "predict_log_proba": 
 
 
 def predicted_out_of_fold(rows: RowsOfSplits, fitted: Sequence[Any], method: str) -> da.Array:
-    """Of each row, what the fit says that does not know it.
-
-    Parameters
-    ----------
-    rows : RowsOfSplits
-    fitted : sequence of estimator
-        One a split.
-    method : str
-        Of each.
-
-    Raises
-    ------
-    InvalidDataError
-        A fit has met two labels of several, and is asked for its decision function.
-
-    Warns
-    -----
-    RuntimeWarning
-        Fits have met other labels, and are asked for more than predictions.
-    """
+    """Of each row, what the fit says that does not know it."""
     classes = _every_class(fitted, method)
     parts = [part[0] for part in rows.columns.parts]
     if all(map(knows_dask, fitted)):

@@ -46,16 +46,6 @@ def fits_of_stacks(
     """Fit and score estimators, or pipelines, by stacks; None where these are none.
 
     Scores count the weights of rows.
-
-    Parameters
-    ----------
-    estimators, splits, scoring, scorers, train_score, error_score
-        As in :func:`~daskml_dist.model_selection._stacking.stacked_fits`.
-
-    Returns
-    -------
-    tuple of (list of list of Fitted, int), or None
-        As of :func:`stacked_pipelines`.
     """
     fit = stacked_pipelines if pipelines_stack(estimators) else stacked_fits
     try:
@@ -92,20 +82,7 @@ def stacked_pipelines(
     train_score: bool,
     error_score: Any = np.nan,
 ) -> tuple[list[list[Fitted]], int] | None:
-    """Fit and score pipelines by stacks of their last steps; None where these are none.
-
-    Parameters
-    ----------
-    estimators : sequence of Pipeline
-        Unfitted, of which :func:`pipelines_stack`.
-    splits, scoring, scorers, train_score, error_score
-        As in :func:`~daskml_dist.model_selection._stacking.stacked_fits`.
-
-    Returns
-    -------
-    tuple of (list of list of Fitted, int), or None
-        Of each pipeline, one a split; and the number of stacks.
-    """
+    """Fit and score pipelines by stacks of their last steps; None where these are none."""
     if splits.plain or splits.cut or not splits.by_roles or has_columns(splits.inputs[1]):
         return None  # arguments of steps, rows that play several parts, or several targets
     if not all(given is None or isinstance(given, str) for given in scoring.values()):

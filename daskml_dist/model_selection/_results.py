@@ -23,22 +23,7 @@ def table_of(
     train_score: bool,
     more: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
-    """Lay the scores of candidates out as scikit-learn's ``cv_results_``.
-
-    Parameters
-    ----------
-    candidates : sequence of dict
-        Parameters of each.
-    fits : sequence of sequence of Fitted
-        Of each candidate, one a split.
-    train_score : bool
-    more : mapping of str to sequence, optional
-        Other columns.
-
-    Returns
-    -------
-    dict of str to ndarray, list or masked array
-    """
+    """Lay the scores of candidates out as scikit-learn's ``cv_results_``."""
     table: dict[str, Any] = {key: np.asarray(values) for key, values in (more or {}).items()}
     for name in ("fit_time", "score_time"):
         _store(table, name, np.array([[getattr(fit, name) for fit in row] for row in fits]))

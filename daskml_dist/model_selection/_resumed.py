@@ -82,12 +82,7 @@ class Stacks(Resumed):
         return len(self._stacks)
 
     def open(self) -> None:
-        """Hold the rows, until the end of a ``with`` statement.
-
-        Raises
-        ------
-        NotStackedError
-        """
+        """Hold the rows, until the end of a ``with`` statement."""
         with ExitStack() as opened:
             for numbers, stack in self._stacks:
                 columns = opened.enter_context(stack.opened(*self._given))

@@ -22,25 +22,7 @@ def is_routed(params: Mapping[str, Any]) -> bool:
 def weighed_scores(
     estimator: Any, scorers: Mapping[str, Any], params: Mapping[str, Any], default: bool
 ) -> bool:
-    """Return whether scores count the rows' weights, by what estimator and scorers request.
-
-    Parameters
-    ----------
-    estimator : estimator
-    scorers : mapping of str to callable
-        The estimator's own ``score`` where one is not a scorer that can be asked.
-    params : mapping of str to object
-        What the user passes: arguments of ``fit``.
-    default : bool
-        The answer where nothing is routed.
-
-    Raises
-    ------
-    InvalidParameterError
-        The requests cannot be met: ``fit`` does not ask for all, or scores differ in what they ask.
-    sklearn.exceptions.UnsetMetadataPassedError
-        It was not said whether something is asked for.
-    """
+    """Return whether scores count the rows' weights, by what estimator and scorers request."""
     if not is_routed(params):
         return default
     given = {name: value for name, value in params.items() if value is not None}

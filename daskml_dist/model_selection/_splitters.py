@@ -339,13 +339,7 @@ class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
 
 
 def sizes_of(n: int, test_size: Any, train_size: Any, default: float = 0.25) -> tuple[int, int]:
-    """Numbers of training and of test rows, as scikit-learn has them.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are more than there are, or none is left to train on.
-    """
+    """Numbers of training and of test rows, as scikit-learn has them."""
     for name, value in (("test_size", test_size), ("train_size", train_size)):
         if value is None:
             continue

@@ -30,21 +30,7 @@ class _Whole(FoldAssignment):
 
 
 def stacked_losses(shorts: Sequence[Any], block: Block, passes: int) -> NDArray[np.float64] | None:
-    """Mean training losses of the last pass; infinite where a fit diverged.
-
-    Parameters
-    ----------
-    shorts : sequence of estimator
-        Unfitted; they differ in their rates.
-    block : Block
-        The rows.
-    passes : int
-
-    Returns
-    -------
-    ndarray of float64 of shape (n_rates,), or None
-        None where the fits cannot be one.
-    """
+    """Mean training losses of the last pass; infinite where a fit diverged."""
     stacks = step_stacks(shorts)
     if stacks is None or len(stacks) != 1 or block.y is None or block.y.ndim > 1:
         return None

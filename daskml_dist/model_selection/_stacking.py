@@ -78,21 +78,7 @@ def stacked_fits(
     train_score: bool,
     error_score: Any = np.nan,
 ) -> tuple[list[list[Fitted]], int] | None:
-    """Fit and score candidates as stacks, and the number of these; None where they are none.
-
-    Parameters
-    ----------
-    estimators : sequence of estimator
-        Unfitted.
-    splits : Splits
-    scoring : mapping of str to str or None
-        Names of scores; None for the estimator's own.
-    scorers : mapping of str to callable
-        For scores that a stack has no sums for.
-    train_score : bool
-    error_score : "raise" or float
-        What a failed fit scores.
-    """
+    """Fit and score candidates as stacks, and the number of these; None where they are none."""
     if not splits.for_stacks or has_columns(splits.inputs[1]):
         return None
     rounds = can_stack(estimators)
@@ -291,18 +277,7 @@ class ScoresOfStacks:
 def targets_of(
     splits: Splits, classification: bool, *, multi_output: bool = False, class_weight: Any = None
 ) -> tuple[Collection, Any]:
-    """The rows, with targets and then codes as columns; and the labels of a classifier.
-
-    Parameters
-    ----------
-    splits : Splits
-    classification : bool
-        Whether targets are labels; the collection has their numbers.
-    multi_output : bool
-        Whether targets may have several columns.
-    class_weight : dict, "balanced" or None
-        Factors of the weights of rows, by their label.
-    """
+    """The rows, with targets and then codes as columns; and the labels of a classifier."""
     check_roles(splits.by_roles)
     X, y, *weight = splits.inputs
     collection = as_collection(
@@ -336,15 +311,7 @@ def targets_of(
 def class_factors(
     class_weight: Any, classes: NDArray[Any], sums: Callable[[], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Weight of each class, of what the user gave; `sums` tells those of its rows.
-
-    Raises
-    ------
-    InvalidParameterError
-        A label is none of the classes.
-    InvalidDataError
-        Weights are to be balanced, and the rows of a class have none.
-    """
+    """Weight of each class, of what the user gave; `sums` tells those of its rows."""
     if isinstance(class_weight, str):
         of_class = sums()
         if not (of_class.min() >= 0 and np.isfinite(of_class).all()):

@@ -193,11 +193,6 @@ class Splits:
         """Keep lazy rows on the cluster, where its memory has room for them beside those of a fit.
 
         Each fit and each score reads them, which would be read from the source every time.
-
-        Yields
-        ------
-        Splits
-            The same splits of the rows that are kept; or these splits, where none are.
         """
         client = current_client() if is_dask(self.inputs[0]) else None
         if client is None:

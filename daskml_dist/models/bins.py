@@ -97,13 +97,6 @@ def compute_bin_edges(
 
     Midpoints where there are few distinct values, else quantiles ("averaged inverted cdf"). Where
     quantiles fall on the same values, edges are left over: these go between the others.
-
-    Parameters
-    ----------
-    values : ndarray of shape (n,)
-        May hold NaN.
-    weight : ndarray of shape (n,) or None
-    max_bins : int
     """
     values, weight = drop_missing(values, weight)
     if weight is None:
@@ -166,13 +159,6 @@ def compute_forest_bin_edges(
     """Return the edges of a feature's bins for forests: midpoints, or denser towards both tails.
 
     They depend on the order of the values alone, and on their numbers (weights).
-
-    Parameters
-    ----------
-    values : ndarray of shape (n,)
-        May hold NaN.
-    weight : ndarray of shape (n,) or None
-    max_bins : int
     """
     values, weight = drop_missing(values, weight)
     values = values.astype(np.float64)
@@ -214,16 +200,6 @@ def add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins:
     The heaviest bin of more than one value is halved, again and again. Mass counts as forests' bins
     have it, more towards both ends of the values (`compute_tail_levels`): what is left to be cut
     beside heavy values is mostly a long tail. Edges follow from the values and their mass alone.
-
-    Parameters
-    ----------
-    edges : ndarray of float64
-        Sorted.
-    distinct : ndarray of float64 of shape (n,)
-        All values, sorted.
-    mass : ndarray of shape (n,)
-        Rows of each, or their weights.
-    max_bins : int
     """
     n, spare = len(distinct), max_bins - 1 - len(edges)
     if spare <= 0:

@@ -42,14 +42,8 @@ class Criterion(ABC):
         return np.zeros_like(y)
 
     def means(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Return the values of nodes, given the sums of their targets by output (regression only).
-
-        Parameters
-        ----------
-        sums : ndarray of int64 of shape (n, n_outputs)
-        weight : ndarray of float64 of shape (n,)
-        scale : float
-            Of the targets.
+        """Return the values of nodes, given the sums of their targets by output (regression
+        only).
         """
         return np.asarray(sums / (scale * weight)[:, None])
 
@@ -59,16 +53,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return the impurity of nodes: the mean of the impurities of their outputs.
-
-        Parameters
-        ----------
-        means : ndarray of float64 of shape (n, n_values)
-            Shares of the classes, output by output, or means of the targets.
-        term : ndarray of float64 of shape (n,)
-            Means of the sum of the outputs' `terms`.
-        n_outputs : int
-        """
+        """Return the impurity of nodes: the mean of the impurities of their outputs."""
 
     def unit(self, scale: float) -> float:
         """Return the unit of the gain, where targets are in units of ``1 / scale``."""

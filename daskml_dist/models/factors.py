@@ -48,19 +48,7 @@ class FactorModel(Model):
         return y
 
     def start(self, at: slice, seed: int) -> NDArray[Any]:
-        """Return initial factors of expected length 1, hashed from the numbers of the ids.
-
-        Parameters
-        ----------
-        at : slice
-            Numbers of users or items; other processes may hold the others.
-        seed : int
-
-        Returns
-        -------
-        ndarray of shape (n, width)
-            With biases of 0.
-        """
+        """Return initial factors of expected length 1, hashed from the numbers of the ids."""
         column = np.arange(self.rank, dtype=np.uint64)
         factors = np.zeros((at.stop - at.start, self.width), self.dtype)
         for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
@@ -88,17 +76,7 @@ class FactorModel(Model):
     def regressors(
         self, factors: NDArray[Any], gram: NDArray[np.float64], mean: float
     ) -> Regressors:
-        """Return the factors as regressors of the other side's ratings.
-
-        Parameters
-        ----------
-        factors : ndarray of shape (n, width)
-            Factors that the ratings touch.
-        gram : ndarray of shape (width, width)
-            Of all of them (implicit), else zeros.
-        mean : float
-            Of the ratings, which is taken from them beside the biases.
-        """
+        """Return the factors as regressors of the other side's ratings."""
         if not self.biased:
             return Regressors(factors, np.empty(0, factors.dtype), gram).padded(factors.dtype)
         ones = factors.copy()

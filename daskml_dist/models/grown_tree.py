@@ -97,14 +97,7 @@ class GrownTree:
         return self._turn_into_leaves(np.flatnonzero(~split & (self.feature >= 0)))
 
     def pruned(self, alpha: float, cost: Array) -> GrownTree:
-        """Return the tree after minimal cost-complexity pruning.
-
-        Parameters
-        ----------
-        alpha : float
-        cost : ndarray of float64 of shape (n_nodes,)
-            Impurity of each node times its share of the rows.
-        """
+        """Return the tree after minimal cost-complexity pruning."""
         inner = self.feature >= 0
         left, right = np.where(inner, self.left, -1), np.where(inner, self.left + 1, -1)
         ends = []
@@ -168,14 +161,7 @@ class TreeFinisher:
     n_outputs: int = 1
 
     def of(self, grown: GrownTree, bins: Bins, low: Array, high: Array) -> tuple[Tree, Array]:
-        """Return the finished tree, and the impurity of each node.
-
-        Parameters
-        ----------
-        bins : Bins
-        low, high : ndarray of float64 of shape (n_features, 256)
-            Smallest and largest value of each bin.
-        """
+        """Return the finished tree, and the impurity of each node."""
         total = grown.sums[:, -2]
         whole = (total >> self.bits).astype(np.float64)
         means, impurity = self.means(grown)
@@ -278,15 +264,6 @@ def cut_weakest_links(left: Array, right: Array, cost: Array) -> Iterator[tuple[
         Children, which come behind their parents; negative at leaves.
     cost : ndarray of float64 of shape (n_nodes,)
         Impurity of each node times its share of the rows.
-
-    Yields
-    ------
-    alpha : float
-        What the subtree lowers the cost by, a leaf.
-    node : int
-        That becomes a leaf.
-    whole : float
-        Cost of the tree's leaves then.
     """
     n = len(left)
     inner = np.flatnonzero(left >= 0)

@@ -122,10 +122,6 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         y : ndarray of shape (n,)
         classes : ndarray of shape (n_classes,), sorted, or None for regression
         dtype : numpy dtype of the fit
-
-        Returns
-        -------
-        ndarray of shape (n,)
         """
         if classes is None:
             if self.target_shift:
@@ -228,11 +224,6 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         rows : BatchRows
             `X` of shape (n, n_features), `y` of shape (n,).
         out : array of the shape of `w`, of its dtype or float64
-
-        Returns
-        -------
-        float, or array of no dimension where the rows lie
-            Sum of the weighted losses of the rows, before the step; float64.
         """
         X, y, weight = rows.X, rows.y, rows.weight
         kernel = self.linear.dense_kernel if is_host(X) else self.loss.kernel
@@ -363,10 +354,6 @@ class SignedClasses(LinearModel):
         y : ndarray of shape (n,)
         classes : ndarray of shape (n_classes,), sorted
         dtype : numpy dtype of the fit
-
-        Returns
-        -------
-        ndarray of shape (n,), or (n, n_classes) for more than two
         """
         assert classes is not None
         if len(classes) == 2:
@@ -379,18 +366,7 @@ class SignedLabels(LinearModel):
     """A linear model of several targets: each tells whether a row has a label."""
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return indicators of 0 and 1 as signs.
-
-        Parameters
-        ----------
-        y : ndarray of shape (n, n_labels)
-        classes : ignored
-        dtype : numpy dtype of the fit
-
-        Returns
-        -------
-        ndarray of shape (n, n_labels)
-        """
+        """Return indicators of 0 and 1 as signs."""
         return np.where(y > 0, 1, -1).astype(dtype)
 
 
@@ -420,13 +396,6 @@ def add_curvature(
     gradient : float64 array of shape ``model.shape``
     hessian : float64 array of shape ``model.shape * 2``
     backend : Backend
-
-    Returns
-    -------
-    loss : float, or array of no dimension where the rows lie
-        Sum of the weighted losses.
-    flat : float, or array of no dimension where the rows lie
-        Weight of the rows whose curvature is not positive.
     """
     if model.width == 1:
         of_pairs = hessian[:, 0, :, 0]

@@ -47,16 +47,7 @@ class Mixture:
         return replace(self, means=self.means + by)
 
     def of_moments(self, moments: Array, reg_covar: float) -> Mixture:
-        """Return the mixture of the M-step, given moments of the responsibilities.
-
-        Parameters
-        ----------
-        moments : ndarray of shape (k, 1 + d + d * d) or (k, 1 + 2 * d)
-            Weight of each component's rows, and their first and second moments about its mean
-            here; of the diagonal alone where components know no more.
-        reg_covar : float
-            Added to all variances.
-        """
+        """Return the mixture of the M-step, given moments of the responsibilities."""
         k, d = self.means.shape
         # Moments are about the old means: `apart` is the step of the means, and second moments lose
         # its outer product.
@@ -79,12 +70,8 @@ class Mixture:
         return Mixture(weight / weight.sum(), self.means + apart, covariances, self.kind)
 
     def terms(self, factors: Array | None = None) -> tuple[Array, Array]:
-        """Return constants of the weighted log-densities, and precision factors for each component.
-
-        Parameters
-        ----------
-        factors : ndarray, optional
-            :attr:`factors`, where they are known.
+        """Return constants of the weighted log-densities, and precision factors for each
+        component.
         """
         k, d = self.means.shape
         factors = expand_factors(self.factors if factors is None else factors, self.kind, k, d)
@@ -118,11 +105,6 @@ def precision_factors(covariances: Array, kind: str) -> Array:
     """Return upper triangular factors F of the precisions ``F @ F.T``.
 
     Of variances the inverse roots.
-
-    Raises
-    ------
-    DivergedError
-        A covariance has degenerated; the component and the remedy.
     """
     if kind == "full":
         return np.array(

@@ -52,11 +52,6 @@ class RowsByClass(Model):
 def merge_moments(total: Any, part: Any) -> None:
     """Merge the moments of other rows into `total`, in place.
 
-    Parameters
-    ----------
-    total, part : array of shape (n_groups, 1 + 2 * n_features)
-        Weight of each group's rows, their means, and their squared deviations from these, summed.
-
     References
     ----------
     T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample variance",
@@ -126,10 +121,6 @@ def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any
     feature_log_prob : ndarray of shape (n_classes, n_features)
     log_prior : ndarray of shape (n_classes,)
     X : ndarray or sparse matrix of shape (n, n_features)
-
-    Returns
-    -------
-    ndarray of shape (n, n_classes)
     """
     return np.asarray(X @ feature_log_prob.T + log_prior)
 
@@ -149,13 +140,7 @@ def bernoulli_log_likelihood(
 
 
 def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
-    """Return the categories of rows as integers.
-
-    Raises
-    ------
-    InvalidDataError
-        One is below 0, and not `signed`.
-    """
+    """Return the categories of rows as integers."""
     codes = X.astype(np.int64)
     if not signed and codes.size and codes.min() < 0:
         raise InvalidDataError(
@@ -174,15 +159,6 @@ def categorical_log_likelihood(feature_log_prob: list[Array], log_prior: Array, 
         One a feature.
     log_prior : ndarray of shape (n_classes,)
     X : ndarray or sparse matrix of shape (n, n_features)
-
-    Returns
-    -------
-    ndarray of shape (n, n_classes)
-
-    Raises
-    ------
-    InvalidDataError
-        A category has no place in the tables.
     """
     codes = to_categories(X if isinstance(X, np.ndarray) else X.toarray())
     out = np.tile(log_prior, (len(codes), 1))

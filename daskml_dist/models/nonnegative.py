@@ -31,13 +31,7 @@ _ZERO_WEIGHT = float(np.finfo(np.float64).eps)
 
 
 def check_signs(X: Any) -> None:
-    """Check that rows hold no number below 0.
-
-    Raises
-    ------
-    InvalidDataError
-        They do.
-    """
+    """Check that rows hold no number below 0."""
     stored = X.values if isinstance(X, SparseRows) else X
     if prod(stored.shape) and bool(namespace(stored).min(stored) < 0):
         raise InvalidDataError(

@@ -86,10 +86,6 @@ def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> N
     classes : ndarray of shape (n_classes,)
     dtype : dtype
         Of the result, of integers.
-
-    Returns
-    -------
-    ndarray of shape (n,)
     """
     if classes.dtype.kind in "iu" and y.dtype.kind in "iu":
         first, last = int(classes[0]), int(classes[-1])

@@ -150,17 +150,7 @@ class StackedLinear(Model):
         return self.each.n_features
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return the targets as each model reads them, followed by the role in each split.
-
-        Parameters
-        ----------
-        y : ndarray of shape (n, n_given + 1)
-            Targets (labels in one column) and codes counted from 1.
-
-        Returns
-        -------
-        ndarray of float64 or float32 of shape (n, n_targets + n_splits)
-        """
+        """Return the targets as each model reads them, followed by the role in each split."""
         codes = y[:, -1].astype(np.int64) - 1
         given = y[:, 0] if y.shape[1] == 2 else y[:, :-1]
         targets = self.each.encode(given, self.classes, dtype)
@@ -272,17 +262,7 @@ class WideLinear(StepModel):
         object.__setattr__(self, "_stops", loss.stops)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return the targets as each model reads them, followed by the weight in each split.
-
-        Parameters
-        ----------
-        y : ndarray of shape (n, 2)
-            Targets and codes counted from 1.
-
-        Returns
-        -------
-        ndarray of float64 or float32 of shape (n, 1 + n_splits)
-        """
+        """Return the targets as each model reads them, followed by the weight in each split."""
         codes = y[:, 1].astype(np.int64) - 1
         out = np.empty((len(y), 1 + self.roles.n_splits), dtype)
         out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)

@@ -53,11 +53,6 @@ class DocumentFit:
             exp(E[log beta]).
         gamma : ndarray of shape (n, k)
             Parameters of the documents' topics to start from; becomes the result.
-
-        Returns
-        -------
-        gamma, shares : ndarray of shape (n, k)
-            The latter are exp(E[log theta]).
         """
         from daskml_dist.backends import topic_kernels
 
@@ -93,13 +88,7 @@ def log_expectations(parameters: Array) -> Array:
 
 
 def topics_bound(components: Array, prior: float) -> float:
-    """Return the part of the variational bound that belongs to the topics' word distributions.
-
-    Parameters
-    ----------
-    components : ndarray of shape (k, n_words)
-    prior : float
-    """
+    """Return the part of the variational bound that belongs to the topics' word distributions."""
     score = ((prior - components) * log_expectations(components)).sum()
     score += (gammaln(components) - gammaln(prior)).sum()
     score += (gammaln(prior * components.shape[1]) - gammaln(components.sum(axis=1))).sum()
@@ -107,13 +96,7 @@ def topics_bound(components: Array, prior: float) -> float:
 
 
 def check_counts(counts: NDArray[Any]) -> None:
-    """Check that counts of words are not negative.
-
-    Raises
-    ------
-    InvalidDataError
-        One is.
-    """
+    """Check that counts of words are not negative."""
     if counts.size and counts.min() < 0:
         raise InvalidDataError(
             "Negative values in data passed to LatentDirichletAllocation: X must hold counts of "

@@ -131,14 +131,7 @@ def make_tree_view(
 
 
 def node_paths(trees: Trees, leaves: Array) -> csr_matrix:
-    """Return the nodes on the path of each row, as a matrix of ones of shape (n_rows, n_nodes).
-
-    Parameters
-    ----------
-    trees : Trees
-    leaves : ndarray of int64 of shape (n_rows, n_trees)
-        That rows end in, by their numbers in the tree.
-    """
+    """Return the nodes on the path of each row, as a matrix of ones of shape (n_rows, n_nodes)."""
     nodes = trees.nodes
     inner = np.flatnonzero(nodes.feature >= 0)
     parent = np.full(len(nodes.feature), -1)

@@ -82,18 +82,7 @@ class Tree:
 def goes_left(
     last: int, missing_left: bool, bitset: NDArray[np.uint64] | None, missing: int
 ) -> NDArray[np.uint8]:
-    """Return for each of 256 bins 1 if its rows go left, else 0.
-
-    Parameters
-    ----------
-    last : int
-        The last bin to do so, of a number.
-    missing_left : bool
-    bitset : ndarray of uint64 of shape (4,) or None
-        Of a category.
-    missing : int
-        Bin of missing values.
-    """
+    """Return for each of 256 bins 1 if its rows go left, else 0."""
     if bitset is None:
         table = (np.arange(256) <= last).astype(np.uint8)
     else:

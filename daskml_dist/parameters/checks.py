@@ -73,22 +73,7 @@ def taking_client(fit: _Fit) -> _Fit:
 
 
 def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> RunSettings:
-    """Check `run` and `device`, of an estimator that uses some of a `Run`'s parameters.
-
-    Parameters
-    ----------
-    run : Run or None
-    device : {"auto", "cpu", "gpu"}
-    name : str
-        Of the estimator.
-    used : collection of str
-        Parameters that it uses.
-
-    Raises
-    ------
-    InvalidParameterError
-        One of them is not valid, or set while the estimator does not use it.
-    """
+    """Check `run` and `device`, of an estimator that uses some of a `Run`'s parameters."""
     run = _as_run(run)
     if unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
@@ -207,13 +192,7 @@ def check_budget(memory_budget: Any) -> int | None:
 
 
 def check_weighed(weights: Mapping[int, Any]) -> None:
-    """Check that rows which are to be scored have weights.
-
-    Parameters
-    ----------
-    weights : mapping of int to float
-        Weight of the test rows, by the number of their split.
-    """
+    """Check that rows which are to be scored have weights."""
     for split, weight in weights.items():
         if float(weight) == 0:
             raise InvalidDataError(
@@ -283,12 +262,7 @@ def has_sklearns_callbacks(estimator: Any) -> bool:
 
 
 def refuse_sklearns_callbacks(estimator: Any) -> None:
-    """Refuse scikit-learn's callbacks where its own ``fit``, which calls them, is not the one.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Refuse scikit-learn's callbacks where its own ``fit``, which calls them, is not the one."""
     if has_sklearns_callbacks(estimator):
         raise InvalidParameterError(
             f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
@@ -300,13 +274,7 @@ _RUN_NAMES = frozenset(field.name for field in fields(Run))
 
 
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
-    """Check that a constructor has the parameters that it is called with by name.
-
-    Raises
-    ------
-    InvalidTypeError
-        It has not; the message names the one that was meant.
-    """
+    """Check that a constructor has the parameters that it is called with by name."""
     known = (names_of(estimator) if params else None) or ()
     unknown = (name for name in params if name not in known)
     check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))

@@ -60,25 +60,13 @@ ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_accepted(estimator: Any) -> None:
-    """Check the parameters that an estimator lists in `_accepted`.
-
-    Raises
-    ------
-    InvalidParameterError
-        In scikit-learn's words.
-    """
+    """Check the parameters that an estimator lists in `_accepted`."""
     for name in estimator._accepted:
         check_value(type(estimator).__name__, name, getattr(estimator, name))
 
 
 def check_value(owner: str, name: str, value: Any) -> None:
-    """Check a parameter of an estimator or function, which goes by the name `owner`.
-
-    Raises
-    ------
-    InvalidParameterError
-        In scikit-learn's words.
-    """
+    """Check a parameter of an estimator or function, which goes by the name `owner`."""
     is_valid, words = ACCEPTED[name]
     if not is_valid(value):
         raise InvalidParameterError(

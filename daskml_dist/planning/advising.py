@@ -265,24 +265,7 @@ def plan(self: Any, X: Any, y: Any = None, *, client: Any = None) -> Plan:
 
 
 def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
-    """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``.
-
-    Parameters
-    ----------
-    estimator : estimator
-    client : distributed.Client, "inline", "auto" or None
-        As the user gave it; None is ``"auto"`` where Dask's configuration
-        ``daskml_dist.client`` says so.
-    collection : Collection
-        The rows of the fit.
-    X : array-like, optional
-        The same rows as the user gave them.
-
-    Returns
-    -------
-    distributed.Client, "inline" or None
-        None: the current client, where there is one.
-    """
+    """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``."""
     if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
         client = AUTO
     if not isinstance(client, str) or client != AUTO:

@@ -138,12 +138,6 @@ def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -
 
     What is made least is the sum of the squares of relative errors: a fit of a millisecond tells
     as much as one of a second (Lawson and Hanson 1974, chapter 23).
-
-    Parameters
-    ----------
-    equations : sequence of (counts, seconds)
-    known : mapping of str to float
-        Seconds that are known already, and stay as they are.
     """
     # Imported late: a program that only imports an estimator does not need it.
     from scipy.optimize import nnls

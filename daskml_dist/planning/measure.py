@@ -37,26 +37,8 @@ def measure_costs(
     family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
     known: Mapping[str, float], policies: Sequence[str], sparse: RowsShape | None = None,
 ) -> Costs:  # fmt: skip
-    """Return the costs at a place for an estimator with its own parameters, measured by tiny fits.
-
-    Parameters
-    ----------
-    family : Family
-        That of the estimator.
-    estimator : estimator
-        Left as it is.
-    place : Place
-    source : {"memory", "dask"}
-        Where the rows are before the fit.
-    dtype : str
-    several : bool
-        Whether there are several outputs.
-    known : mapping of str to float
-        What computing costs, where it is known from this process.
-    policies : sequence of str
-        Others whose steps are measured.
-    sparse : RowsShape or None, default=None
-        Sparse rows of the fit that is planned, a part of which is fitted in place of made-up rows.
+    """Return the costs at a place for an estimator with its own parameters, measured by tiny
+    fits.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -88,15 +88,7 @@ class RowsShape:
 
 
 def measure_shape(estimator: Any, X: Any, y: Any) -> RowsShape:
-    """Return the shape of the rows that an estimator would be fitted to.
-
-    Raises
-    ------
-    InvalidDataError
-        Nobody knows how many rows there are, and they are not in the memory of workers.
-    InvalidParameterError
-        The rows are a sparse Dask collection.
-    """
+    """Return the shape of the rows that an estimator would be fitted to."""
     # A fit notes what it finds of the columns.
     collection = copy.copy(estimator)._make_collection(X, y, None, reset=True)
     return measure_collection_shape(estimator, collection)

@@ -108,25 +108,7 @@ def simulate_meeting_seconds(
     stragglers: float = 0.0,
     colocated: bool = False,
 ) -> float:
-    """Return the simulated seconds from a step of all workers to the next.
-
-    Parameters
-    ----------
-    policy : Policy
-    compute : float
-        Seconds that a worker computes in a step.
-    workers : int
-    n_bytes : float
-        Of the parameters, or of the sums.
-    latency : float
-        Seconds, one way.
-    bandwidth : float
-        Bytes a second of each network card, each way.
-    stragglers : float, default=0.0
-        Sigma of a lognormal factor on each step.
-    colocated : bool, default=False
-        Whether the server shares a process with the first worker.
-    """
+    """Return the simulated seconds from a step of all workers to the next."""
     costs = Network(
         compute, _NETWORK.message, _NETWORK.apply, _NETWORK.add, _NETWORK.peer, latency, bandwidth
     )
@@ -141,13 +123,7 @@ def simulate_meeting_seconds(
 
 
 def parse_bandwidth(bandwidth: Any) -> float:
-    """Return bytes per second, given a number of them or a text such as "10Gbit" or "1.25GB".
-
-    Raises
-    ------
-    InvalidParameterError
-        It is neither.
-    """
+    """Return bytes per second, given a number of them or a text such as "10Gbit" or "1.25GB"."""
     if isinstance(bandwidth, int | float) and bandwidth > 0:
         return float(bandwidth)
     found = re.fullmatch(

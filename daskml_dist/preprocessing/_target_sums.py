@@ -25,15 +25,7 @@ class TargetSums:
 
 
 def target_sums(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> TargetSums:
-    """Sums of some rows.
-
-    Parameters
-    ----------
-    categories : "auto" or list of array-like
-    target_type : {"auto", "continuous", "binary", "multiclass"}
-    X : ndarray or pandas.DataFrame of shape (n_rows, n_features)
-    y : ndarray of shape (n_rows,)
-    """
+    """Sums of some rows."""
     encoder = preprocessing.OrdinalEncoder(
         categories=categories,
         handle_unknown="use_encoded_value",

@@ -180,15 +180,7 @@ class PassLedger:
         counted.steps += steps
 
     def report(self, number: int, report: PassReport, age: float = 0.0) -> None:
-        """Take the report of some lanes on pass `number` (from 1); a repeated one is ignored.
-
-        Parameters
-        ----------
-        number : int
-        report : PassReport
-        age : float
-            Seconds since it was made.
-        """
+        """Take the report of some lanes on pass `number` (from 1); a repeated one is ignored."""
         if self.is_closed(number):
             return
         entry = self._open_pass(number)

@@ -124,22 +124,7 @@ def make_ok_answer(**answer: Any) -> CallPayload:
 def sum_in_lane_order(
     parts: list[LaneGradient], owned: Container[int] = ()
 ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
-    """Add gradients in the order of their lanes, whatever the order of their arrival.
-
-    Parameters
-    ----------
-    parts : list of (lane, index, values)
-        Either all indices are None (values of the same shape), or none is.
-    owned : container of int
-        Lanes whose values may be overwritten.
-
-    Returns
-    -------
-    index : ndarray of int64 or None
-        Sorted union of the indices.
-    total : ndarray of shape (n, width)
-        A new array, or one of an owned lane.
-    """
+    """Add gradients in the order of their lanes, whatever the order of their arrival."""
     # Sums of floats depend on their order: that of the lanes does not change from run to run.
     parts = sorted(parts, key=lambda part: part[0])
     lane, first, values = parts[0]

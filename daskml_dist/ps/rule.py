@@ -80,15 +80,7 @@ class ParameterGroup:
     def update(
         self, w: Any, grad: Any, opt_state: dict[str, Any], rate: float, number: int, l1: Any
     ) -> None:
-        """Take one step of the optimizer's, each column at its own rate.
-
-        Parameters
-        ----------
-        w, grad, opt_state, number, l1
-            As of :meth:`Optimizer.update`.
-        rate : float
-            Learning rate, with the group's own factor, without those of the columns.
-        """
+        """Take one step of the optimizer's, each column at its own rate."""
         # Elementwise updates broadcast a rate for each column.
         if not self.rates or self.optimizer.elementwise_update is not None:
             self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), number, l1)
@@ -115,21 +107,7 @@ def make_parameter_groups(
     penalty: Penalty,
     options: Mapping[str, GroupOptions] | None = None,
 ) -> tuple[ParameterGroup, ...]:
-    """Return the groups of a model's parts, in order; neighbours that are updated alike are one.
-
-    Parameters
-    ----------
-    parameters : Parameters
-    optimizer : Optimizer
-    penalty : Penalty
-    options : mapping of str to GroupOptions, optional
-        For parts whose names match a pattern (``"*.bias"``); the first that matches counts.
-
-    Raises
-    ------
-    InvalidParameterError
-        A pattern matches no part.
-    """
+    """Return the groups of a model's parts, in order; neighbours that are updated alike are one."""
     options = options or {}
     names = [part.name for part in parameters.parts]
     # A pattern without a part is most likely a typing error, which would train with other rates in

@@ -122,14 +122,7 @@ class ParameterServer:
     # -- steps ---------------------------------------------------------------------------------
 
     def exchange(self, request: ServerRequest, reply: Callable[[ServerReply], None]) -> None:
-        """Take a push and/or a pull; `reply` gets the answer once the policy lets the lanes go.
-
-        Parameters
-        ----------
-        request : ServerRequest
-        reply : callable
-            Called once with a :class:`ServerReply` if ``request.pull``, from any thread.
-        """
+        """Take a push and/or a pull; `reply` gets the answer once the policy lets the lanes go."""
         if request.packed is not None:
             self._decompress_push(request)  # not under the lock: others push meanwhile
         with self._lock:
@@ -188,17 +181,7 @@ class ParameterServer:
     # -- control -------------------------------------------------------------------------------
 
     def call(self, op: str, payload: CallPayload, reply: CallReply) -> None:
-        """Take a control call; `reply` gets the answer, at once or once all have called.
-
-        Parameters
-        ----------
-        op : str
-            "rendezvous", "report", "report_sums", "leave", "store", "restore",
-            "apply_pending_penalty" or "keep".
-        payload : dict
-            Plain values, ``generation`` among them, and snapshots under ``blob``.
-        reply : callable
-        """
+        """Take a control call; `reply` gets the answer, at once or once all have called."""
         with self._lock:
             refusal = self._find_refusal(payload["generation"])
             if refusal is not None:
@@ -356,17 +339,7 @@ class ParameterServer:
         n_trainers: int | None = None,
         at: int | None = None,
     ) -> None:
-        """Begin a new generation: open rounds are dropped, lanes go on from their clocks.
-
-        Parameters
-        ----------
-        generation : int
-        lanes : iterable of int
-        n_trainers : int or None
-            None: as many as before.
-        at : int or None
-            Place of the snapshot to go on from; None: from the present.
-        """
+        """Begin a new generation: open rounds are dropped, lanes go on from their clocks."""
         with self._lock:
             self.generation, self._paused = generation, False
             self._n_trainers = n_trainers or self._n_trainers

@@ -139,19 +139,7 @@ class Shard:
         index: NDArray[np.int64] | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Apply one step.
-
-        Parameters
-        ----------
-        grad : ndarray of shape (n_rows, width) or (len(index), width)
-            SUM of the gradients of the rows; used as scratch.
-        rows : float
-            Number of rows in the sum; 0 makes an empty step.
-        index : ndarray of int, optional
-            The (sorted, unique) rows of the parameters that `grad` belongs to.
-        scale : float
-            Factor on the learning rate (staleness).
-        """
+        """Apply one step."""
         rate = self._count_step(rows, scale)
         if rows > 0:
             # Clipping scales the gradient before the optimizer sees it.
@@ -213,12 +201,6 @@ class Shard:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
 
         For parameters of width 1 that step by coordinates.
-
-        Returns
-        -------
-        ndarray of shape (n_rows, 1, 2 or 4)
-            ``(w, *opt_state, row_rate_sums)``, of which the shard's own arrays are views from now
-            on; `row_rate_sums` is the rate sum up to which a parameter's penalty has been applied.
         """
         names = self._only_group.state_names
         row_rate_sums = (
@@ -341,15 +323,7 @@ class Shard:
         self._published = None
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
-        """Go on with rows of larger values, where the optimizer keeps units of the features.
-
-        Parameters
-        ----------
-        largest : ndarray of shape (n_rows,)
-            Largest value of each row's feature.
-        norm : float
-            See :meth:`daskml_dist.optimizers.NAG.rescale`.
-        """
+        """Go on with rows of larger values, where the optimizer keeps units of the features."""
         kind: Any = next((g.optimizer for g in self._groups if g.optimizer.uses_scales), None)
         if kind is None:
             return

@@ -87,21 +87,7 @@ class GroupSteps:
         self._update: Callable[[Any, float, float, int], bool] | None = None
 
     def __call__(self, grad: Any, rows: float, rate: float, number: int, fused: bool) -> None:
-        """Take one step.
-
-        Parameters
-        ----------
-        grad : array of shape (n_rows, width)
-            SUM of the gradients of the group's rows; used as scratch.
-        rows : float
-            Number of rows in the sum.
-        rate : float
-            Learning rate, but for the group's own factor.
-        number : int
-            Of the step, from 1.
-        fused : bool
-            Whether it is worth a launch, or a compiled pass.
-        """
+        """Take one step."""
         group = self.group
         if group.buffer:
             self._w -= grad / rows
@@ -218,23 +204,7 @@ class TouchedRowSteps:
         self, grad: Any, rows: float, index: NDArray[np.int64], rate: float, number: int,
         rate_sum: float,
     ) -> None:  # fmt: skip
-        """Take one step.
-
-        Parameters
-        ----------
-        grad : array of shape (len(index), width)
-            SUM of the gradients; used as scratch.
-        rows : float
-            Number of rows in the sum.
-        index : ndarray of int64
-            Rows of all the shard's parameters, sorted and unique.
-        rate : float
-            Learning rate, but for the group's own factor.
-        number : int
-            Of the step, from 1.
-        rate_sum : float
-            Sum of the learning rates, with this one.
-        """
+        """Take one step."""
         group = self._group
         # Rows of other groups are stepped by these.
         if not self._whole:

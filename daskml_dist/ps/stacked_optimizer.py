@@ -76,15 +76,7 @@ class StackedOptimizer(Optimizer):
         step: int,
         l1: float | Array = 0.0,
     ) -> None:
-        """Take one step in each column, in place.
-
-        Parameters
-        ----------
-        lr : float
-            Passes done.
-        l1 : array of shape (n_rows, 1), or 0
-            1 for rows that are penalised, else 0.
-        """
+        """Take one step in each column, in place."""
         xp = namespace(w)
         rate, l1_strength, l2_strength = (
             numbers(values, w)[None, :] for values in (self.rates(lr), self.l1, self.l2)

@@ -19,17 +19,7 @@ def moved(
     state: ShardState, fresh: ShardState, before: Sequence[NDArray[Any]],
     now: Sequence[NDArray[Any]],
 ) -> ShardState:  # fmt: skip
-    """State with the rows of ids that were there before; all others are fresh.
-
-    Parameters
-    ----------
-    state : ShardState
-        Of a row for each id of `before`, one kind of ids after the other.
-    fresh : ShardState
-        Of a row for each id of `now`; its arrays are used.
-    before, now : sequence of ndarray
-        Sorted ids of each kind.
-    """
+    """State with the rows of ids that were there before; all others are fresh."""
     first, start = 0, 0
     for old, new in zip(before, now, strict=True):
         at = find_positions(old, new)

@@ -22,13 +22,7 @@ _BYTES = 1 << 22
 
 
 def find_ids(table: NDArray[Any], ids: Any, name: str) -> Positions:
-    """Positions of ids among those of the fit; -1 for one that it has not seen.
-
-    Raises
-    ------
-    InvalidDataError
-        An id is missing, or they are of another type than those of the fit.
-    """
+    """Positions of ids among those of the fit; -1 for one that it has not seen."""
     given = convert_ids(ids, name)
     if len(given) and _kind(given) != _kind(table):
         raise InvalidDataError(
@@ -158,14 +152,7 @@ class Seen:
 def first_items(
     fitted: Fitted, users: Positions, n: int, seen: Seen | None, hidden: Positions | None = None
 ) -> tuple[Positions, Positions, NDArray[Any]]:
-    """The items with the highest scores for each user, but for `hidden` ones.
-
-    Returns
-    -------
-    ndarray of int, ndarray of int, ndarray of float
-        Place in `users`, position of the item, score; by user, highest scores first. Fewer than
-        `n` of a user who has seen nearly all.
-    """
+    """The items with the highest scores for each user, but for `hidden` ones."""
     step = max(1, _BYTES // (4 * max(len(fitted.item_ids), 1)))
     found = []
     for at in row_slices(len(users), step):

@@ -34,13 +34,7 @@ class Ids:
         return len(self._numbers)
 
     def check(self, ids: Array) -> None:
-        """Check that ids can be compared with those that there are.
-
-        Raises
-        ------
-        InvalidDataError
-            Some are numbers, others text.
-        """
+        """Check that ids can be compared with those that there are."""
         if self._parts:
             check_one_kind([self._parts[0], ids])
 
@@ -71,13 +65,7 @@ class Ids:
 
 
 def plain_ids(ids: Array) -> dict[str, Any]:
-    """Ids as JSON can hold them.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are bytes.
-    """
+    """Ids as JSON can hold them."""
     if ids.dtype.kind == "M":
         return {"dtype": ids.dtype.str, "ids": ids.view(np.int64).tolist()}
     found = ids.tolist()

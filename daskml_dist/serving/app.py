@@ -255,17 +255,7 @@ class App:
     def answer(
         self, head: Head, body: bytes, client: Any, tell: Callable[[int, Any, bytes], None]
     ) -> None:
-        """Answer a request that came whole, without a task.
-
-        Parameters
-        ----------
-        head : Head
-            By :attr:`head`.
-        body : bytes
-        client : tuple of (str, int), or None
-        tell : callable
-            Is told status, headers and body: at the end of this turn of the event loop, or later.
-        """
+        """Answer a request that came whole, without a task."""
         reply = Reply(self._end, Call("POST", head.path, head.headers, client), head.codec, tell)
         try:
             reply.question, waiting = self._asked_of(

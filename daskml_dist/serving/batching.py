@@ -76,37 +76,7 @@ class Batcher:
         together: bool = True,
         answer: Any = None,
     ) -> Any:
-        """Take in a request.
-
-        Parameters
-        ----------
-        key : hashable
-            Of what may share a call.
-        product : callable
-            Takes a list of the requests' rows; an answer a row. It may have a method ``each`` that
-            takes requests of a row each, and answers each to the bit as if it came alone, or
-            returns None.
-        rows : object
-            Of the request.
-        n_rows : int
-            How many these are.
-        delay : float, optional
-            Seconds for which the first request waits for others; calls are then made in a thread.
-        together : bool, default=True
-            Whether requests share a call. BLAS may round a row's last digit by how many rows it
-            has beside it: with False the answer is to the bit what the rows alone would get.
-        answer : object, optional
-            That is told the answer by the methods of a future; None: a new one.
-
-        Returns
-        -------
-        Future of ndarray of shape (n_rows, ...), or `answer`
-
-        Raises
-        ------
-        RequestError
-            503: too many wait.
-        """
+        """Take in a request."""
         if self.waiting >= self.max_waiting:
             raise RequestError(
                 f"{self.waiting} requests wait: try again after a second, or serve with more "

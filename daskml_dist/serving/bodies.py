@@ -44,13 +44,6 @@ class Bodies:
         """The whole body of a request, whose room is held until the block ends.
 
         One that is compressed (``Content-Encoding: gzip`` or ``deflate``) is expanded.
-
-        Raises
-        ------
-        RequestError
-            413: it is larger than a body may be, expanded or not; 408: it did not come in time;
-            503: there is no room for it now; 415: another encoding; 400: damaged.
-        ClientDisconnectedError
         """
         encoding = headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding not in _ENCODINGS:
@@ -153,13 +146,7 @@ class _Deadlines:
         self._looks = False
 
     async def within(self, waited: Awaitable[_T]) -> _T:
-        """Result of what is waited for, where it comes in time.
-
-        Raises
-        ------
-        RequestError
-            408: it does not.
-        """
+        """Result of what is waited for, where it comes in time."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()

@@ -18,22 +18,7 @@ _MOST_NAMED = 5
 
 
 def rows_of(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> Rows:
-    """Rows for a predictor, of one matrix or of a tensor a feature.
-
-    Parameters
-    ----------
-    tensors : sequence of (str, ndarray)
-    predictor : Predictor
-
-    Returns
-    -------
-    ndarray of shape (n_rows, n_features), or dict of ndarray of shape (n_rows,)
-
-    Raises
-    ------
-    RequestError
-        422: shapes, names or dtypes are not the model's.
-    """
+    """Rows for a predictor, of one matrix or of a tensor a feature."""
     if len(tensors) == 1 and not _is_feature(*tensors[0], predictor):
         return _matrix(*tensors[0], predictor)
     return _columns(tensors, predictor)

@@ -30,13 +30,7 @@ Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def check_installed() -> Any:
-    """The module uvicorn, with what it needs here.
-
-    Raises
-    ------
-    ServingError
-        It is not installed.
-    """
+    """The module uvicorn, with what it needs here."""
     try:
         import httptools  # noqa: F401
         import msgspec  # noqa: F401
@@ -62,28 +56,7 @@ def answer(
     head_seconds: float,
     certificates: Certificates | None,
 ) -> None:
-    """Answer requests until SIGTERM, or until the parent is gone, and then those that have come.
-
-    Parameters
-    ----------
-    place : Place
-    listener : socket.socket
-        That listens.
-    make_models : callable
-    make_app : callable
-        The ASGI application of models and metrics.
-    metrics : Metrics
-    watch : float or None
-        Seconds between two looks for new models.
-    keep_alive : float
-        Seconds after which an idle connection is closed.
-    end_within : float
-        Seconds for the requests that are under way at the end.
-    head_seconds : float
-        Seconds that the head of a request may take.
-    certificates : Certificates or None
-        Of TLS.
-    """
+    """Answer requests until SIGTERM, or until the parent is gone, and then those that have come."""
     uvicorn = check_installed()
     metrics.attach(place.slot)
     try:

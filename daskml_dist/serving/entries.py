@@ -93,12 +93,7 @@ def shared(
 
 
 def path_of(source: Any) -> Path:
-    """Path of a model file or a registry that is there.
-
-    Raises
-    ------
-    ModelFileError
-    """
+    """Path of a model file or a registry that is there."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidTypeError(
             f"{source!r} is no source of models: give the path of a model file or a registry, or "

@@ -56,13 +56,7 @@ def error_body(message: str) -> bytes:
 
 
 def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
-    """Truth of a request's carrying the token, in a time that does not depend on the token.
-
-    Raises
-    ------
-    RequestError
-        401
-    """
+    """Truth of a request's carrying the token, in a time that does not depend on the token."""
     kind, _, given = headers.get(b"authorization", b"").partition(b" ")
     if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
         raise RequestError(

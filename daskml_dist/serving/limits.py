@@ -249,13 +249,6 @@ async def close_slow(connections: Collection[Any], seconds: float) -> None:
 
     One look a while at all of them: a timer for each request would cost more than the request's
     parsing.
-
-    Parameters
-    ----------
-    connections : collection of Limited
-        Those that are open, at any time.
-    seconds : float
-        That a head may take, or that the reading of an answer may stand still; half more at most.
     """
     loop = asyncio.get_running_loop()
     since: dict[Any, tuple[Any, float]] = {}

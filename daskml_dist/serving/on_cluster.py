@@ -130,25 +130,7 @@ class Cluster:
         return n_rows * pace >= _WORTH
 
     def ask(self, served: Any, method: str, rows: Rows) -> asyncio.Future[NDArray[Any]]:
-        """Take in a request.
-
-        Parameters
-        ----------
-        served : Served
-            The version that it is of.
-        method : str
-        rows : ndarray, or dict of ndarray
-
-        Returns
-        -------
-        Future of ndarray of shape (n_rows, ...)
-            Or of a RequestError (503) where the cluster is away, or does not answer in time.
-
-        Raises
-        ------
-        RequestError
-            503: too many are there.
-        """
+        """Take in a request."""
         if self._waiting >= self._max_waiting:
             raise _later(f"{self._waiting} requests are on the cluster: ask again in a while.", 1)
         self._waiting += 1
@@ -256,13 +238,7 @@ class Cluster:
         raise self._away()
 
     def _check_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
-        """Check whether a request failed by its rows, and not by the cluster.
-
-        Raises
-        ------
-        RequestError
-            503: by the cluster.
-        """
+        """Check whether a request failed by its rows, and not by the cluster."""
         from daskml_dist.dask_internals.cluster import is_killed_worker
 
         is_lost = held.status == "error"

@@ -24,13 +24,7 @@ def outputs_of(predictor: Any) -> list[str]:
 
 
 def predictor_of(predictor: Any, name: str) -> Any:
-    """The predictor of an output.
-
-    Raises
-    ------
-    RequestError
-        422: the model has no such output.
-    """
+    """The predictor of an output."""
     if name == predictor.method:
         return predictor
     known = _made.setdefault(predictor, {})

@@ -189,20 +189,7 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
 
 
 def prune(folder: Any, name: str, keep: int) -> list[str]:
-    """Delete all versions but the newest, the current one and those with a share.
-
-    Parameters
-    ----------
-    folder : str or path-like
-    name : str
-    keep : int
-        Of the newest.
-
-    Returns
-    -------
-    list of str
-        The versions that were deleted.
-    """
+    """Delete all versions but the newest, the current one and those with a share."""
     home, route = _home(folder, name), read_route(folder, name)
     held = {current_version(folder, name), *route.weights, *route.shadows}
     gone = []
@@ -269,13 +256,7 @@ def set_route(
 
 
 def read_route(folder: Any, name: str) -> Routing:
-    """Shares and shadows of a name.
-
-    Raises
-    ------
-    ModelFileError
-        What is written there has no meaning.
-    """
+    """Shares and shadows of a name."""
     path = Path(folder) / name / _ROUTE
     try:
         told = json.loads(path.read_text("utf-8"))
@@ -336,23 +317,13 @@ def model_file(folder: Any, name: str, version: str) -> Path | None:
 
 
 def check_keep(keep: int | None) -> None:
-    """Check how many versions are to be kept.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check how many versions are to be kept."""
     if keep is not None and not (isinstance(keep, Integral) and keep >= 1):
         raise InvalidParameterError(f"keep={keep!r}: use an integer >= 1, or None for all.")
 
 
 def check_name(name: str) -> None:
-    """Check the name of a model.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check the name of a model."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameterError(
             f"{name!r} is no name of a model: use letters, digits, '.', '_' and '-', with a letter "

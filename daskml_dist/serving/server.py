@@ -195,22 +195,7 @@ def _cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
-
-    Parameters
-    ----------
-    host : str
-    port : int
-
-    Returns
-    -------
-    socket.socket
-
-    Raises
-    ------
-    ServingError
-        The address is taken, or none of this machine's.
-    """
+    """A socket that listens."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -111,14 +111,7 @@ class Supervisor:
         return 3 * n_children + 2
 
     def run(self) -> None:
-        """Fork the processes, and see after them until SIGTERM or SIGINT.
-
-        Raises
-        ------
-        ServingError
-            This process has other threads, which no fork survives; or none of the first processes
-            became ready.
-        """
+        """Fork the processes, and see after them until SIGTERM or SIGINT."""
         if (
             threading.current_thread() is not threading.main_thread()
             or threading.active_count() > 1

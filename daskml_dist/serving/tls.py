@@ -44,13 +44,7 @@ class Certificates:
         self._refused: Any = None
 
     def context(self) -> ssl.SSLContext:
-        """Context of the files as they are now.
-
-        Raises
-        ------
-        ServingError
-            One cannot be read, holds something else, or the two are no pair; it is named.
-        """
+        """Context of the files as they are now."""
         self._state = self._look()
         made = self._made()
         made.minimum_version = ssl.TLSVersion.TLSv1_2

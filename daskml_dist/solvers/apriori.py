@@ -75,17 +75,7 @@ class Apriori(Solver):
         return most if not self.with_nulls else most + levels * self.max_candidates
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Count level after level.
-
-        Returns
-        -------
-        Solution
-            With the ``"levels"``: for each length the itemsets, an int64 array of columns of shape
-            (n, length), in their order, and their counts. With nulls the counts have a second
-            column, of the rows in which all items are known; and ``"splits"`` has for each length
-            an array of the rows of each cut of an itemset in two (`itemset_cuts`): those that have
-            all items of the first part, and in which all items of the second are known.
-        """
+        """Count level after level."""
         if sums.kept is not None:
             at = _AprioriProgress.of_state(sums.kept)
         else:

@@ -267,20 +267,7 @@ CANDIDATE_SCORES: dict[str, dict[str, Callable[[Array], Array]]] = {
 
 
 def ranking_scores(scores: Array, signed: Array) -> tuple[float, float]:
-    """Return the area under the ROC curve, and the average precision.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (n,)
-        The higher, the more likely positive; equal ones are ties.
-    signed : ndarray of float64 of shape (n,)
-        Weights of the rows, those of negative ones times -1.
-
-    Returns
-    -------
-    tuple of float
-        NaN where a score is, or where there are no rows of either label.
-    """
+    """Return the area under the ROC curve, and the average precision."""
     # NaN is the last one.
     order = np.argsort(scores)[::-1]
     scores, signed = scores[order], signed[order]

@@ -228,15 +228,7 @@ class CachedGradients:
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}
 
     def __call__(self, asked: Mapping[int, Array], share: int) -> dict[int, Array]:
-        """Return losses and gradients by the numbers of the candidates.
-
-        Parameters
-        ----------
-        asked : mapping of int to ndarray of shape (n_rows, width)
-            Parameters of columns.
-        share : int
-            As of :class:`BatchedGradient`.
-        """
+        """Return losses and gradients by the numbers of the candidates."""
         found: dict[int, Array] = {}
         # Columns of a split side by side; at first all of them ask at the same place.
         places: dict[tuple[int, bytes], list[int]] = {}
@@ -504,17 +496,6 @@ def choose_leaders(places: Mapping[int, Array], answers: Mapping[int, Array]) ->
     The squared distance is the product of the difference of two places with that of the gradients
     there: the mean over the rows of the squared difference of their predictions, times the losses'
     curvature. How much a Hessian changes on the way follows from it.
-
-    Parameters
-    ----------
-    places : mapping of int to ndarray
-        Optima of one sum of losses under several penalties, neighbours one after the other.
-    answers : mapping of int to ndarray
-        Loss and gradient at each place, without the penalty.
-
-    Returns
-    -------
-    dict of int to int
     """
     found: dict[int, int] = {}
     leading: list[int] = []

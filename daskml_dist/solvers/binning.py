@@ -57,22 +57,7 @@ def find_bins(
     n_used: float,
     edges_by: EdgeFinder = compute_bin_edges,
 ) -> Bins:
-    """Return the bins of all features.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    max_bins : int
-    categories : sequence of ndarray of float64, or None
-        Of each feature, sorted; empty where they are to be looked for. None: it is a number.
-    seed : int
-    aside : HoldoutMask or None
-        Rows that are not to be looked at.
-    n_used : float
-        How many the others are, roughly.
-    edges_by : callable
-        Makes the edges of a feature, of its values, weights (or None) and `max_bins`.
-    """
+    """Return the bins of all features."""
     categories = _find_categories(rows, max_bins, categories, aside)
     sampled, weight, numbers = _sample_rows(rows, seed, aside, n_used)
     # Each trainer gets the columns that it finds edges of.
@@ -322,22 +307,7 @@ def iterate_tiles(n: int) -> Iterator[slice]:
 def deal_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
-    """Give each trainer its range of the columns of all trainers' sampled rows.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    parts : sequence of ndarray or CSRRows of shape (n, n_features)
-        The own rows.
-    ranges : sequence of slice
-        Of the columns of each trainer.
-
-    Returns
-    -------
-    callable
-        The values of a column of the own range, of chosen rows: of all trainers' behind each other.
-        Sparse ones are dense one column at a time.
-    """
+    """Give each trainer its range of the columns of all trainers' sampled rows."""
     if rows.largest(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
         return _deal_sparse_columns(rows, parts, ranges)
     X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])

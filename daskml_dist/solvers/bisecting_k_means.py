@@ -62,13 +62,7 @@ class LeafAssignment(RowState):
         return state
 
     def descend(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> Any:
-        """Let rows at the node of a split go to the nearer of its two.
-
-        Returns
-        -------
-        array of shape (n,)
-            Squared distances of these rows to the nearer one, of others any numbers.
-        """
+        """Let rows at the node of a split go to the nearer of its two."""
         shift, centroids = None, self.centroids[number]
         if self.shifts is not None:
             centroids = centroids - self.shifts[number]
@@ -234,14 +228,7 @@ class BisectingSolver(Solver):
         return self._root_solver(1).max_passes + 2 * self.k * (self.two.max_passes + 1)
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Split leaves.
-
-        Returns
-        -------
-        Solution
-            With the centroids of the leaves from left to right; ``"inertia"``; the ``"leaves"``,
-            and ``"nodes"``, which nodes they are; and the ``"shift"`` of all rows.
-        """
+        """Split leaves."""
         if sums.kept is not None:
             tree = _CentroidTree.of_state(sums.kept)
         else:

@@ -213,14 +213,7 @@ class MixtureSolver(Solver):
         return self.kind in ("full", "tied")
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Run EM `n_init` times.
-
-        Returns
-        -------
-        Solution
-            With the packed mixture, and in another row the mean log-likelihood and whether it
-            has converged; its ``"bounds"``, step by step.
-        """
+        """Run EM `n_init` times."""
         at = _MixtureRuns() if sums.kept is None else _MixtureRuns.of_state(sums.kept, self.kind)
         while at.number < self.n_init:
             self._run_em(at, model, sums)

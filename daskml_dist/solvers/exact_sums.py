@@ -31,17 +31,7 @@ MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 def sum_exactly(
     rows: OwnRows, rooms: Sequence[BinnedRows], make: MakeSummands, m: int
 ) -> NDArray[np.float64]:
-    """Return sums over all trainers' rows in integer arithmetic; NaN if a summand is not finite.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    rooms : sequence of BinnedRows
-        Of the own lanes.
-    make : callable
-        Takes some of these and a slice of its rows; returns `m` arrays of a number a row.
-    m : int
-    """
+    """Return sums over all trainers' rows in integer arithmetic; NaN if a summand is not finite."""
 
     def made(room: BinnedRows) -> tuple[Array, Array]:
         values, largest = _summand_buffer(room, m), np.zeros(m)
@@ -84,17 +74,6 @@ def group_quantiles(
 
     Without weights it lies between two values (their mean for a median), with weights it is the
     least value up to which lies the share of its group's weight, as scikit-learn's losses have it.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    given : sequence of (values, groups, weights)
-        Of each own lane.
-    n_groups : int
-    share : float
-        From 0 to 1.
-    middle : bool
-        Whether there are no weights.
     """
     keys = [_order_preserving_keys(values) for values, _, _ in given]
     groups = [of_row.astype(np.int64) for _, of_row, _ in given]

@@ -79,14 +79,7 @@ class ForestSolver(RowSolver):
         return max(self.n_trees, 1)
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
-        """Grow the trees.
-
-        Returns
-        -------
-        Solution
-            With the arrays of `Trees.packed`, the "impurity" of all nodes, and what
-            `predict_out_of_bag` finds.
-        """
+        """Grow the trees."""
         return _ForestRun(self, rows).run()
 
 

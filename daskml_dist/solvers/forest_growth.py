@@ -129,13 +129,7 @@ class ForestContext:
         )  # fmt: skip
 
     def pack_settings(self, weight: int) -> tuple[NDArray[np.int64], float]:
-        """Return the settings that compiled loops take, and the least gain of a split.
-
-        Parameters
-        ----------
-        weight : int
-            Of the root.
-        """
+        """Return the settings that compiled loops take, and the least gain of a split."""
         growth = self.growth
         least = int(np.ceil(growth.min_weight_fraction_leaf * weight))
         depth = 2**31 - 1 if growth.max_depth is None else growth.max_depth

@@ -68,19 +68,6 @@ def find_best_cuts(
     """Return the best cut of each of some nodes, as `ForestDevice.best` tells.
 
     Where none of the first features of a node varies, it looks at more, up to the first that does.
-
-    Parameters
-    ----------
-    look : callable
-        Makes what is told of the best cut of some nodes (their numbers) by some of the features
-        that they draw; with `one` of the first that varies.
-    n : int
-        Nodes.
-    facts : ForestFacts
-    m : int
-        Features that each looks at.
-    most : int
-        Bytes of the histograms that are made at once.
     """
     found = np.zeros((n, 1 + TOLD + facts.n_sums + 1), np.int64)
     found[:, 0] = -1

@@ -105,17 +105,7 @@ class ForestScales:
 def bin_forest_rows(
     rows: OwnRows, lane: int, bins: Bins, n_outputs: int, class_weight: Sequence[Array]
 ) -> ForestRows:
-    """Return the binned rows of a lane; sparse rows are made dense a tile at a time.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    lane : int
-    bins : Bins
-    n_outputs : int
-    class_weight : sequence of ndarray of float64
-        Of each of several outputs, whose product a row's weight is multiplied by; empty: none.
-    """
+    """Return the binned rows of a lane; sparse rows are made dense a tile at a time."""
     n, d = rows.count(lane), bins.n_features
     made = ForestRows(
         rows.room((n, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8), rows.room((n,), np.int64),
@@ -182,26 +172,7 @@ def scale_to_integers(
     rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, classes: Sequence[int],
     bootstrap: bool, factors: bool,
 ) -> ForestScales:  # fmt: skip
-    """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    rooms : sequence of ForestRows
-        Of the own lanes.
-    criterion : Criterion
-    classes : sequence of int
-        Of each output; empty in regression.
-    bootstrap : bool
-        Whether rows may be drawn several times.
-    factors : bool
-        Whether trees weigh classes.
-
-    Raises
-    ------
-    InvalidDataError
-        No row has a positive weight; targets that the criterion cannot take.
-    """
+    """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins."""
     shape = rooms[0].low.shape if rooms else (0, 256)
     reach = np.full((2, *shape), -np.inf)
     for room in rooms:

@@ -94,14 +94,7 @@ class GradientBoostingSolver(RowSolver):
         return () if self.watching is None else self.watching.names
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
-        """Boost.
-
-        Returns
-        -------
-        Solution
-            With the arrays of `Trees.packed`, the "baseline", and the scores ("train_score",
-            "validation_score").
-        """
+        """Boost."""
         return _BoostingRun(self, rows).run()
 
 

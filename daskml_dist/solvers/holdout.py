@@ -221,11 +221,6 @@ def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     """Allot `n` rows to classes by their shares, so that one row of each class stays at least.
 
     The largest remainders get one more, of equal ones the first.
-
-    Parameters
-    ----------
-    counts : ndarray of int64 of shape (n_classes,)
-    n : int
     """
     most = np.maximum(counts - 1, 0)
     n = min(n, int(most.sum()))

@@ -189,14 +189,7 @@ class KMeansSolver(Solver):
         return 2 + self.n_init * (chosen + 3 + 2 * self.max_iter + 1)
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Run Lloyd's steps `n_init` times.
-
-        Returns
-        -------
-        Solution
-            With the centroids; ``"inertia"``, the sum of the squared distances to them;
-            ``"n_found"``, how many have rows; and the ``"shift"`` that was taken from rows.
-        """
+        """Run Lloyd's steps `n_init` times."""
         if sums.kept is not None:
             at = _KMeansRuns.of_state(sums.kept)
         else:

@@ -142,20 +142,7 @@ class KeyedEntries(Protocol):
         """
 
     def touched(self, side: str, values: Array) -> Array:
-        """Fetch the values of all column keys of the own rows of a side from their owners.
-
-        Parameters
-        ----------
-        side : str
-        values : ndarray of shape (n_own, ...)
-            Those of the own keys of the side's column space.
-
-        Returns
-        -------
-        ndarray of shape (n_touched, ...)
-            In the order that :attr:`KeyedRows.indices` speak of; good until the next call for the
-            same side.
-        """
+        """Fetch the values of all column keys of the own rows of a side from their owners."""
 
     def in_parts(
         self,
@@ -165,27 +152,7 @@ class KeyedEntries(Protocol):
         piece: int | None = None,
         again: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
-        """Fetch values as `touched` does, for some rows at a time where memory is short.
-
-        Parameters
-        ----------
-        side : str
-        values : ndarray of shape (n_own, ...)
-        ready : callable
-            Makes of each own lane's rows those that are taken in parts; called once a side.
-        piece : int, optional
-            Where one row's entries touch too many values, they come in several parts, cut at
-            multiples of so many entries. Default: rows are never cut.
-        again : bool, default=False
-            Parts with rows that are cut alone.
-
-        Yields
-        ------
-        touched : ndarray of shape (n_touched, ...)
-            Good until the next part.
-        map : callable
-            Applies a function to the part's rows of each own lane, as :meth:`map` does.
-        """
+        """Fetch values as `touched` does, for some rows at a time where memory is short."""
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
         """Fetch the values of any keys of a space from their owners; each trainer asks for its own.
@@ -197,39 +164,15 @@ class KeyedEntries(Protocol):
             Of keys, among all of the space.
         values : ndarray of shape (n_own, ...)
             Of the own keys.
-
-        Returns
-        -------
-        ndarray of shape (m, ...)
         """
 
     def sent(
         self, space: str, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
-        """Give parts to the owners of any keys of a space.
-
-        Parameters
-        ----------
-        space : str
-        numbers : ndarray of int64 of shape (m,)
-            Of keys, among all of the space.
-        parts : ndarray of shape (m, ...)
-
-        Returns
-        -------
-        tuple of (ndarray of int of shape (k,), ndarray of shape (k, ...))
-            Own keys, as positions in the own array, and what each was given by all trainers; for
-            ``np.minimum.at(own, *given)`` and its like, whose results depend on no order.
-        """
+        """Give parts to the owners of any keys of a space."""
 
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
-        """Sum over the lanes of all trainers, in the order of the lanes: the same to the bit.
-
-        Parameters
-        ----------
-        parts : sequence of array-like of one shape
-            Few numbers for each own lane, as :meth:`map` gives them.
-        """
+        """Sum over the lanes of all trainers, in the order of the lanes: the same to the bit."""
 
     def keep(
         self,
@@ -242,17 +185,6 @@ class KeyedEntries(Protocol):
 
         Now and then the values are copied, and mirrored on the next trainer: after a loss the fit
         goes on from such an image, and ends with the digits of an undisturbed one.
-
-        Parameters
-        ----------
-        values : mapping of str to ndarray of shape (n_own, ...)
-            By space, all that the solver needs to go on (with `small`); may be changed afterwards.
-        n_iter : int
-            Iterations so far, those before a loss included.
-        small : array-like of float64, optional
-            Few numbers, the same in all trainers.
-        loss : float, optional
-            Of all entries, for the history.
         """
 
 
@@ -324,9 +256,4 @@ class KeyedSolver(ABC):
 
         Where ``keyed.kept`` is not None it goes on from there, as if the iteration number
         ``keyed.n_done`` had just ended.
-
-        Returns
-        -------
-        KeyedSolution
-            ``KeyedSolution(w=np.empty(0), n_iter=..., converged=..., values={space: own})``.
         """

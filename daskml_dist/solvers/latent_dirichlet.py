@@ -179,14 +179,7 @@ class LatentDirichletSolver(Solver):
         return self.max_iter * (self.n_batches or 1) + looks + 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find the topics' words, from those at the start.
-
-        Returns
-        -------
-        Solution
-            With the parameters of the topics, of shape (k, n_words); ``"bound"``, the perplexity,
-            and ``"n_updates"``.
-        """
+        """Find the topics' words, from those at the start."""
         assert start is not None
         at = _TopicState(start, perplexity=np.inf)
         if sums.kept is not None:

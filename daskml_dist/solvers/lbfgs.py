@@ -187,22 +187,7 @@ def minimize_lbfgsb(
     on_step: Callable[[NDArray[Any]], None] = lambda flat: None,
     **options: Any,
 ) -> Solution:
-    """Minimise by SciPy's L-BFGS-B, which also stops where the user ends the fit.
-
-    Parameters
-    ----------
-    evaluate : callable
-        Value and gradient at a flat vector.
-    start : ndarray of shape (n,)
-    sums : Sums
-        Knows whether the fit is to stop.
-    maxiter : int
-    bounds : list of (low, high), optional
-    on_step : callable, optional
-        Takes the vector at which an iteration ended.
-    **options
-        Of SciPy's method.
-    """
+    """Minimise by SciPy's L-BFGS-B, which also stops where the user ends the fit."""
 
     def callback(intermediate_result: OptimizeResult) -> None:
         on_step(intermediate_result.x)
@@ -244,32 +229,6 @@ def minimize_orthant_wise(
 
     Everything but the two functions of `space` is elementwise, so that several processes may each
     run this on a range of every vector: numbers, and with them decisions, are the same in all.
-
-    Parameters
-    ----------
-    evaluate : callable
-        Value and gradient of the smooth part at a flat `w`.
-    start : ndarray
-        Parameters to start from, of any shape.
-    l1 : ndarray of shape (start.size,)
-        Strengths, 0 where a parameter is not penalised.
-    max_iter : int
-    tol : float
-        Largest component of the pseudo-gradient at which it stops.
-    should_stop : callable
-        Asked after each iteration.
-    space : VectorSpace, optional
-        Dot products and largest components; by default of whole vectors.
-    on_step : callable, optional
-        Takes the number of iterations after each, and what makes the state to go on from (None
-        after the last); the last point evaluated is where it ended.
-    kept : dict from str to ndarray, or None
-        A state to go on from; None: from `start`.
-
-    Returns
-    -------
-    Solution
-        With `w` in the shape of `start`.
     """
     space = space or _WholeVectors()
     pairs: deque[_CurvaturePair] = deque(maxlen=_MAX_PAIRS)
@@ -436,11 +395,6 @@ def minimize_side_by_side(
         the second; None: small shares of the value and of the slopes at the start.
     share : float, default=1.0
         Factor on these.
-
-    Returns
-    -------
-    points : ndarray of float64 of shape (n_functions, n_parameters)
-    tols : tuple of two ndarray
     """
     v = start.astype(np.float64)
     value, slope = function(v, np.arange(len(v)))

@@ -184,28 +184,7 @@ def reduce_rows(
     cut: float,
     dear: bool = False,
 ) -> ReducedProblem:
-    """Reduce all rows.
-
-    Parameters
-    ----------
-    model : LinearModel
-    sums : Sums
-    eps : float
-        Relative precision of the first look.
-    l2 : float
-        Squared-norm penalty that the problem will get: directions that are small beside it need
-        few digits.
-    cut : float
-        Singular values below this share of the largest will be taken for zero, so they need none.
-    dear : bool
-        Whether another look costs much more than the first: then a direction that is as small as
-        a look can tell counts as zero too (dependent columns, of one-hot codes for instance).
-
-    Raises
-    ------
-    DivergedError
-        The squares overflow.
-    """
+    """Reduce all rows."""
     y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
     try:
         seen = _sum_plain_rows(model, sums, SecondMoments(y_shift), eps)
@@ -571,13 +550,7 @@ def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
 
 
 def solve_nonnegative(R: Array, z: Array) -> Array:
-    """Solve least squares with non-negative coefficients for each column of `z`.
-
-    Raises
-    ------
-    TrainingError
-        The active set does not settle.
-    """
+    """Solve least squares with non-negative coefficients for each column of `z`."""
     if not R.any():  # no row tells anything; SciPy's result is then what was in memory
         return np.zeros((R.shape[1], z.shape[1]))
     try:

@@ -120,19 +120,7 @@ def run_solvers_in_lock_step(
     solver_runs: Sequence[LockStepSums],
     answers: Callable[[list[int], list[Statistic]], Sequence[Array]],
 ) -> list[Solution]:
-    """Run solvers to their ends.
-
-    Parameters
-    ----------
-    solver_runs : sequence of LockStepSums
-    answers : callable
-        Takes the positions of the solvers that wait, and their requests; returns an answer for
-        each.
-
-    Returns
-    -------
-    list of Solution
-    """
+    """Run solvers to their ends."""
     begun: list[LockStepSums] = []
     try:
         for one in solver_runs:
@@ -266,14 +254,8 @@ class PerTargetSolver(Solver):
 def combine_target_problems(
     problems: Sequence[tuple[LinearModel, Solver]], n_targets: int | None
 ) -> tuple[LinearModel, Solver]:
-    """Combine the problems of all targets to one; return that of a one-dimensional target as it is.
-
-    Parameters
-    ----------
-    problems : sequence of (LinearModel, Solver)
-        Models are alike but for what they take from their targets.
-    n_targets : int or None
-        As of :class:`LinearModel`.
+    """Combine the problems of all targets to one; return that of a one-dimensional target as it
+    is.
     """
     model, solver = problems[0]
     if n_targets is None:

@@ -243,13 +243,7 @@ class CategoryCountSolver(Solver):
 def merge_category_counts(
     parts: list[tuple[tuple[int, ...], Array]],
 ) -> tuple[tuple[int, ...], Array]:
-    """Add up counts of several fits, which may know different categories.
-
-    Parameters
-    ----------
-    parts : list of (sizes, counts)
-        As of `CategoryCounts`.
-    """
+    """Add up counts of several fits, which may know different categories."""
     sizes = tuple(max(each) for each in zip(*(sizes for sizes, _ in parts), strict=True))
     total = np.zeros((len(parts[0][1]), 1 + sum(sizes)))
     for own, counts in parts:

@@ -216,19 +216,7 @@ class NewtonSteps:
     def run(
         self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
     ) -> NewtonRun:
-        """Take steps until the objective is solved, or something ends them.
-
-        Parameters
-        ----------
-        start : ndarray of shape ``model.shape``
-        max_iter : int
-        n_iter : int
-            Iterations made before, where a fit goes on after a loss.
-        before : float
-            Largest component of the gradient before the last of them.
-        **also : float
-            What else the solver must know to go on.
-        """
+        """Take steps until the objective is solved, or something ends them."""
         w = start.copy()
         # Fix the last class at zero: a softmax does not see a shift of all classes.
         w[self._shiftable] -= w[self._shiftable, -1:]

@@ -251,16 +251,7 @@ class NMFInitializer:
     def __call__(
         self, model: Any, sums: Sums, start: Array | None, mean: float
     ) -> tuple[Array, InitialWeights]:
-        """Return components of shape (n_features, k), and the initial weights' rule.
-
-        Parameters
-        ----------
-        model : Model
-        sums : Sums
-        start : ndarray of shape (n_features, k) or None
-        mean : float
-            Of all entries.
-        """
+        """Return components of shape (n_features, k), and the initial weights' rule."""
         k = self.n_components
         first = InitialWeights(k, seed=self.seed)
         if self.init == "custom":
@@ -420,17 +411,7 @@ class LeastSquaresWeights(Statistic):
 def solve_row_weights(
     gram: Any, products: Any, l1: float, l2: float, sweeps: int, tol: float
 ) -> Any:
-    """Return the non-negative weights of rows that minimise squared error plus penalty.
-
-    Parameters
-    ----------
-    gram : array of shape (k, k)
-        Products of the components.
-    products : array of shape (n, k)
-        Of the rows with the components.
-    l1, l2 : float
-        Penalties on a row's weights, and on half their squares.
-    """
+    """Return the non-negative weights of rows that minimise squared error plus penalty."""
     if l2:
         gram = gram + zeros(tuple(gram.shape), gram.dtype, like=gram)
         for t in range(gram.shape[0]):
@@ -450,14 +431,7 @@ class LeastSquaresNMF(NonnegativeSolver):
     _more = 1  # the last error
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them.
-
-        Returns
-        -------
-        Solution
-            With the components, of shape (n_features, k), and "error": half the squared distance
-            of all rows.
-        """
+        """Find them."""
         at = (
             _DescentState(sums.kept)
             if sums.kept is not None
@@ -682,13 +656,7 @@ class MultiplicativeNMF(NonnegativeSolver):
     _more = 3  # a step that is asked for again, and the last error
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them.
-
-        Returns
-        -------
-        Solution
-            With the components, of shape (n_features, k), and "error": the divergence of all rows.
-        """
+        """Find them."""
         at = (
             self._start_state(model, sums, start)
             if sums.kept is None

@@ -80,12 +80,7 @@ class SmoothObjective:
 
 
 def check_gradient_overflow(gradient: Array) -> None:
-    """Check that a solver can square the gradient that it starts from.
-
-    Raises
-    ------
-    DivergedError
-    """
+    """Check that a solver can square the gradient that it starts from."""
     with np.errstate(over="ignore"):
         square = np.vdot(gradient, gradient)
     if not np.isfinite(square):
@@ -96,18 +91,7 @@ def check_gradient_overflow(gradient: Array) -> None:
 
 
 def penalty_row_strengths(model: Any, strength: float, scaling: float | None, power: int) -> Array:
-    """Return a penalty's strength on each row of the parameters; float64 of shape (n_rows, 1).
-
-    Parameters
-    ----------
-    model : StepModel
-    strength : float
-        On the coefficients.
-    scaling : float or None
-        The penalty's `intercept_scaling`.
-    power : {1, 2}
-        1 for l1, 2 for l2.
-    """
+    """Return a penalty's strength on each row of the parameters; float64 of shape (n_rows, 1)."""
     parameters = model.parameters
     rows = np.full((parameters.shape[0], 1), float(strength))
     for part in parameters.parts:

@@ -112,17 +112,6 @@ class OwnRows(Protocol):
 
         After a loss, and where the user interrupts it, the fit goes on from (ends with) the last
         one that any trainer has kept.
-
-        Parameters
-        ----------
-        n_iter : int
-            Iterations so far, those before a loss included.
-        state : callable
-            Makes what is the same in all trainers; called only when it is needed.
-        loss : float, optional
-            Sum over all rows, for the history.
-        scores : sequence of float, optional
-            Of the solver's `score_names`, for the history.
         """
 
 

@@ -54,17 +54,7 @@ _MIN_ALPHA = float(np.finfo(np.float64).resolution)
 
 
 def solve_ridge_path(reduced: ReducedProblem, alphas: Array) -> Array:
-    """Return ridge coefficients for each penalty of the sum over rows.
-
-    Parameters
-    ----------
-    reduced : ReducedProblem
-    alphas : ndarray of float64 of shape (n_alphas,)
-
-    Returns
-    -------
-    ndarray of float64 of shape (n_alphas, n_features, n_targets)
-    """
+    """Return ridge coefficients for each penalty of the sum over rows."""
     U, values, Vt = linalg.svd(reduced.R, full_matrices=False)
     values = np.where(values > SINGULAR_CUTOFF * values.max(initial=0.0), values, 0.0)
     shrunk = np.zeros((len(alphas), len(values)))

@@ -95,14 +95,7 @@ class CovarianceEigenSolver(Solver):
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them.
-
-        Returns
-        -------
-        Solution
-            With the eigenvectors in rows, by falling eigenvalues (the "values"); the "mean" of the
-            rows; the "total" of all eigenvalues, and that about the mean, the "variance".
-        """
+        """Find them."""
         mean, covariance = sum_mean_covariance(sums, double=self.double)
         variance = float(np.trace(covariance))
         if not self.centred:
@@ -254,15 +247,7 @@ class PowerIterations(Solver):
         return steps + 2
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them.
-
-        Returns
-        -------
-        Solution
-            With the vectors in rows, by falling eigenvalues of ``A.T @ A`` over the rows' number
-            (the "values"); the "mean" of the rows; the "total" of all eigenvalues, and that about
-            the mean, the "variance".
-        """
+        """Find them."""
         d = model.n_features
         shift = self._row_mean(d, sums)
         kept = _KrylovBlocks(self._draw_vectors(d))
@@ -509,13 +494,7 @@ class MeanCovariance(NamedTuple):
 
 
 def sum_mean_covariance(sums: Sums, *, double: bool) -> MeanCovariance:
-    """Return mean and covariance of all rows, in one pass.
-
-    Raises
-    ------
-    DivergedError
-        The squares overflow.
-    """
+    """Return mean and covariance of all rows, in one pass."""
     found = sums(ScatterStatistic(double))
     if not np.isfinite(found).all():
         raise DivergedError(

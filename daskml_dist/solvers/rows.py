@@ -29,19 +29,7 @@ _CACHE_BYTES = 1 << 18
 def row_tiles(
     X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHE_BYTES, at_least: int = 1
 ) -> Iterator[slice]:
-    """Yield slices of X to work on in turn; sparse rows are one slice, unless made dense.
-
-    Parameters
-    ----------
-    X : rows of shape (n, n_features)
-    backend : Backend
-    dense : bool
-        Whether sparse rows will be made dense.
-    cached : int
-        Bytes of dense float64 rows that a processor's cache is to hold.
-    at_least : int
-        Rows of a slice at least, but for the last.
-    """
+    """Yield slices of X to work on in turn; sparse rows are one slice, unless made dense."""
     n_rows, n_features = X.shape
     # A GPU takes large tiles; a CPU those that its cache holds.
     entries = backend.entries_at_once or cached // 8

@@ -126,13 +126,6 @@ def draw_keys(
     """Return the rows whose key may exceed the last so far, and the keys ``mass / exponential``.
 
     What a row draws follows from the seed, its block and its place in it alone.
-
-    Parameters
-    ----------
-    rows : BatchRows
-    mass : ndarray of shape (n,)
-    last : float
-    *seed : int
     """
     stream = np.random.PCG64(np.random.SeedSequence((*seed, rows.block + 1)))
     # Skip to the row's own draw, so that it does not depend on how a block is cut.
@@ -284,18 +277,7 @@ class CandidateWeights(_CandidateStatistic):
 
 
 def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Array:
-    """Return k centroids of weighted candidates, few enough for one process, by scikit-learn.
-
-    Parameters
-    ----------
-    candidates : ndarray of shape (n, n_features), n >= k
-    weight : ndarray of shape (n,)
-    k, seed : int
-
-    Returns
-    -------
-    ndarray of shape (k, n_features)
-    """
+    """Return k centroids of weighted candidates, few enough for one process, by scikit-learn."""
     if len(candidates) == k:
         return candidates
     small = len(candidates) * k <= _MAX_RETRY_PRODUCTS

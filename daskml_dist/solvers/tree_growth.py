@@ -234,17 +234,8 @@ class TreeGrower:
     def grow(
         self, output: int, mode: int, scales: tuple[float, float], *seed: int
     ) -> tuple[Tree, list[Leaf]]:
-        """Grow a tree on an output's gradients; return it, with values not shrunk, and its leaves.
-
-        Parameters
-        ----------
-        output : int
-        mode : int
-            How these are packed; see `tree_kernels.quantise`.
-        scales : tuple of float
-            What a unit of gradients, and of hessians, is.
-        *seed : int
-            Of the features that are drawn at nodes.
+        """Grow a tree on an output's gradients; return it, with values not shrunk, and its
+        leaves.
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
         with self._device.memory(sum(lane.n for lane in self.lanes)):

@@ -15,13 +15,7 @@ __all__ = ["check_position", "is_past", "later"]
 
 
 def check_position(position: Any) -> Any:
-    """A position with lists for tuples, as JSON gives it back.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is of another kind.
-    """
+    """A position with lists for tuples, as JSON gives it back."""
     if isinstance(position, list | tuple):
         return [check_position(part) for part in position]
     if isinstance(position, dict) and all(isinstance(name, str) for name in position):
@@ -38,13 +32,7 @@ def check_position(position: Any) -> Any:
 
 
 def is_past(position: Any, reached: Any) -> bool:
-    """Return whether a position is at or before another one; of a dict, in all its partitions.
-
-    Raises
-    ------
-    InvalidParameterError
-        They cannot be compared.
-    """
+    """Return whether a position is at or before another one; of a dict, in all its partitions."""
     if reached is None:
         return False
     if isinstance(position, dict) != isinstance(reached, dict):

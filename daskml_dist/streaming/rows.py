@@ -63,13 +63,7 @@ class RowsOfCalls:
         self._backend = backend
 
     def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Block]:
-        """Make rows of a call.
-
-        Raises
-        ------
-        InvalidDataError
-            They are not as the first call's, or hold NaN, infinity or an unknown label.
-        """
+        """Make rows of a call."""
         spec = self._spec
         if sample_weight is None and self._is_plain(X, y):
             block = Block(0, X, y if self._has_target else None)
@@ -151,12 +145,7 @@ def are_arrays(X: Any, y: Any) -> bool:
 
 
 def check_in_memory(X: Any, y: Any) -> None:
-    """Check that rows of a call are no Dask collection.
-
-    Raises
-    ------
-    InvalidDataError
-    """
+    """Check that rows of a call are no Dask collection."""
     if is_dask(X) or is_dask(y):
         raise InvalidDataError(
             "A stream learns rows in memory, and these are a Dask collection. Compute each "

@@ -38,13 +38,7 @@ class Saved:
         return found
 
     def likeness_for(self, *names: str) -> list[Any]:
-        """Facts of the first rows that a kind of estimators has of its own.
-
-        Raises
-        ------
-        CheckpointError
-            The stream is of an estimator of another kind.
-        """
+        """Facts of the first rows that a kind of estimators has of its own."""
         likeness = self.stream["likeness"]
         if missing := [name for name in names if name not in likeness]:
             raise CheckpointError(
@@ -93,13 +87,7 @@ class Saved:
         return np.resize(classes, max(n_rows, len(classes)))
 
     def fit(self, fit: FitSpec, path: str | os.PathLike[str]) -> FitSpec:
-        """The fit of such rows with the state, and the rates, of the stream.
-
-        Raises
-        ------
-        CheckpointError
-            The file is of another stream.
-        """
+        """The fit of such rows with the state, and the rates, of the stream."""
         fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])

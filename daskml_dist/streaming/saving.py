@@ -55,13 +55,7 @@ class Saving:
         self._since = time.monotonic()
 
     def load(self) -> Saved | None:
-        """The stream to go on from; None where it begins anew.
-
-        Raises
-        ------
-        CheckpointError
-            The file cannot be read, or is of a fit.
-        """
+        """The stream to go on from; None where it begins anew."""
         self.checkpoint.check_writable()
         if not self.checkpoint.resume:
             return None

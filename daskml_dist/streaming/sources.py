@@ -51,13 +51,7 @@ def in_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
 
 
 def two_of(made: Any, source: str) -> tuple[Any, Any]:
-    """X and y, as a function of the user's has made them of a source of some name.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are something else.
-    """
+    """X and y, as a function of the user's has made them of a source of some name."""
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1]
     raise InvalidParameterError(
@@ -66,12 +60,7 @@ def two_of(made: Any, source: str) -> tuple[Any, Any]:
 
 
 def check_seconds(name: str, value: Any, *, may_be_none: bool = False) -> None:
-    """Check a parameter that is a time.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check a parameter that is a time."""
     if value is None and may_be_none:
         return
     if isinstance(value, int | float) and 0 <= value < math.inf:

@@ -70,13 +70,7 @@ class Started:
 
 
 def check_streams(estimator: Any) -> Settings:
-    """Settings of an estimator for a stream in this process.
-
-    Raises
-    ------
-    InvalidParameterError
-        Parameters with no meaning in a stream, naming the remedy.
-    """
+    """Settings of an estimator for a stream in this process."""
     estimator._check_one_pass()
     if isinstance(estimator._params()["class_weight"], str):
         raise InvalidParameterError(
@@ -113,11 +107,6 @@ def start(
 
     `ready` puts the plan where a stream goes on, whose first step had `first_rows`; without it the
     plan begins with what else the estimator finds in the rows.
-
-    Raises
-    ------
-    InvalidParameterError, InvalidDataError
-        As ``partial_fit``.
     """
     settings = check_streams(estimator)
     goes_on = hasattr(estimator, "_state")
@@ -186,11 +175,6 @@ def resume(
     """Plan the fit that a stream was saved of; `ready` comes before its state does.
 
     `n_rows` are as many as such a fit needs.
-
-    Raises
-    ------
-    CheckpointError
-        The file is of another stream.
     """
     X, y = saved.rows(n_rows)
     state = partial(saved.fit, path=path)

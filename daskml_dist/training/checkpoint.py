@@ -232,13 +232,7 @@ class CheckpointFiles:
 
     @classmethod
     def of(cls, url: str, keep: int) -> CheckpointFiles:
-        """Return the files of a path or URL.
-
-        Raises
-        ------
-        CheckpointError
-            The file system is unknown, or not installed.
-        """
+        """Return the files of a path or URL."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -268,12 +262,8 @@ class CheckpointFiles:
         return isinstance(self.fs, LocalFileSystem)
 
     def check_regular(self, name: str) -> bool:
-        """Return whether there is a file of that name; raise for anything that is no regular file.
-
-        Raises
-        ------
-        CheckpointError
-            There is something else: a link, a folder, a device.
+        """Return whether there is a file of that name; raise for anything that is no regular
+        file.
         """
         kind = self._describe_kind(name)
         if kind not in ("", "a file"):
@@ -297,19 +287,7 @@ class CheckpointFiles:
         return {"file": "a file", "directory": "a folder"}.get(found, f"of the kind {found!r}")
 
     def read(self, name: str, most: int | None = None) -> bytes | None:
-        """Return the content, or None where there is no such file.
-
-        Parameters
-        ----------
-        name : str
-        most : int or None
-            Bytes that it may have; None: any number.
-
-        Raises
-        ------
-        CheckpointError
-            It is larger, no regular file, or cannot be read.
-        """
+        """Return the content, or None where there is no such file."""
         try:
             if not self.check_regular(name):
                 return None
@@ -347,11 +325,6 @@ class CheckpointFiles:
         """Return the result of `decode_state` for the newest whole checkpoint; None without a file.
 
         None where there is no file.
-
-        Raises
-        ------
-        CheckpointError
-            None is whole, or it has another format version.
         """
         damaged = ""
         # Newest first. A whole path.new is a save that a crash kept from moving up.
@@ -505,15 +478,7 @@ def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
 
 
 def decode_state(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
-    """Return the state and facts of a file.
-
-    Raises
-    ------
-    DamagedError
-        It is not whole, or holds no state.
-    CheckpointError
-        It has another format version, or is of a round solver.
-    """
+    """Return the state and facts of a file."""
     state, facts = decode_checkpoint(data, name)
     if not isinstance(state, ShardState):
         raise CheckpointError(
@@ -524,13 +489,7 @@ def decode_state(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
 
 
 def decode_solver_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-    """Return a round solver's log, and the facts, of a file.
-
-    Raises
-    ------
-    DamagedError, CheckpointError
-        As :func:`decode_state`; it is of a fit by steps.
-    """
+    """Return a round solver's log, and the facts, of a file."""
     log, facts = decode_checkpoint(data, name)
     if isinstance(log, ShardState):
         raise CheckpointError(
@@ -542,15 +501,7 @@ def decode_solver_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[s
 def decode_checkpoint(
     data: bytes, name: str
 ) -> tuple[ShardState | NDArray[np.uint8], dict[str, Any]]:
-    """Return the state, or a round solver's log, and the facts of a file.
-
-    Raises
-    ------
-    DamagedError
-        It is not whole, or holds no state.
-    CheckpointError
-        It has another format version.
-    """
+    """Return the state, or a round solver's log, and the facts of a file."""
     try:
         arrays = {key: _read_array(content) for key, content in _read_members(data).items()}
         facts = json.loads(str(arrays.pop("facts")))

@@ -56,18 +56,6 @@ class Coordinates:
     ) -> Coordinates:
         """Compute the coordinates of some rows; of sparse rows only the scale is changed.
 
-        Parameters
-        ----------
-        X : ndarray or CSR matrix of shape (n, n_features)
-        weight : ndarray of shape (n,) or None
-        centred : bool
-            Whether the means of dense rows may be taken: an intercept makes up for them.
-        turned : bool
-            Whether correlations may be taken out.
-        least : float
-            Variance that each direction is given more, since a penalty bends the loss by as much
-            whatever the rows are.
-
         Notes
         -----
         Of few rows of many columns in like units there are fewer coordinates than columns, and the

@@ -53,13 +53,7 @@ class DataSummary:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Return the shape of a row, which is the same in every block.
-
-        Raises
-        ------
-        InvalidDataError
-            Where blocks differ.
-        """
+        """Return the shape of a row, which is the same in every block."""
         # Every block must have rows of one shape.
         shapes = {info.row_shape for info in self.infos}
         if len(shapes) == 1:
@@ -85,13 +79,7 @@ class DataSummary:
         return any(info.sparse for info in self.infos)
 
     def check_devices(self) -> None:
-        """Raise unless all rows lie on GPUs, or none.
-
-        Raises
-        ------
-        InvalidDataError
-            Names a block of either kind.
-        """
+        """Raise unless all rows lie on GPUs, or none."""
         # Later blocks are overwritten by earlier ones, so the error names the first block of each
         # kind.
         first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
@@ -107,11 +95,6 @@ class DataSummary:
 
         "auto" is the CPU for few rows in host memory, and for sparse rows whose sums are to be
         deterministic.
-
-        Raises
-        ------
-        InvalidParameterError
-            For a GPU that is to add up sparse rows in a fixed order.
         """
         # A GPU pays from about a million entries, or where the rows lie on one already.
         few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
@@ -219,13 +202,7 @@ class DataSummary:
 
     @property
     def n_targets(self) -> int | None:
-        """Return the number of columns of the targets; None for one-dimensional targets.
-
-        Raises
-        ------
-        InvalidDataError
-            Where blocks differ.
-        """
+        """Return the number of columns of the targets; None for one-dimensional targets."""
         found = {info.n_targets for info in self.infos}
         if len(found) > 1:
             raise InvalidDataError(

@@ -100,13 +100,7 @@ def resolve_class_weights(
 
 
 def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return class weights ``total / (n_classes * weight of the class)``, 0 without rows.
-
-    Parameters
-    ----------
-    sums : ndarray of shape (..., n_classes)
-        Weights of the rows of each class.
-    """
+    """Return class weights ``total / (n_classes * weight of the class)``, 0 without rows."""
     balanced = np.zeros(sums.shape)
     total = sums.sum(axis=-1, keepdims=True)
     np.divide(total, sums.shape[-1] * sums, out=balanced, where=sums > 0)
@@ -118,11 +112,6 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
 
     Labels that no row has may be among them, as in a fold that holds none: but where others are
     missing, names are mistaken.
-
-    Raises
-    ------
-    InvalidParameterError
-        They are.
     """
     # A fold may lack a class that the dict names. Unknown names are an error only where classes are
     # left out too: then the user has probably misspelled one.

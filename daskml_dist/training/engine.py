@@ -120,13 +120,7 @@ class RunView:
         self._stop()
 
     def parameters(self) -> NDArray[Any]:
-        """Return a copy of the parameters after the last pass, as the model holds them.
-
-        Raises
-        ------
-        InvalidParameterError
-            The fit's parameters stay with its trainers until it ends.
-        """
+        """Return a copy of the parameters after the last pass, as the model holds them."""
         if self._state is None:
             raise InvalidParameterError(
                 "The parameters of this fit are with its trainers until it ends. Set "
@@ -137,13 +131,7 @@ class RunView:
         return np.copy(self._state.final)
 
     def estimator(self) -> Any:
-        """Return a copy of the estimator, fitted with the parameters after the last pass.
-
-        Raises
-        ------
-        InvalidParameterError
-            As :meth:`parameters`.
-        """
+        """Return a copy of the estimator, fitted with the parameters after the last pass."""
         w = self.parameters()
         assert self._state is not None
         assert self._fitted is not None
@@ -193,13 +181,7 @@ class Engine(ABC):
 
     @abstractmethod
     def cut_columns(self, n_lanes: int | None) -> None:
-        """Assign some columns of all rows to each lane; to be called before the survey.
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            The columns cannot be cut so.
-        """
+        """Assign some columns of all rows to each lane; to be called before the survey."""
 
     @abstractmethod
     def cut_keys(self, n_lanes: int | None) -> Collection:

@@ -204,13 +204,7 @@ class History:
 
 
 def _history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> str:
-    """Return a history's curves and a table of its facts as HTML.
-
-    Parameters
-    ----------
-    records, extra, interrupted
-        As of :class:`daskml_dist.training.history.History`.
-    """
+    """Return a history's curves and a table of its facts as HTML."""
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">'
         f"{escape(text)}</td></tr>"

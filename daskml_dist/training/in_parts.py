@@ -122,21 +122,6 @@ def train_in_parts(
     """Run a fit with a checkpoint every few passes, or pass by pass.
 
     It goes pass by pass also where a callback is to see the parameters after each.
-
-    Parameters
-    ----------
-    engine : Engine
-    fit : FitSpec
-    callbacks : CallbackList
-    checkpoint : Checkpoint or None
-    settled : callable
-        Takes the state after a part; returns whether the fit ends with it.
-
-    Raises
-    ------
-    CheckpointError
-        Before the first step, where the file cannot be written, is damaged or belongs to another
-        fit; later, where a checkpoint cannot be saved.
     """
     # From the checkpoint on, where there is one of this fit.
     course = _PartsProgress.of(fit, checkpoint)
@@ -287,13 +272,7 @@ def largest_checkpoint_bytes(fit: FitSpec) -> int:
 def resume_from_checkpoint(
     fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
-    """Return the fit that continues from a state, and the records of its passes so far.
-
-    Raises
-    ------
-    CheckpointError
-        The checkpoint is of another fit, or says what cannot be true.
-    """
+    """Return the fit that continues from a state, and the records of its passes so far."""
     if (
         problem := _describe_difference(fit, facts)
         or _describe_state_mismatch(fit, state)
@@ -424,15 +403,7 @@ def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Pat
 
 
 def train_adaptively(engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-    """Run a fit; where it makes no progress, go on with a fifth of the learning rate.
-
-    Parameters
-    ----------
-    engine : Engine
-    fit : FitSpec
-        Of steps, with a constant learning rate.
-    callbacks : CallbackList
-    """
+    """Run a fit; where it makes no progress, go on with a fifth of the learning rate."""
     work = cast(StepWork, fit.work)
     rate = cast(Constant, work.rule.schedule).learning_rate
     max_iter, watched = work.stopping.max_iter, OneFit(callbacks)

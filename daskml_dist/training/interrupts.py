@@ -111,12 +111,7 @@ class Interrupts:
             self._waits = before
 
     def rest(self) -> None:
-        """Raise a Ctrl-C that came during the last step.
-
-        Raises
-        ------
-        KeyboardInterrupt
-        """
+        """Raise a Ctrl-C that came during the last step."""
         if self._pending and not self._held:
             self._pending, self._raised = False, True
             error = KeyboardInterrupt()
@@ -156,20 +151,6 @@ def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
 
     Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
     called in the event loop, which a process that is one of these runs in its main thread.
-
-    Parameters
-    ----------
-    name : str
-        Of the fit.
-    pid : int
-        The client's process; once it is gone, Ctrl-C works as before.
-    group : tuple
-        The client's :func:`process_group`.
-
-    Returns
-    -------
-    bool
-        Whether it does; not in other groups, nor in the client's own process, nor once it ended.
     """
     global _unshielded
     # Dask runs the event loop in the main thread of workers, nannies and schedulers.

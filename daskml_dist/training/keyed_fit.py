@@ -110,15 +110,7 @@ class KeyedFit:
     def solve(
         self, solver: KeyedSolver, callbacks: CallbackList
     ) -> tuple[KeyedSolution, FitResult, FitSpec]:
-        """Run a solver.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            The user interrupted it: what it had come to is nobody's.
-        TrainingError
-            It cannot go on.
-        """
+        """Run a solver."""
         # Keyed solvers compute on the host.
         engine, run = self.engine, replace(self._run, device="cpu")
         lanes = engine.lanes(run.n_lanes, share=None, passes=solver.max_passes)

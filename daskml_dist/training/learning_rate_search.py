@@ -87,18 +87,7 @@ def calibrated(
     engine: Engine,
     rarity: float = 1.0,
 ) -> FitSpec:
-    """Return the fit with the start, the rates and the unit of progress that a pilot finds.
-
-    Parameters
-    ----------
-    fit : FitSpec
-        As :func:`daskml_dist.training.plan.make_fit` made it, of a linear model, from its start.
-    settings : Settings
-    lanes : sequence of LaneSpec
-    engine : Engine
-    rarity : float
-        Mean number of rows of a label, divided by the rows of the rarest label.
-    """
+    """Return the fit with the start, the rates and the unit of progress that a pilot finds."""
     # Callbacks hear of the phase; then one sample serves the start and all trials of rates.
     engine.tell("looking for a rate")
     sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
@@ -113,16 +102,7 @@ def draw_calibration_sample(
     rarity: float = 1.0,
     n_fits: int = 1,
 ) -> Block:
-    """Draw the sample of rows on which one or several fits are calibrated.
-
-    Parameters
-    ----------
-    fit, settings, lanes, engine, rarity
-        As of :func:`calibrated_fit`.
-    n_fits : int, default=1
-        Number of fits like it. Unless they go through :func:`calibrated_together` as one, their
-        pilots share the time of one: beyond some rows, each has the fewer the more they are.
-    """
+    """Draw the sample of rows on which one or several fits are calibrated."""
     model = get_linear_model(fit)
     # Targets that are fitted together each have the pilot of their own fits.
     # Of several targets each has its own pilot on the same rows.
@@ -134,17 +114,7 @@ def draw_calibration_sample(
 
 
 def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    """Return the fit as a pilot on a given sample calibrates it.
-
-    Parameters
-    ----------
-    fit : FitSpec
-        As of :func:`calibrated_fit`.
-    block : Block
-        Of :func:`draw_calibration_sample`.
-    seed : int
-        That of the fit.
-    """
+    """Return the fit as a pilot on a given sample calibrates it."""
     # Products of few rows wait longer for threads than they take.
     with np.errstate(all="ignore"), OneThread():
         return _calibrate_fit(fit, block, seed)
@@ -154,13 +124,6 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     """Return fits of one model and optimizer, calibrated on one shared sample.
 
     Of few rows, or of models of other kinds, each has a pilot of its own.
-
-    Parameters
-    ----------
-    fits : sequence of FitSpec
-        As of :func:`calibrated_fit`, alike but for penalties, rates and when they stop.
-    block, seed
-        As of :func:`calibrated_on`.
     """
     with np.errstate(all="ignore"), OneThread():
         # The first fit's task stands for all, which differ in penalties, rates and stopping only.

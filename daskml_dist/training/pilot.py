@@ -114,14 +114,7 @@ class Pilot:
     # -- the minimum ---------------------------------------------------------------------------
 
     def minimise_all_rows(self, start: Array, most: int) -> tuple[Array, bool]:
-        """Minimise the penalised mean loss of all rows.
-
-        Returns
-        -------
-        w : ndarray of float64
-        converged : bool
-            Whether it took fewer than `most` iterations.
-        """
+        """Minimise the penalised mean loss of all rows."""
         found = self._minimise(start, slice(0, self.n_rows), most, tol=self.tol)
         return found.w, found.n_iter < most
 
@@ -137,12 +130,6 @@ class Pilot:
         """Minimise on one half of the rows; return the point with the other half's least loss.
 
         Where rows are many for the parameters, that is the minimum.
-
-        Returns
-        -------
-        w : ndarray of float64
-        n_iter : int
-            Iterations made up to there; `most` at the minimum.
         """
         half = -(-self.n_rows // 2)
         watched = slice(half, self.n_rows) if self.watches_other_half(start.size) else None
@@ -455,14 +442,7 @@ def rate_factor(k: int) -> float:
 def run_rate_searches(
     searches: Sequence[RateSearch], losses: Callable[[list[int], list[int]], Sequence[float]]
 ) -> list[float]:
-    """Run searches side by side; return the factor that each finds.
-
-    Parameters
-    ----------
-    searches : sequence of RateSearch
-    losses : callable
-        Takes the places of searches that ask, and what each asks for; returns its loss.
-    """
+    """Run searches side by side; return the factor that each finds."""
     # All searches ask at once, so that one reading of the sample serves them.
     asked = {i: next(search) for i, search in enumerate(searches)}
     ended: dict[int, float] = {}
@@ -508,17 +488,7 @@ class StackedPilot:
         return few and not pilot.penalty.l1 and not pilot.watches_other_half(model.shape[0])
 
     def find_minima(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
-        """Return the minima of one half of the sample's rows, and of all rows.
-
-        Parameters
-        ----------
-        begin : ndarray of shape (n_rows, 1)
-            Where all begin.
-        most : int
-            Iterations of the quasi-Newton method at most.
-        whole : bool
-            The sample is all rows: the minimum of these is returned twice.
-        """
+        """Return the minima of one half of the sample's rows, and of all rows."""
         places, n = self._coordinates, self.pilot.n_rows
         v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in places])
         every, share = self._make_objective(slice(0, n)), self.pilot.tol

@@ -73,25 +73,7 @@ def make_fit(
     on_one_host: bool = False,
     columns: tuple[int, ...] | None = None,
 ) -> FitSpec:
-    """Plan a fit by gradient steps.
-
-    Parameters
-    ----------
-    settings : Settings
-    model : StepModel
-    rows : DatasetInfo
-    lanes : list of LaneSpec
-    initial : ShardState or None
-        Where to go on from.
-    streaming : Streaming or None
-        How to read blocks that are not kept.
-    scales : FeatureScales or None
-        Of the features, where the optimizer uses them.
-    on_one_host : bool
-        Whether the lanes' workers share memory.
-    columns : tuple of int, or None
-        First column of each lane, and their number, where lanes hold columns.
-    """
+    """Plan a fit by gradient steps."""
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
@@ -356,12 +338,7 @@ def _touches_few_parameters(model: StepModel, batch_size: int | None) -> bool:
 
 
 def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Policy:
-    """Return the policy of a pipeline, whose stages sum gradients and hold the parameters.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Return the policy of a pipeline, whose stages sum gradients and hold the parameters."""
     policy, run = settings.policy.on_one_host(), settings.run
     # 1. The model must be a chain of layers; 2. a policy that sums gradients; 3. at most one stage
     # a layer; 4. no setting that needs the whole gradient.
@@ -391,12 +368,7 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
 
 
 def check_column_settings(settings: Settings) -> None:
-    """Raise for settings that ``shard="features"`` does not support, before the data is known.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Raise for settings that ``shard="features"`` does not support, before the data is known."""
     policy, run = settings.policy.on_one_host(), settings.run
     if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
         raise InvalidParameterError(
@@ -422,12 +394,7 @@ def check_column_settings(settings: Settings) -> None:
 
 
 def policy_of_columns(settings: Settings, model: StepModel, streaming: Streaming | None) -> Policy:
-    """Return the policy of lanes that hold columns: they step together and hold the parameters.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Return the policy of lanes that hold columns: they step together and hold the parameters."""
     if not isinstance(model, ColumnModel):
         raise InvalidParameterError(
             f"{type(model).__name__} does not begin with products of the columns of X, which "
@@ -452,29 +419,7 @@ def make_solver_fit(
     seed: int = 0,
     budget: float = float("inf"),
 ) -> FitSpec:
-    """Plan a fit by a round solver, or by a solver that trainers run on their own rows.
-
-    Parameters
-    ----------
-    model : Model
-    solver : Solver or RowSolver
-    rows : DatasetInfo
-    lanes : list of LaneSpec
-    start : ndarray or None
-        What the solver starts from; None: zeros where the model has parameters.
-    streaming : Streaming or None
-        How to read blocks that are not kept.
-    run : RunSettings
-    seed : int, default=0
-        Of what statistics draw.
-    budget : float, default=inf
-        Bytes of blocks that are held, and of what is made of rows, on one worker.
-
-    Raises
-    ------
-    InvalidParameterError
-        As :meth:`DataSummary.device`.
-    """
+    """Plan a fit by a round solver, or by a solver that trainers run on their own rows."""
     # Features stored in 16 bits are computed with in float32.
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
     spec = rows.spec(dtype, count_training_rows(lanes), streaming, 0.0, run.compute_dtype)

@@ -50,14 +50,6 @@ def train_rounds_in_parts(
 
     `seed` is what the fit draws from where the user gave no `random_state`; it goes into the file
     (:func:`load_saved_seed`).
-
-    Raises
-    ------
-    InvalidParameterError
-        Trainers hold ranges of the solver's vectors.
-    CheckpointError
-        Before the first sum, where the file cannot be written, is damaged or belongs to another
-        fit; later, where a checkpoint cannot be saved.
     """
     # No trainer has the solver's whole state.
     if isinstance(fit.work, RoundWork) and fit.work.in_ranges:
@@ -102,13 +94,7 @@ def train_rounds_in_parts(
 
 
 def load_saved_seed(checkpoint: Checkpoint) -> int | None:
-    """Return the seed that the fit in a file drew for itself; None without a file or a seed.
-
-    Raises
-    ------
-    CheckpointError
-        The file is damaged, or of a fit by steps.
-    """
+    """Return the seed that the fit in a file drew for itself; None without a file or a seed."""
     found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).load_newest_by(
         decode_solver_log
     )

@@ -32,25 +32,7 @@ def open_engine(
     device: str = "cpu",
     callbacks: CallbackList | None = None,
 ) -> Engine:
-    """Open the engine on which a collection is trained.
-
-    Parameters
-    ----------
-    collection : Collection
-    client : distributed.Client, "inline", "auto" or None
-        "inline": none, the rows are trained in this process. "auto" is None here: who can choose
-        has chosen before.
-        None: the current client. Without one, rows in memory are trained in this process, and
-        a Dask collection on a cluster inside this process that lives as long as the fit.
-        Inside a Dask task, rows in memory are trained in its process unless a client is given;
-        any other fit leaves the worker's slot to others until it ends.
-    memory_budget : int or None
-        Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
-    device : {"auto", "cpu", "gpu"}, default="cpu"
-        Where the fit is asked to be.
-    callbacks : CallbackList or None
-        Who is told of the phases of the fit.
-    """
+    """Open the engine on which a collection is trained."""
     engine = _choose_engine(collection, client, memory_budget, device)
     # Names of columns make errors about values readable.
     engine.feature_names = getattr(collection, "feature_names", None)  # keyed ones have none

@@ -48,21 +48,6 @@ def draw_sample_rows(
 
     Which rows depends on the seed and the rows' places among all, never on who holds them. Of
     streamed rows those of a few blocks alone are drawn, so that not all are read again.
-
-    Parameters
-    ----------
-    engine : Engine
-    lanes : sequence of LaneSpec
-    n_rows : int
-    seed : int
-        That of the fit, from which the rows held out follow.
-    held_out : float
-        Share of the rows of each block that is held out.
-
-    Returns
-    -------
-    Block
-        In the order of the rows.
     """
     columns = engine.columns is not None
     # Lanes of columns have the same rows.

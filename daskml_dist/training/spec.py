@@ -147,13 +147,7 @@ class RunSpec:
 
     @classmethod
     def of(cls, settings: RunSettings, survey: DataSummary) -> RunSpec:
-        """Combine the user's settings with the device on which these rows may be trained.
-
-        Raises
-        ------
-        InvalidParameterError
-            As :meth:`DataSummary.device`.
-        """
+        """Combine the user's settings with the device on which these rows may be trained."""
         # `dask.config` holds the settings of the cluster: they are the same for every fit of a
         # session.
         return cls(

@@ -22,13 +22,7 @@ def teach_block(
     y: Any,
     weight: Any,
 ) -> None:
-    """Call a method that learns with the rows of a block; its number, if any, is in the errors.
-
-    Raises
-    ------
-    InvalidDataError, InvalidTypeError
-        The estimator refuses the rows.
-    """
+    """Call a method that learns with the rows of a block; its number, if any, is in the errors."""
     n_rows, params = X.shape[0], dict(params)
     X, y, weight = map(copy_to_host, (X, y, weight))
     if weight is not None:

@@ -162,13 +162,7 @@ class _Teams:
 
 
 def source(name: str) -> str:
-    """The CUDA C++ of a source, with what it includes written in.
-
-    Parameters
-    ----------
-    name : str
-        A key of `FUNCTIONS`.
-    """
+    """The CUDA C++ of a source, with what it includes written in."""
     seen: set[str] = set()
 
     def read(file: str) -> str:
@@ -200,27 +194,7 @@ def options(
     alignment: int = 16,
     capability: int = 90,
 ) -> tuple[str, ...]:
-    """Options for NVRTC, beside the architecture's.
-
-    Parameters
-    ----------
-    name : str
-        A key of `FUNCTIONS`.
-    dtype : dtype or "bfloat16"
-        Of X. y, weights, parameters and optimizer state are float64 where X is, else float32.
-    d, k : int
-        Features, and centres or classes. `linear_gradient` must have a :func:`launch` for `d`.
-    loss, optimizer : str
-        Their names.
-    result : dtype
-        Of the gradient.
-    index : dtype
-        int32 or int64: of the indices of a CSR block.
-    alignment : int, default=16
-        Power of two that divides the address of X.
-    capability : int, default=90
-        Compute capability of the device, times ten.
-    """
+    """Options for NVRTC, beside the architecture's."""
     stored = _name(dtype)
     arithmetic = _arithmetic(stored)
     found = {
@@ -273,25 +247,7 @@ def launch(
     alignment: int = 16,
     capability: int = 90,
 ) -> Launch | None:
-    """Launch of a kernel; None where there is no version for such rows.
-
-    Parameters
-    ----------
-    function : str
-        A kernel: one of the values of `FUNCTIONS`.
-    n : int
-        Rows; runs of rows where rows are chosen, parameters for `optimizer_update` and
-        `csr_clear`, blocks of `linear_gradient` for `sum_partials`; of trees, tiles, units of
-        histograms, or leaves (times features).
-    d, k : int
-        Features, and centres or classes.
-    dtype : dtype or "bfloat16"
-        Of X.
-    n_sms : int
-        Multiprocessors of the device.
-    alignment, capability : int
-        As for :func:`options`.
-    """
+    """Launch of a kernel; None where there is no version for such rows."""
     stored = _name(dtype)
     arithmetic = _arithmetic(stored)
     threads, shared, most = (_THREADS, 1), 0, 8 * n_sms
@@ -342,37 +298,14 @@ def launch(
 def has_kmeans_tiles(
     d: int, k: int, dtype: Any, *, alignment: int = 16, capability: int = _TILES_FROM
 ) -> bool:
-    """Return whether `kmeans_tiles` takes such rows; `kmeans` takes the others.
-
-    Parameters
-    ----------
-    d, k : int
-        Features and centres.
-    dtype : dtype or "bfloat16"
-        Of X.
-    alignment : int, default=16
-        As for :func:`options`.
-    capability : int, default=80
-        Compute capability of the device, times ten.
-    """
+    """Return whether `kmeans_tiles` takes such rows; `kmeans` takes the others."""
     is_laid_out = _name(dtype) == "float32" and d % 4 == 0 and alignment >= 16
     fits = k <= _TILE_CENTRES and _tiles_shared(d, k) <= LARGEST_SHARED
     return is_laid_out and fits and capability >= _TILES_FROM
 
 
 def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tuple[float, ...]:
-    """The arguments of `optimizer_update` that differ from step to step: `NUMBERS` of them.
-
-    Parameters
-    ----------
-    optimizer : daskml_dist.optimizers.Optimizer
-    rows : float
-        Rows of the gradient, which is their sum; 0 makes an empty step.
-    lr : float
-        Learning rate of this step.
-    step : int
-        Number of the step, from 1.
-    """
+    """The arguments of `optimizer_update` that differ from step to step: `NUMBERS` of them."""
     decay = optimizer.weight_decay if optimizer.name == "adamw" else 0.0
     coefficients = optimizer.coefficients(step)[: NUMBERS - 3]
     padded = (rows, lr, decay, *coefficients, *(0.0,) * (NUMBERS - 3 - len(coefficients)))

@@ -42,22 +42,7 @@ def compiler() -> Any | None:
 
 
 def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, KernelUsage]:
-    """Compile a source and return what each of its kernels takes.
-
-    Parameters
-    ----------
-    name : str
-        A key of `kernels.FUNCTIONS`.
-    options : tuple of str
-        As `kernels.options` returns them.
-    architecture : str
-        Such as ``"sm_90"``.
-
-    Raises
-    ------
-    RuntimeError
-        With the compiler's messages if it fails.
-    """
+    """Compile a source and return what each of its kernels takes."""
     nvrtc = compiler()
     if nvrtc is None:
         raise RuntimeError("NVRTC is not installed. pip install nvidia-cuda-nvrtc")

@@ -158,16 +158,7 @@ class KeyedCollection(Collection):
         )
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> Collection:
-        """Cut the entries by ranges of keys.
-
-        Parameters
-        ----------
-        n_lanes : int
-        n_groups : int, default=1
-            Of neighbouring lanes, whose blocks one task makes.
-        hold : callable
-            Makes lazy parts and holds them.
-        """
+        """Cut the entries by ranges of keys."""
         assert self.numbers is not None
         n_groups = min(n_groups, n_lanes)
         # Groups of neighbouring lanes, nearly equal in number.
@@ -375,13 +366,7 @@ class EntryColumns:
 
 
 def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.float64]:
-    """Return the values of entries as float64.
-
-    Raises
-    ------
-    InvalidDataError
-        One is no finite number, or is less than allowed.
-    """
+    """Return the values of entries as float64."""
     try:
         given = np.asarray(values)
         # Complex numbers, spans and dates would convert with a part lost, or to nanoseconds.
@@ -410,21 +395,7 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
 def read_frame_entries(
     frame: Any, columns: EntryColumns, sides: Sequence[EntrySide], more: NDArray[Any] | None = None
 ) -> KeyedCollection:
-    """Return the entries of a pandas or Dask dataframe.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame or dask DataFrame
-    columns : EntryColumns
-    sides : sequence of Side
-    more : ndarray, optional
-        Keys, of both columns' one space, that there are besides.
-
-    Raises
-    ------
-    InvalidDataError
-        It is no frame, lacks a column or has no rows.
-    """
+    """Return the entries of a pandas or Dask dataframe."""
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row "
@@ -467,11 +438,6 @@ def read_matrix_entries(
     """Return the stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
 
     Keys are the positions of rows and columns that have a cell.
-
-    Raises
-    ------
-    InvalidDataError
-        It is neither; or Dask does not know its chunks.
     """
     if isinstance(matrix, da.Array):
         if matrix.ndim != 2 or np.isnan(matrix.chunks[0]).any():
@@ -524,16 +490,7 @@ class PairCollection(KeyedCollection):
     """Entries whose keys are numbered where they lie; its sides are those of the two keys."""
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> NumberedPairs:
-        """Number the keys, of which a part's worker has those of its own entries alone.
-
-        Parameters
-        ----------
-        n_lanes : int
-        n_groups : int, default=1
-            Ranges of keys that are numbered apart.
-        hold : PartHolder
-            Of lazy parts.
-        """
+        """Number the keys, of which a part's worker has those of its own entries alone."""
         assert self.numbers is not None
         if self.kind == "memory":
             (source,) = self.sources

@@ -34,13 +34,7 @@ _LARGEST_EXACT_FLOAT = 2**53
 
 
 def convert_ids(values: Any, name: str) -> Array:
-    """Return a column of ids as an array that can be sorted.
-
-    Raises
-    ------
-    InvalidDataError
-        An id is missing, or they are of several types.
-    """
+    """Return a column of ids as an array that can be sorted."""
     array = np.asarray(values)
     if array.dtype.kind == "T":
         array = array.astype(object)
@@ -151,13 +145,7 @@ def merge_ids(parts: Sequence[Array]) -> Array:
 
 
 def check_one_kind(parts: Sequence[Array]) -> None:
-    """Check that ids of all parts can be compared.
-
-    Raises
-    ------
-    InvalidDataError
-        Some are numbers, others text; or numbers of several types, which no one type holds.
-    """
+    """Check that ids of all parts can be compared."""
     # Numbers of several widths compare; numbers and texts do not.
     kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in parts}
     if len(kinds) > 1:

@@ -66,24 +66,13 @@ class Feed:
 
     @guard_hook
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
-        """Tell what a fit that has begun does now.
-
-        Parameters
-        ----------
-        phase : str
-        done, total : int, int or None
-        """
+        """Tell what a fit that has begun does now."""
         if self._client is not None:
             self._tell("phase", text=phase)
 
     @guard_hook
     def on_fit_begin(self, run: Any) -> None:
-        """Tell what begins.
-
-        Parameters
-        ----------
-        run : RunView
-        """
+        """Tell what begins."""
         self._client = run.client
         if self._client is None:
             return
@@ -103,13 +92,7 @@ class Feed:
 
     @guard_hook
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell of a pass.
-
-        Parameters
-        ----------
-        run : RunView
-        record : dict
-        """
+        """Tell of a pass."""
         if self._client is not None:
             if run.run_id != self._part:
                 self._part = run.run_id
@@ -118,36 +101,19 @@ class Feed:
             self._tell("pass", record=to_plain_values(record))
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell of a pass that takes the place of one told before.
-
-        Parameters
-        ----------
-        run : RunView
-        record : dict
-        """
+        """Tell of a pass that takes the place of one told before."""
         self.on_pass_end(run, record)
 
     @guard_hook
     def on_generation(self, run: Any, event: Any) -> None:
-        """Tell of another membership.
-
-        Parameters
-        ----------
-        run : RunView
-        event : GenerationEvent
-        """
+        """Tell of another membership."""
         if self._client is not None:
             self._tell("generation", text=str(event), n_passes=run.n_passes)
             self._tell_lanes(run)
 
     @guard_hook
     def on_fit_end(self, run: Any) -> None:
-        """Tell of the end.
-
-        Parameters
-        ----------
-        run : RunView
-        """
+        """Tell of the end."""
         client, error = self._client, run.error
         if client is None:
             return

@@ -193,15 +193,7 @@ class Fits:
 
 
 def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
-    """Return columns over the passes of a fit, NaN where there is no value.
-
-    Returns
-    -------
-    dict of str to list of float
-        ``pass``, the measures of a record by their names, ``mb_pushed``, ``mb_pulled`` (megabytes)
-        and ``rows_per_second``; of losses and scores also ``NAME_low`` and ``NAME_high``, between
-        which an axis reaches at least.
-    """
+    """Return columns over the passes of a fit, NaN where there is no value."""
     records = [] if fit is None else list(fit.records)
     table = {key: [_number(record.get(key)) for record in records] for key in ("pass", *_COLUMNS)}
     for name in LEVELS:
@@ -218,13 +210,7 @@ def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
 
 
 def make_staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return bars of the gradients applied in the kept passes, by their staleness in versions.
-
-    Returns
-    -------
-    dict of str to list
-        ``versions``: "0", "1", "2+" (2 and 3), "4+" (4 to 7), ...; ``count``.
-    """
+    """Return bars of the gradients applied in the kept passes, by their staleness in versions."""
     counts: list[int] = []
     for record in () if fit is None else fit.records:
         found = record.get("staleness_counts") or []

@@ -97,15 +97,7 @@ class Pulses:
         self._open: list[str] = []
 
     def hear(self, at: float, told: dict[str, Any]) -> bool:
-        """Take what a worker tells; True where it is the first of a moment, and ends the last.
-
-        Parameters
-        ----------
-        at : float
-            Seconds from the begin of the fit at which the report came.
-        told : dict
-            See `daskml_dist.training.worker.notifications`.
-        """
+        """Take what a worker tells; True where it is the first of a moment, and ends the last."""
         worker = told["worker"]
         ends = worker in self._open
         if ends:
@@ -191,14 +183,7 @@ def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str
 
 
 def make_load_table(pulses: Pulses | None) -> dict[str, list[float]]:
-    """Return columns over the seconds of a fit.
-
-    Returns
-    -------
-    dict of str to list of float
-        ``seconds``; megabytes a second by the names of `TRANSPORTS`; ``rows_in_memory`` and
-        ``rows_streamed``; ``gb_in_memory`` and ``gb_spilled`` of the workers.
-    """
+    """Return columns over the seconds of a fit."""
     kept = [] if pulses is None else pulses.kept
     table = {"seconds": [pulse.at for pulse in kept]}
     for transport, name in TRANSPORTS.items():

@@ -68,15 +68,7 @@ _MARK = {"color": "#d00000", "line_dash": "dashed", "line_width": 2}
 
 
 def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
-    """Fill a document of bokeh's with the page, and keep it up to date.
-
-    Parameters
-    ----------
-    fits : Fits
-    extra : dict
-        Variables of the dashboard's template.
-    document : bokeh.document.Document
-    """
+    """Fill a document of bokeh's with the page, and keep it up to date."""
     from bokeh.core.properties import without_property_validation
     from bokeh.layouts import column, gridplot
     from bokeh.models import ColumnDataSource, Div, Select

@@ -57,18 +57,7 @@ class TrainingPage(SchedulerPlugin):
 
 
 def open_page(scheduler: Any) -> bool:
-    """Put the page into a scheduler's dashboard, where it is not there yet.
-
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        It calls this in its event loop.
-
-    Returns
-    -------
-    bool
-        Whether the page is there: without bokeh, or without a dashboard, it is not.
-    """
+    """Put the page into a scheduler's dashboard, where it is not there yet."""
     if NAME in scheduler.plugins:
         return True
     try:

@@ -25,15 +25,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 
 
 def get_axes(ax: Axes | None, name: str) -> Axes:
-    """Return the given Axes, or those of a new figure.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is something else.
-    DaskMLDistError
-        matplotlib is not installed.
-    """
+    """Return the given Axes, or those of a new figure."""
     if ax is not None and not (hasattr(ax, "plot") and hasattr(ax, "xaxis")):
         raise InvalidParameterError(
             f"ax={ax!r}: give Axes of matplotlib, such as those of plt.subplots()[1] (one of them "
@@ -68,13 +60,7 @@ def whole_numbers(ax: Axes) -> None:
 
 
 def get_history(given: Any) -> Any:
-    """Return the history of a fitted estimator, or the history itself.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is neither.
-    """
+    """Return the history of a fitted estimator, or the history itself."""
     history = getattr(given, "history_", given)
     if not (hasattr(history, "records") and hasattr(history, "extra")):
         raise InvalidParameterError(
@@ -84,13 +70,7 @@ def get_history(given: Any) -> Any:
 
 
 def name_histories(given: Any) -> dict[str, Any]:
-    """Return histories by name; without names they are called by their policies.
-
-    Raises
-    ------
-    InvalidParameterError
-        One of them is none, or there are none.
-    """
+    """Return histories by name; without names they are called by their policies."""
     if isinstance(given, Mapping):
         named = {str(name): get_history(one) for name, one in given.items()}
     else:

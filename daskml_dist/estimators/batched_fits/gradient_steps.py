@@ -108,21 +108,7 @@ class StepStack:
     def opened(
         self, collection: Collection, weighted: bool, client: Any = None
     ) -> Iterator[list[StepCandidate]]:
-        """Hold the rows; yields the columns, of each estimator one a split.
-
-        Parameters
-        ----------
-        collection : Collection
-            Targets have two columns: the targets, and codes of rows from 1 on.
-        weighted : bool
-            Whether rows have weights.
-        client : distributed.Client, "inline" or None
-            As of a fit.
-
-        Raises
-        ------
-        NotStackedError
-        """
+        """Hold the rows; yields the columns, of each estimator one a split."""
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
@@ -269,12 +255,7 @@ class StepStack:
         return self._asked.rankings(self._stacked, *_side_by_side(columns), role)
 
     def fitted(self, column: StepCandidate) -> Any:
-        """The estimator of a column.
-
-        Raises
-        ------
-        DivergedError
-        """
+        """The estimator of a column."""
         made = self.estimators[column.candidate]
         estimator = type(made)(**made.get_params(deep=False))
         assert column.w is not None
@@ -346,21 +327,7 @@ class CandidatePlans:
         self, settings: Sequence[Settings], models: Sequence[LinearModel],
         rows_of: Sequence[DatasetInfo], scales: Sequence[float],
     ) -> list[list[FitSpec]]:  # fmt: skip
-        """Plans of each candidate, one a split.
-
-        Parameters
-        ----------
-        settings : sequence of Settings
-            Of each candidate.
-        models, rows_of : sequence of LinearModel, sequence of Rows
-            Of each split.
-        scales : sequence of float
-            Factors that make the mean weight of all rows 1 in each split, where it was 1 before.
-
-        Raises
-        ------
-        NotStackedError
-        """
+        """Plans of each candidate, one a split."""
         plans = [
             [self._plan(of, model, rows) for model, rows in zip(models, rows_of, strict=True)]
             for of in settings
@@ -403,12 +370,7 @@ class CandidatePlans:
 
 
 def batched_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
-    """Optimizer that fits have in common, where their states are alike too.
-
-    Raises
-    ------
-    NotStackedError
-    """
+    """Optimizer that fits have in common, where their states are alike too."""
     (first, _), *others = {
         (p.steps.rule.only.optimizer, frozenset(p.steps.make_start_state(p.rows.dtype).opt_state))
         for p in plans

@@ -133,33 +133,7 @@ def fit_stack(
     train_score: bool,
     looks: ScoreParts,
 ) -> list[list[StackedFit]]:
-    """Fit clones of estimators to the training rows of each split, and score them.
-
-    Parameters
-    ----------
-    estimators : sequence of estimator
-        Unfitted, of which :func:`can_stack`; they are fitted no further than that they are cloned.
-    collection : Collection
-        Targets have two columns: the targets (codes of the classes), and codes of rows from 1 on.
-    roles : FoldAssignment
-        What the codes mean.
-    classes : ndarray or None
-        Labels of the codes.
-    weighted : bool
-        Whether rows have weights.
-    train_score : bool
-        Whether training rows are scored too.
-    looks : ScoreParts
-
-    Returns
-    -------
-    list of list of StackedFit
-        Of each estimator, one a split.
-
-    Raises
-    ------
-    NotStackedError
-    """
+    """Fit clones of estimators to the training rows of each split, and score them."""
     for estimator in estimators:
         estimator._check_params()
     begin = time.perf_counter()
@@ -180,22 +154,7 @@ def open_stack(
     estimator: Any, collection: Collection, roles: FoldAssignment, classes: Any, weighted: bool,
     *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
 ) -> Iterator[BatchedModels]:  # fmt: skip
-    """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open.
-
-    Parameters
-    ----------
-    estimator : estimator
-    collection, roles, classes, weighted
-        As in :func:`fit_stack`.
-    n_targets : int or None
-        Columns of the targets, where they have two dimensions.
-    client, callbacks : optional
-        Of the fits.
-
-    Yields
-    ------
-    BatchedModels
-    """
+    """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open."""
     run = estimator._run_settings()
     with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
         seen = DatasetInfo.of(summarize_rows(engine, run), None, None, weighted)
@@ -270,11 +229,6 @@ class Asked:
         """Weight of the training rows of each split, of a classifier by their labels.
 
         Of shape (n_splits, n_classes), or (n_splits, 1).
-
-        Raises
-        ------
-        NotStackedError
-            Rows of a split lack a label, so that fits to them know fewer labels than the others.
         """
         found = model.roles.weights
         if found is None and model.classes is None:

@@ -230,12 +230,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
 
 def check_sgd_params(params: Mapping[str, Any]) -> None:
-    """Check the parameters that estimators by gradient steps have from scikit-learn alone.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Check the parameters that estimators by gradient steps have from scikit-learn alone."""
     rate, eta0 = params["learning_rate"], params.get("eta0")
     if isinstance(rate, str) and rate in ("pa1", "pa2"):
         raise InvalidParameterError(
@@ -301,23 +296,7 @@ def set_loss_epsilon(loss: Loss, given: Any, epsilon: float) -> Loss:
 def starting_coefficients(
     model: LinearModel, first: NDArray[Any], coef: Any, intercept: Any
 ) -> NDArray[Any]:
-    """Parameters to start from, of those that a user gives to ``fit``.
-
-    Parameters
-    ----------
-    model : LinearModel
-    first : ndarray of the model's shape
-        What a fit begins with where nothing is given.
-    coef : array-like of shape (n_features,), (1, n_features) or (n_classes, n_features), or None
-    intercept : array-like of shape (1,) or (n_classes,), or a number, or None
-
-    Raises
-    ------
-    InvalidDataError
-        They are not of the model's shape, or no finite real numbers.
-    InvalidParameterError
-        There is an intercept to start from, and none to fit.
-    """
+    """Parameters to start from, of those that a user gives to ``fit``."""
     w, d = first.copy(), model.n_features
     if coef is not None:
         coef = _numbers("coef_init", coef, w.dtype)

@@ -50,13 +50,7 @@ CRITERIA: dict[str, Criterion] = {
 
 
 def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
-    """Check the parameters of trees, before any work is started.
-
-    Raises
-    ------
-    InvalidParameterError
-        Naming what is valid.
-    """
+    """Check the parameters of trees, before any work is started."""
     names = [name for name, c in CRITERIA.items() if c.of_classes == classification]
     check_one_of("criterion", p["criterion"], names)
     if p["criterion"] == "friedman_mse":
@@ -141,20 +135,7 @@ def _check_rows(name: str, value: Any, least: int, most: float) -> None:
 
 
 def class_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
-    """Weight of each class of each output; empty for none.
-
-    Parameters
-    ----------
-    given : "balanced", list of dict, or None
-        As the user gave it.
-    survey : DataSummary
-
-    Raises
-    ------
-    InvalidParameterError
-        A dict, where each output needs one, or one for another number of outputs; labels that y
-        does not hold.
-    """
+    """Weight of each class of each output; empty for none."""
     if given is None:
         return ()
     columns = survey.label_columns
@@ -173,13 +154,7 @@ def class_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64],
 
 
 def common_weights(given: list[Any]) -> list[Any]:
-    """The weights of the classes of one output, given as a list of one.
-
-    Raises
-    ------
-    InvalidParameterError
-        The list is of another number.
-    """
+    """The weights of the classes of one output, given as a list of one."""
     _check_number(given, 1)
     return given
 

@@ -44,13 +44,7 @@ def set_boosting(estimator: Any, twin: Any) -> None:
 
 
 def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
-    """Let a twin learn the categories, in its own way, from rows that hold each.
-
-    Returns
-    -------
-    ndarray of int of shape (n_features,)
-        Features in the order in which the twin's trees number them.
-    """
+    """Let a twin learn the categories, in its own way, from rows that hold each."""
     from daskml_dist.sklearn_internals import BinMapper
 
     bins = estimator._trees.bins

@@ -57,13 +57,7 @@ def _of_classes(estimator: Any) -> tuple[str, str] | None:
 
 
 def _of_targets(estimator: Any) -> tuple[str, str] | None:
-    """Several targets, which scikit-learn's SGD does not have.
-
-    Raises
-    ------
-    ExportError
-        A loss whose predictions are no raw predictions.
-    """
+    """Several targets, which scikit-learn's SGD does not have."""
     loss = estimator._loss()
     if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
         raise ExportError(

@@ -32,13 +32,7 @@ def categories_in(model: Any) -> dict[int, NDArray[Any]]:
 
 
 def check_categories(model: Any) -> None:
-    """Check that values of float32 tell the categories from each other.
-
-    Raises
-    ------
-    ExportError
-        They do not.
-    """
+    """Check that values of float32 tell the categories from each other."""
     for feature, known in categories_in(model).items():
         if known.dtype.kind not in "biuf":
             raise ExportError(
@@ -68,15 +62,6 @@ def split_categories(model: Any, trees: list[Any], op: Any) -> None:
 
     A category that is listed goes to the side where missing values do not go; what is in no list,
     unknown categories and NaN too, goes where these do.
-
-    Parameters
-    ----------
-    model : HistGradientBoostingClassifier or HistGradientBoostingRegressor
-        scikit-learn's.
-    trees : list of TreePredictor
-        In the order of their numbers.
-    op : onnx.NodeProto
-        Is changed.
     """
     categories = categories_in(model)
     mask = np.asarray(model.is_categorical_)

@@ -25,11 +25,6 @@ def prepare_trees(twin: Any) -> list[Any]:
 
     A threshold becomes the largest number of float32 that is not above it, so that rows of float32
     take the same ways.
-
-    Raises
-    ------
-    ExportError
-        Trees split categories that numbers of float32 do not tell apart.
     """
     found = list(_trees_in(twin))
     for model in found:
@@ -74,20 +69,7 @@ def _rounded_down(values: Any) -> Any:
 
 
 def complete_trees(models: list[Any], onnx: Any) -> None:
-    """Add what skl2onnx leaves out: where missing values go, categories, and logarithmic links.
-
-    Parameters
-    ----------
-    models : list
-        What :func:`prepare_trees` found.
-    onnx : onnx.ModelProto
-        Is changed.
-
-    Raises
-    ------
-    ExportError
-        It cannot be told which trees are whose.
-    """
+    """Add what skl2onnx leaves out: where missing values go, categories, and logarithmic links."""
     if not any(_sends_left(m) or categories_in(m) or _has_log_link(m) for m in models):
         return
     ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]

@@ -65,13 +65,7 @@ def _tree_of(view: Any) -> Any:
 
 
 def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
-    """Check that nodes of scikit-learn's have the fields that are known here.
-
-    Raises
-    ------
-    ExportError
-        They have others.
-    """
+    """Check that nodes of scikit-learn's have the fields that are known here."""
     found = set(dtype.names or ())
     if found != known:
         import sklearn

@@ -79,25 +79,13 @@ def to_sklearn(estimator: Any) -> Any:
 
 
 def check_exportable(estimator: Any) -> None:
-    """Check that an object is an estimator and, of this package, that it is fitted.
-
-    Raises
-    ------
-    ExportError
-        It is no estimator.
-    NotFittedError
-    """
+    """Check that an object is an estimator and, of this package, that it is fitted."""
     check_is_estimator(estimator)
     check_fitted_if_ours(estimator, "export")
 
 
 def check_is_estimator(estimator: Any) -> None:
-    """Check that an object is an estimator, and no class of them.
-
-    Raises
-    ------
-    ExportError
-    """
+    """Check that an object is an estimator, and no class of them."""
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
         kind = type(estimator).__name__
         raise ExportError(
@@ -107,12 +95,7 @@ def check_is_estimator(estimator: Any) -> None:
 
 
 def check_fitted_if_ours(estimator: Any, what: str) -> None:
-    """Check that an estimator of this package is fitted before one does something with it.
-
-    Raises
-    ------
-    NotFittedError
-    """
+    """Check that an estimator of this package is fitted before one does something with it."""
     if _is_ours(estimator) and not is_fitted(estimator):
         raise NotFittedError(
             f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {what}. "

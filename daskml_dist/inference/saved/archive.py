@@ -31,21 +31,7 @@ _DAMAGED = (
 
 
 def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -> bytes:
-    """Add members and the manifest to an archive.
-
-    Parameters
-    ----------
-    whole : bytes
-        A zip file.
-    more : mapping of str to bytes
-        Members to add.
-    manifest : mapping
-        Of what JSON holds; the checksums are added.
-
-    Returns
-    -------
-    bytes
-    """
+    """Add members and the manifest to an archive."""
     buffer = io.BytesIO(whole)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
         sums = {name: sum_of(archive.read(name)) for name in archive.namelist()}
@@ -58,26 +44,7 @@ def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -
 
 
 def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read an archive, each member checked against its checksum.
-
-    Parameters
-    ----------
-    data : bytes
-    name : str
-        Of the file, for errors.
-
-    Returns
-    -------
-    dict
-        The manifest.
-    dict of str to bytes
-        The other members.
-
-    Raises
-    ------
-    ModelFileError
-        It is none, damaged, or of a later version of this package.
-    """
+    """Read an archive, each member checked against its checksum."""
     members = _members(data, name)
     if MANIFEST not in members:
         raise ModelFileError(
@@ -95,20 +62,7 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def shared(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
-    """Take the arrays out of an archive that another one, which it will lie in, has too.
-
-    Parameters
-    ----------
-    inner, outer : bytes
-        Zip files.
-
-    Returns
-    -------
-    bytes
-        The inner archive without them.
-    dict of str to str
-        By their names, the names of the outer members that are the same, each once.
-    """
+    """Take the arrays out of an archive that another one, which it will lie in, has too."""
     parts = _members(inner, "the estimator")
     there = {sum_of(data): one for one, data in _members(outer, "its twin").items()}
     same = {n: there.pop(found, "") for n, found in ((n, sum_of(d)) for n, d in parts.items())}
@@ -119,23 +73,7 @@ def shared(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def filled(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
-    """An archive with the arrays that `shared` took out of it; any is checked, and made whole.
-
-    Parameters
-    ----------
-    inner : bytes
-    same : mapping of str to str
-        As :func:`shared` told it.
-    members : mapping of str to bytes
-        Of the outer archive.
-    name : str
-        Of the file, for errors.
-
-    Raises
-    ------
-    ModelFileError
-        They are not there, or one is asked for twice.
-    """
+    """An archive with the arrays that `shared` took out of it; any is checked, and made whole."""
     parts = _members(inner, name)
     if not isinstance(same, dict) or not {*map(str, same.values())} <= {*members}:
         raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
@@ -154,13 +92,7 @@ def _written(members: Mapping[str, bytes]) -> bytes:
 
 
 def _members(data: bytes, name: str) -> dict[str, bytes]:
-    """Members of a zip file that is no larger when it is read.
-
-    Raises
-    ------
-    ModelFileError
-        It is no zip file, or one of those that fill the memory, or hold two members of a name.
-    """
+    """Members of a zip file that is no larger when it is read."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             told = archive.infolist()
@@ -206,21 +138,7 @@ def sum_of(data: bytes) -> str:
 
 
 def check_sums(manifest: Any, found: Mapping[str, str], name: str) -> None:
-    """Check a manifest, and checksums of the parts of its file against those that it tells.
-
-    Parameters
-    ----------
-    manifest : object
-        Of JSON.
-    found : mapping of str to str
-        By the names of the parts.
-    name : str
-        Of the file, for errors.
-
-    Raises
-    ------
-    ModelFileError
-    """
+    """Check a manifest, and checksums of the parts of its file against those that it tells."""
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):
         raise ModelFileError(f"{name} has a manifest without checksums or format. {REMEDY}")

@@ -17,15 +17,6 @@ def replacements(estimator: Any) -> dict[int, Any]:
 
     Callbacks and checkpoints are left out. An estimator may have a method ``_in_files()``, which
     tells the values of attributes that it wants otherwise there.
-
-    Parameters
-    ----------
-    estimator : estimator
-
-    Returns
-    -------
-    dict of int to object
-        By the ``id`` of the part.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()

@@ -23,21 +23,7 @@ _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 
 
 def manifest_of(estimator: Any) -> dict[str, Any]:
-    """Facts of a fitted estimator that whoever applies it must know.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Fitted; may be a pipeline.
-
-    Returns
-    -------
-    dict
-        Of what JSON holds: ``format``, ``estimator`` (its class), ``saved`` (when, UTC),
-        ``inputs`` (``n_features``, ``names``, ``dtypes``; None where they are not known),
-        ``outputs`` (``classes`` where it has them), ``training`` (of its history) and
-        ``versions`` of the packages that made it.
-    """
+    """Facts of a fitted estimator that whoever applies it must know."""
     kind = type(estimator)
     return {
         "format": 1,

@@ -138,24 +138,7 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
 
 @telling_arguments
 def read_manifest(path: Any) -> dict[str, Any]:
-    """Read what a model file says of itself; its parts are checked against their checksums.
-
-    Parameters
-    ----------
-    path : str or path-like
-        Or the URL of a file system that fsspec knows.
-
-    Returns
-    -------
-    dict
-        With ``format``, ``estimator``, ``saved``, ``inputs``, ``outputs``, ``training``,
-        ``versions`` and ``sha256``.
-
-    Raises
-    ------
-    ModelFileError
-        The file is not there, damaged, or of a later version.
-    """
+    """Read what a model file says of itself; its parts are checked against their checksums."""
     path = name_of(path)
     found: dict[str, Any] = _format_of(path).read_manifest(read_bytes(path), path)
     return found

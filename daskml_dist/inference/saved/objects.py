@@ -45,13 +45,7 @@ class Writer:
         self._names: dict[int, tuple[str, Any]] = {}  # of arrays, which are kept alive
 
     def of(self, value: Any, name: str) -> Any:
-        """JSON that stands for the value of an attribute.
-
-        Raises
-        ------
-        ModelFileError
-            It is, or holds, what has no such form.
-        """
+        """JSON that stands for the value of an attribute."""
         value = self._replaced.get(id(value), value)
         if value is None or type(value) in (bool, int, str):
             return value
@@ -187,15 +181,7 @@ class Reader:
         }
 
     def of(self, told: Any) -> Any:
-        """The value that JSON stands for.
-
-        Raises
-        ------
-        ModelFileError
-            It is of a class that is not trusted.
-        KeyError, TypeError, ValueError
-            It is no such JSON.
-        """
+        """The value that JSON stands for."""
         if isinstance(told, list):
             return [self.of(one) for one in told]
         if not isinstance(told, dict):

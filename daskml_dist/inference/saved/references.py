@@ -22,19 +22,6 @@ def check_references(archive: bytes, name: str) -> None:
 
     skops looks at a part wherever it is used, before it makes anything. Of lists that hold the
     one before them twice, forty are as many as a million million parts.
-
-    Parameters
-    ----------
-    archive : bytes
-        Of skops.
-    name : str
-        Of the file, for errors.
-
-    Raises
-    ------
-    ModelFileError
-    KeyError, RecursionError, ValueError
-        It has no schema that is JSON.
     """
     with zipfile.ZipFile(io.BytesIO(archive)) as whole:
         schema = json.loads(whole.read("schema.json"))
@@ -66,13 +53,7 @@ class _Uses:
             self._of_id.setdefault(_key(part), []).append(part)
 
     def of(self, told: Any) -> int:
-        """Number of parts.
-
-        Raises
-        ------
-        ValueError
-            Some hold themselves.
-        """
+        """Number of parts."""
         if isinstance(told, list):
             return sum(map(self.of, told))
         if not isinstance(told, dict):

@@ -30,22 +30,7 @@ _APART = "daskml_dist."
 
 
 def write(estimator: Any) -> bytes:
-    """The file of a fitted estimator.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Of a public class of this package.
-
-    Returns
-    -------
-    bytes
-
-    Raises
-    ------
-    ModelFileError
-        It holds what has no form there, or safetensors is not installed.
-    """
+    """The file of a fitted estimator."""
     library = _library()
     check_exportable(estimator)
     manifest = manifest_of(estimator)
@@ -79,28 +64,7 @@ def write(estimator: Any) -> bytes:
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """The estimator of a file.
-
-    Parameters
-    ----------
-    data : bytes
-    name : str
-        Of the file, for errors.
-    trusted : collection of str
-        Names of classes, besides those of this package, that it may be made of.
-    **given
-        Parameters that the file does not hold: classes and functions of the user's.
-
-    Returns
-    -------
-    estimator
-
-    Raises
-    ------
-    ModelFileError
-        The file is damaged, of a later version, or made of classes that are not trusted; or
-        parameters are not given.
-    """
+    """The estimator of a file."""
     manifest, text, tensors = _parts(data, name)
     warn_of_versions(manifest, name)
     with reading(manifest, name):

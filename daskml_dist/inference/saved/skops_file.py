@@ -26,21 +26,7 @@ _INNER = "daskml_dist/estimator.skops"
 
 
 def write(estimator: Any) -> bytes:
-    """The file of a fitted estimator.
-
-    Parameters
-    ----------
-    estimator : estimator
-
-    Returns
-    -------
-    bytes
-
-    Raises
-    ------
-    ModelFileError
-        It holds what skops cannot store, or skops is not installed.
-    """
+    """The file of a fitted estimator."""
     sio = _skops()
     own = _dumped(sio, estimator)
     types = sio.get_untrusted_types(data=own)
@@ -61,27 +47,7 @@ def write(estimator: Any) -> bytes:
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """The estimator of a file.
-
-    Parameters
-    ----------
-    data : bytes
-    name : str
-        Of the file, for errors.
-    trusted : collection of str
-        Names of types, besides those of this package, that it may be made of.
-    **given
-        None: it holds all parameters.
-
-    Returns
-    -------
-    estimator
-
-    Raises
-    ------
-    ModelFileError
-        The file is damaged, of a later version, or made of types that are not trusted.
-    """
+    """The estimator of a file."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     sio = _skops()

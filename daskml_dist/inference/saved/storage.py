@@ -14,13 +14,7 @@ __all__ = ["name_of", "read_bytes", "write_bytes"]
 
 
 def name_of(path: Any) -> str:
-    """The path as text.
-
-    Raises
-    ------
-    InvalidTypeError
-        It is none.
-    """
+    """The path as text."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise InvalidTypeError(
             f"path is a {type(path).__name__}. Pass the name of a file: a str, a path or a URL."
@@ -29,19 +23,7 @@ def name_of(path: Any) -> str:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a file; who reads it meanwhile finds the one before or this one.
-
-    Parameters
-    ----------
-    path : str
-        Or the URL of an fsspec file system.
-    data : bytes
-
-    Raises
-    ------
-    ModelFileError
-        It cannot be written.
-    """
+    """Write a file; who reads it meanwhile finds the one before or this one."""
     fs, name, is_local = _opened(path)
     try:
         if not is_local:
@@ -70,18 +52,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a file.
-
-    Parameters
-    ----------
-    path : str
-        Or the URL of an fsspec file system.
-
-    Raises
-    ------
-    ModelFileError
-        It is not there, or cannot be read.
-    """
+    """The content of a file."""
     fs, name, is_local = _opened(path)
     try:
         if is_local and not stat.S_ISREG(os.stat(name).st_mode):

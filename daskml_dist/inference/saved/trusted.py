@@ -50,27 +50,7 @@ _SPLITTERS = "sklearn.model_selection._split."
 
 
 def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
-    """Check the types that a file is made of.
-
-    Parameters
-    ----------
-    types : iterable of str
-        Those that skops does not trust by itself.
-    given : collection of str
-        Those that the user trusts.
-    name : str
-        Of the file, for errors.
-
-    Returns
-    -------
-    list of str
-        The `types`, all of which may be read.
-
-    Raises
-    ------
-    ModelFileError
-        Some are neither known to hold data alone nor given.
-    """
+    """Check the types that a file is made of."""
     types = sorted(types)
     if unknown := [one for one in asked_of(types) if one not in given]:
         raise ModelFileError(
@@ -88,19 +68,7 @@ def asked_of(types: Iterable[str]) -> list[str]:
 
 
 def check_findable(types: Iterable[str], name: str) -> None:
-    """Check, before a file is written, that classes of others can be found when it is read.
-
-    Parameters
-    ----------
-    types : iterable of str
-        Those that skops does not trust by itself.
-    name : str
-        Of the estimator's class, for errors.
-
-    Raises
-    ------
-    ModelFileError
-    """
+    """Check, before a file is written, that classes of others can be found when it is read."""
     for one in asked_of(types):
         if not _can_be_found(one):
             raise ModelFileError(

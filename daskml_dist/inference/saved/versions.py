@@ -19,18 +19,7 @@ _MATTER = ("daskml-dist", "scikit-learn")
 
 @contextmanager
 def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Reading of a file whose parts are whole: what fails is of other versions, which are told.
-
-    Parameters
-    ----------
-    manifest : mapping
-    name : str
-        Of the file.
-
-    Raises
-    ------
-    ModelFileError
-    """
+    """Reading of a file whose parts are whole: what fails is of other versions, which are told."""
     try:
         yield
     except ModelFileError:
@@ -44,19 +33,7 @@ def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
 
 
 def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
-    """Warn where another minor release of this package or scikit-learn wrote a file.
-
-    Parameters
-    ----------
-    manifest : mapping
-    name : str
-        Of the file.
-
-    Warns
-    -----
-    UserWarning
-        Names both versions.
-    """
+    """Warn where another minor release of this package or scikit-learn wrote a file."""
     here, there = versions_here(), manifest.get("versions", {})
     others = [
         f"{one} {there[one]} (here {here.get(one)})"

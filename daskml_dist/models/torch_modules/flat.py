@@ -29,13 +29,7 @@ def torch_dtype(dtype: Any) -> Any:
 
 
 def lay_out_parameters(module: Any) -> Parameters:
-    """Return the layout of a module's parameters and buffers.
-
-    Raises
-    ------
-    InvalidParameterError
-        It has none to train, or such as no vector of real numbers can hold.
-    """
+    """Return the layout of a module's parameters and buffers."""
     named = named_tensors(module)
     if not any(n.trained for n in named):
         raise InvalidParameterError(
@@ -53,13 +47,7 @@ def lay_out_parameters(module: Any) -> Parameters:
 
 
 def flatten_parameters(module: Any, dtype: Any) -> Any:
-    """Return parameters and buffers of a module as a new NumPy matrix of shape (n, 1).
-
-    Raises
-    ------
-    InvalidParameterError
-        A buffer holds numbers that the dtype does not.
-    """
+    """Return parameters and buffers of a module as a new NumPy matrix of shape (n, 1)."""
     parts = []
     for n in named_tensors(module):
         value = n.tensor.detach().cpu().numpy().ravel()

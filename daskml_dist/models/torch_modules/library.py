@@ -14,25 +14,13 @@ __all__ = ["check_torch", "load_torch", "threads_of_torch"]
 
 
 def check_torch(name: str) -> None:
-    """Check that PyTorch is installed, without loading it.
-
-    Raises
-    ------
-    InvalidParameterError
-        Says how to install it.
-    """
+    """Check that PyTorch is installed, without loading it."""
     if importlib.util.find_spec("torch") is None:
         raise _missing(name)
 
 
 def load_torch() -> Any:
-    """Return the module `torch`.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is not installed in this process.
-    """
+    """Return the module `torch`."""
     try:
         import torch
     except ImportError as error:

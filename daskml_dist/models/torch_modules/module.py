@@ -95,13 +95,7 @@ class TorchModel(StepModel):
         return replace(self, start=None, checksum=None, _made={})
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Return the module's initial parameters, drawn from torch's stream of the seed.
-
-        Raises
-        ------
-        InvalidParameterError
-            They are others here than on the client.
-        """
+        """Return the module's initial parameters, drawn from torch's stream of the seed."""
         if self.start is not None:
             return self.start.astype(dtype)
         w: NDArray[Any] = flatten_parameters(
@@ -372,16 +366,7 @@ class TorchInputs:
     columns: Mapping[str, InputColumns] | None = None
 
     def __call__(self, X: Any, dtype: Any, device: Any = None) -> tuple[list[Any], dict[str, Any]]:
-        """Return positional and keyword arguments of a module for some rows.
-
-        Parameters
-        ----------
-        X : ndarray or CSR matrix of shape (n, ...), or an array of CuPy
-        dtype : dtype of torch
-            Of the parameters.
-        device : device of torch, optional
-            Where the parameters are.
-        """
+        """Return positional and keyword arguments of a module for some rows."""
         rows = to_tensor(X.toarray() if hasattr(X, "toarray") else X)
         if device is not None:
             rows = rows.to(device)
@@ -445,21 +430,7 @@ def squared_error(output: Any, y: Any) -> Any:
 
 
 def compute_row_losses(criterion: Any, output: Any, y: Any, name: str) -> Any:
-    """Return the loss of each row, as a tensor of shape (n,).
-
-    Parameters
-    ----------
-    criterion : callable
-    output : tensor of shape (n, ...), or a tuple, which the criterion gets whole
-    y : tensor of shape (n, ...)
-    name : str
-        Of the module, for errors.
-
-    Raises
-    ------
-    InvalidParameterError
-        Outputs do not fit the targets, or there is no loss of each row.
-    """
+    """Return the loss of each row, as a tensor of shape (n,)."""
     first = output[0] if isinstance(output, tuple) else output
     # A column beside a vector would make torch compare each output with each target.
     if y.is_floating_point() and first.shape != y.shape:
@@ -502,19 +473,7 @@ LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))
 
 
 def autocast(precision: str | None, device: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a maker of contexts in which torch computes products in a precision.
-
-    Parameters
-    ----------
-    precision : {"bf16", "fp16"} or None
-    device : device of torch, or None
-        None: the host.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        The device has no such dtype.
-    """
+    """Return a maker of contexts in which torch computes products in a precision."""
     if precision is None:
         return nullcontext
     torch = load_torch()

@@ -61,30 +61,7 @@ def try_module(
     n_targets: int | None,
     chained: bool,
 ) -> Trial:
-    """Call a module and its criterion on a few rows; the module is left in another state.
-
-    Parameters
-    ----------
-    source : ModuleSource
-    module : nn.Module
-        That it made.
-    inputs : TorchInputs
-    rows : ndarray of shape (n, ...)
-        Two or more, in the dtype of the user's.
-    dtype : {"float32", "float64"}
-        Of the parameters.
-    n_classes : int or None
-        None for regression.
-    n_targets : int or None
-        Columns of the targets; None: they have one dimension.
-    chained : bool
-        Whether the module must be a chain of layers.
-
-    Raises
-    ------
-    InvalidParameterError
-        The module, its outputs or its criterion do not fit.
-    """
+    """Call a module and its criterion on a few rows; the module is left in another state."""
     torch, kind = load_torch(), torch_dtype(dtype)
     positional, named = inputs(rows, kind)
     with seeded(0), torch.enable_grad():

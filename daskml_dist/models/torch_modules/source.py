@@ -85,13 +85,7 @@ class ModuleSource:
         return class_name_of(self.module)
 
     def make(self, dtype: Any) -> Any:
-        """Return a new module, whose parameters are drawn from torch's current random stream.
-
-        Parameters
-        ----------
-        dtype : dtype of torch
-            Of its floating-point parameters and buffers.
-        """
+        """Return a new module, whose parameters are drawn from torch's current random stream."""
         torch = load_torch()
         with explain_errors(f"{self.name}(...)"):
             is_made = isinstance(self.module, torch.nn.Module)
@@ -202,12 +196,7 @@ def _sort_by_kind(found: Iterator[NamedTensor]) -> list[NamedTensor]:
 
 @contextmanager
 def explain_errors(what: str) -> Iterator[None]:
-    """Turn an error of a user's module into an InvalidParameterError with a remedy.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
+    """Turn an error of a user's module into an InvalidParameterError with a remedy."""
     try:
         yield
     except DaskMLDistError:
@@ -292,22 +281,7 @@ def _children(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
 def split_chain(
     name: str, module: Any, positional: list[Any], named: dict[str, Any]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the layers of a module: paths of adjacent children, at least one with parameters.
-
-    Parameters
-    ----------
-    name : str
-        Of the module, for errors.
-    module : nn.Module
-        In evaluation mode; called once.
-    positional, named : list, dict
-        What it is called with.
-
-    Raises
-    ------
-    InvalidParameterError
-        It is no chain, or a parameter is in several of its layers.
-    """
+    """Return the layers of a module: paths of adjacent children, at least one with parameters."""
     children = find_chain_children(module)
     with _record_children(module, children or []) as seen, load_torch().no_grad():
         output = module(*positional, **named)
@@ -469,14 +443,8 @@ class Drawing:
         self._draws = on_device
 
     def call(self, function: Callable[[Seed], R], undo: Callable[[], Any]) -> R:
-        """Call a function and return its result; once it draws random numbers, from named streams.
-
-        Parameters
-        ----------
-        function : callable
-            Calls what it is given with the key of a stream, before it draws from that.
-        undo : callable
-            Takes back what a call has changed that is to be repeated.
+        """Call a function and return its result; once it draws random numbers, from named
+        streams.
         """
         if not self._draws:
             with _TURNS.together():

@@ -70,12 +70,7 @@ class TorchChain(TorchModel, StagedModel):
         return self._stage(layers, w).backward(memory, gradient, out)
 
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Return the sum of the weighted losses, and its gradient by the output.
-
-        Raises
-        ------
-        DivergedError
-        """
+        """Return the sum of the weighted losses, and its gradient by the output."""
         torch = load_torch()
         leaf = to_tensor(output).detach().requires_grad_()
         device = None if is_host(output) else leaf.device

@@ -15,21 +15,7 @@ __all__ = ["export"]
 
 
 def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, Any]]) -> None:
-    """Write a module to a file, in the format that its name ends with.
-
-    Parameters
-    ----------
-    module : nn.Module
-    path : str or Path
-        ``.safetensors`` holds parameters and buffers, ``.onnx`` the computation too.
-    example : (list, dict)
-        Positional and keyword arguments of the module, for rows such as it takes.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is no such format, or what writes it is not installed.
-    """
+    """Write a module to a file, in the format that its name ends with."""
     path = Path(path)
     write = _FORMATS.get(path.suffix)
     if write is None:

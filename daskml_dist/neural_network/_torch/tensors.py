@@ -20,18 +20,7 @@ _TAKEN = "_taken"
 
 
 def take_tensors(state: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Take the module's tensors out of the attributes of an estimator, and the user's code.
-
-    Parameters
-    ----------
-    state : dict
-        Attributes; changed in place.
-
-    Returns
-    -------
-    dict of str to ndarray
-        By the names that the module has for them.
-    """
+    """Take the module's tensors out of the attributes of an estimator, and the user's code."""
     whole, net, w = state["_state"], state["_net"], state.pop("_w")
     del state["_last_model"]
     state["_net"] = replace(net, source=None)
@@ -45,21 +34,7 @@ def take_tensors(state: dict[str, Any]) -> dict[str, NDArray[Any]]:
 def set_tensors(
     state: dict[str, Any], tensors: Mapping[str, NDArray[Any]], source: ModuleSource
 ) -> None:
-    """Set what :func:`take_tensors` took.
-
-    Parameters
-    ----------
-    state : dict
-        Attributes; changed in place.
-    tensors : mapping of str to ndarray
-    source : ModuleSource
-        Making of the module.
-
-    Raises
-    ------
-    ModelFileError
-        The module has other parameters than the one of the file.
-    """
+    """Set what :func:`take_tensors` took."""
     net = replace(state["_net"], source=source)
     _check_module(net, source)
     dtype = next(iter(tensors.values())).dtype  # of all

@@ -33,13 +33,7 @@ def _is_family(value: Any) -> bool:
 
 
 def find_family(estimator: Any) -> Family:
-    """Return the family of an estimator, or of a class that it is derived from.
-
-    Raises
-    ------
-    InvalidParameterError
-        There is no cost model for such estimators.
-    """
+    """Return the family of an estimator, or of a class that it is derived from."""
     every = load_families()
     for cls in type(estimator).__mro__:
         if cls.__name__ in every:

@@ -169,30 +169,7 @@ def simulate(
     colocated: bool = False,
     training: Training | None = None,
 ) -> Outcome:
-    """Simulate until `steps` gradients per worker have been applied, or the training is over.
-
-    Parameters
-    ----------
-    policy : Policy
-    costs : Costs
-    workers, servers : int
-    n_bytes : float
-        Size of the parameters; each server holds an equal part.
-    steps : int
-    stragglers : Stragglers
-    seed : int
-    cached : bool
-        Under bounded staleness, read as in Ho et al. 2013: a worker goes on with its copy until
-        that may be older than the bound, and only then pulls. This package pulls at each step.
-    colocated : bool
-        Server s shares a process with worker s: no network between the two.
-    training : Training, optional
-        With one server and a policy that has one.
-
-    Returns
-    -------
-    Outcome
-    """
+    """Simulate until `steps` gradients per worker have been applied, or the training is over."""
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
         return _simulate_replicas(policy, costs, seconds, n_bytes)

@@ -25,22 +25,7 @@ CODECS: dict[str, ModuleType] = {
 
 
 def codec_of(headers: Mapping[bytes, bytes]) -> ModuleType:
-    """The codec of a request.
-
-    Parameters
-    ----------
-    headers : mapping of bytes to bytes
-        Of the request, the names in lower case.
-
-    Returns
-    -------
-    module
-
-    Raises
-    ------
-    RequestError
-        415: no codec reads this content type.
-    """
+    """The codec of a request."""
     if binary_tensors.LENGTH in headers:  # clients of the binary extension name no content type
         return binary_tensors
     kind = headers.get(b"content-type", b"application/json").decode("latin-1")

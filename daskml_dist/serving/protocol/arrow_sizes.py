@@ -21,24 +21,7 @@ _INT64, _BUFFER = struct.Struct("<q"), struct.Struct("<qq")
 
 
 def unpacked_size(body: Any, library: Any) -> int:
-    """Bytes of the compressed buffers of a stream, once they are unpacked.
-
-    Parameters
-    ----------
-    body : pyarrow.Buffer
-    library : module
-        pyarrow.
-
-    Returns
-    -------
-    int
-        0 where nothing is compressed.
-
-    Raises
-    ------
-    pyarrow.ArrowException, struct.error
-        The stream is damaged.
-    """
+    """Bytes of the compressed buffers of a stream, once they are unpacked."""
     reader, total = library.ipc.MessageReader.open_stream(body), 0
     while True:
         try:

@@ -26,14 +26,7 @@ _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """A stream as a question: a tensor a column, or one matrix where the model knows no names.
-
-    Raises
-    ------
-    RequestError
-        400: it is no Arrow stream, or has columns that are neither numbers nor strings; 415:
-        pyarrow is not installed here.
-    """
+    """A stream as a question: a tensor a column, or one matrix where the model knows no names."""
     arrow = _library()
     try:
         table = _table(arrow, arrow.py_buffer(body))

@@ -27,13 +27,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """A body as a question; without a header of JSON it is rows of the model, and nothing else.
-
-    Raises
-    ------
-    RequestError
-        400: the header or a tensor is damaged.
-    """
+    """A body as a question; without a header of JSON it is rows of the model, and nothing else."""
     told = headers.get(LENGTH, b"0").decode("latin-1")
     length = int(told) if told.isdecimal() and told.isascii() and len(told) < 12 else -1
     if not 0 <= length <= len(body):

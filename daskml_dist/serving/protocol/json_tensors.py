@@ -72,13 +72,7 @@ _NONE = np.empty(0, np.float32)
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """A body as a question.
-
-    Raises
-    ------
-    RequestError
-        400: it is no JSON, no request, or a tensor has other values than its shape and datatype.
-    """
+    """A body as a question."""
     try:
         request = _REQUESTS.decode(body)
     except msgspec.ValidationError:  # nested lists, strings, null: the general way, or its error

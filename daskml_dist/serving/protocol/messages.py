@@ -54,13 +54,7 @@ class Answer(NamedTuple):
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """The dtype of a datatype of the protocol.
-
-    Raises
-    ------
-    RequestError
-        There is none.
-    """
+    """The dtype of a datatype of the protocol."""
     found = DATATYPES.get(datatype)
     if found is None:
         raise RequestError(

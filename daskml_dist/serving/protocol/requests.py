@@ -68,13 +68,7 @@ _MOST_DIMENSIONS = 8
 
 
 def read_general(body: bytes | memoryview) -> Request:
-    """A body's JSON as a request.
-
-    Raises
-    ------
-    RequestError
-        400: it is none.
-    """
+    """A body's JSON as a request."""
     try:
         request: Request = _REQUESTS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -86,13 +80,7 @@ def read_general(body: bytes | memoryview) -> Request:
 
 
 def question_of(request: Request, raw: memoryview | None = None) -> Question:
-    """A request, and the bytes that are raw behind it, as a question.
-
-    Raises
-    ------
-    RequestError
-        400: a tensor has other values than its shape and datatype.
-    """
+    """A request, and the bytes that are raw behind it, as a question."""
     tensors, at = [], 0
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -140,13 +128,7 @@ def wanted(
 
 
 def shaped(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
-    """Values in their shape.
-
-    Raises
-    ------
-    RequestError
-        400: they are more or fewer.
-    """
+    """Values in their shape."""
     try:
         return values.reshape(_checked(shape))
     except (ValueError, OverflowError):

@@ -75,25 +75,7 @@ def cuts(n_rows: int, most: int | None) -> list[int]:
 def deal(
     rows: BatchRows, n_rows: int, most: int | None, n_lanes: int, first: int, together: bool
 ) -> list[Step]:
-    """Deal the rows of a call among lanes.
-
-    Parameters
-    ----------
-    rows : BatchRows
-    n_rows : int
-    most : int or None
-        Rows of a step at most; None: all of them.
-    n_lanes : int
-    first : int
-        Number of the first step.
-    together : bool
-        Whether all lanes share each step; else steps go to lanes in turn.
-
-    Returns
-    -------
-    list of Step
-        Their arrays are copies.
-    """
+    """Deal the rows of a call among lanes."""
     bounds = itertools.pairwise(cuts(n_rows, most))
     found = []
     for number, (start, stop) in enumerate(bounds, first):

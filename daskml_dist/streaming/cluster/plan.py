@@ -35,13 +35,7 @@ class Plan:
 
     @classmethod
     def of(cls, estimator: Any) -> Plan:
-        """Layout that an estimator's parameters ask for, as in a fit.
-
-        Raises
-        ------
-        InvalidParameterError
-            A parameter has no meaning in a stream.
-        """
+        """Layout that an estimator's parameters ask for, as in a fit."""
         settings = estimator._check_settings(None)
         run, policy = settings.run, settings.policy
         refused = {

@@ -125,12 +125,7 @@ class ClusterSteps:
     # -- learning ------------------------------------------------------------------------------
 
     def check(self, n_rows: int) -> None:
-        """Check that each lane's share of a step has as many rows as the model needs.
-
-        Raises
-        ------
-        InvalidDataError
-        """
+        """Check that each lane's share of a step has as many rows as the model needs."""
         fewest, most = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
         n_steps = 1 if most is None else -(-n_rows // most)
         share = n_rows // n_steps // (self._n_lanes if self._plan.together else 1)
@@ -142,20 +137,7 @@ class ClusterSteps:
             )
 
     def take(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
-        """Take the steps of a call's rows, or begin to; `finished` tells of their losses.
-
-        Parameters
-        ----------
-        rows : BatchRows
-        block : Block
-        tag : object
-            As of :class:`Call`.
-
-        Raises
-        ------
-        TrainingError
-            Workers were lost again and again, or the lanes failed.
-        """
+        """Take the steps of a call's rows, or begin to; `finished` tells of their losses."""
         if self._failed is not None:
             raise TrainingError(
                 "The lanes of this stream have failed before. Begin another one, from the last "

@@ -90,15 +90,7 @@ class StreamActors:
     # -- opening and closing -------------------------------------------------------------------
 
     def open(self) -> None:
-        """Place the actors, and wait until all have met.
-
-        Raises
-        ------
-        WorkerUnreachableError
-            A worker went, or does not begin its part.
-        TrainingError
-            There are no workers.
-        """
+        """Place the actors, and wait until all have met."""
         addresses = sorted(self._membership.wait_for_any_worker(self._fit.run.timeout))
         n_lanes = len(self._fit.rows.lane_rows)
         n_hosts = min(len(addresses), n_lanes)
@@ -220,13 +212,7 @@ class StreamActors:
             raise WorkerUnreachableError(member.address, repr(error)) from error
 
     def _answers(self, calls: Sequence[tuple[_Member, Any]]) -> list[Any]:
-        """Answers to calls.
-
-        Raises
-        ------
-        WorkerUnreachableError
-            Somebody does not answer, or tells that somebody else is gone.
-        """
+        """Answers to calls."""
         return [self._answer(member, call, calls) for member, call in calls]
 
     def _answer(self, member: _Member, call: Any, others: Sequence[tuple[_Member, Any]]) -> Any:

@@ -65,13 +65,7 @@ class Learner(ABC):
         """Push what has not been, and see that the servers have it."""
 
     def load(self, states: dict[int, ShardState]) -> None:  # noqa: B027 (servers have it)
-        """Begin with parameters, or go on from others.
-
-        Parameters
-        ----------
-        states : dict of int to ShardState
-            Of lanes that hold parameters: each its own, or all that of lane 0.
-        """
+        """Begin with parameters, or go on from others."""
 
     def states(self) -> dict[int, ShardState]:
         """States that lanes here hold, of those whose others have the same only the first."""

@@ -28,17 +28,7 @@ def call_workers(
     args: Mapping[str, tuple[Any, ...]],
     timeout: float,
 ) -> dict[str, Any]:
-    """Call a function on some workers at once; return the answers that came in time.
-
-    Parameters
-    ----------
-    client : Client
-    function : callable
-    args : mapping of worker address to tuple
-        Arguments for each.
-    timeout : float
-        Seconds.
-    """
+    """Call a function on some workers at once; return the answers that came in time."""
 
     async def call(address: str) -> dict[str, Any]:
         """Call one worker; return nothing where it does not answer."""
@@ -73,17 +63,7 @@ def call_workers(
 
 
 def listen_to_topic(client: Any, topic: str, listener: str, handler: Handler) -> None:
-    """Call `handler(message)` for each event of a topic, in a thread of the client's.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    topic : str
-    listener : str
-        Unique name; the same name again replaces its handler.
-    handler : callable
-        Must not block.
-    """
+    """Call `handler(message)` for each event of a topic, in a thread of the client's."""
     with _lock:
         handlers = _handlers_of_client.setdefault(client, {}).setdefault(topic, {})
         # Dask keeps one handler a topic, so fits share it.

@@ -507,17 +507,7 @@ def measure_seconds_per_row(block: Block) -> float:
 def fit_surely_in_memory(
     client: Client, collection: Collection, room: float, *, persisted: bool
 ) -> bool:
-    """Return whether all blocks fit, whatever their rows are.
-
-    Parameters
-    ----------
-    client : Client
-    collection : Collection
-    room : float
-        Bytes that they may take.
-    persisted : bool
-        Whether the user has persisted all parts.
-    """
+    """Return whether all blocks fit, whatever their rows are."""
     nbytes = collection.nbytes
     if nbytes is not None and sum(nbytes) <= room:
         return True
@@ -592,20 +582,7 @@ class Parts:
 def warn_of_few_blocks(
     client: Client, X: Any, infos: Sequence[BlockInfo], workers: Sequence[str], own: Container[Any]
 ) -> None:
-    """Warn where some workers have no block, nothing else to do, and blocks are not small.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    X : dask collection, or list of Delayed
-        What the user gave.
-    infos : sequence of BlockInfo
-        Of the blocks that were cut from it.
-    workers : sequence of str
-        Those that take work.
-    own : collection of keys
-        Of the fit's own tasks.
-    """
+    """Warn where some workers have no block, nothing else to do, and blocks are not small."""
     filled = [info for info in infos if info.n_rows]
     n_blocks, n_rows = len(filled), sum(info.n_rows for info in filled)
     if X is None or not 0 < n_blocks < len(workers):

@@ -499,13 +499,7 @@ class PassRecords:
         return len(self._records)
 
     def forget_repeated_passes(self, records: list[dict[str, Any]]) -> None:
-        """Forget the passes that no longer count, from the first difference on.
-
-        Parameters
-        ----------
-        records : list of dict
-            As the server has them, from the first on.
-        """
+        """Forget the passes that no longer count, from the first difference on."""
         # A pass that is made again takes another time; its loss may be the same, or NaN.
         now = [record["seconds"] for record in records]
         known = [record["seconds"] for record in self._records]
@@ -561,13 +555,7 @@ class RunEnding:
         self._awake = awake
 
     def gather(self) -> FitResult | None:
-        """Return the result; None where a trainer ended before it heard of this generation.
-
-        Raises
-        ------
-        WorkerUnreachableError
-            A worker was lost on the way.
-        """
+        """Return the result; None where a trainer ended before it heard of this generation."""
         servers = [server.host for server in self._generations.servers]
         told = self._actors.start_asking_hosts(servers, "outcome")
         results = self._actors.results(self._generations.trainers)
@@ -580,22 +568,7 @@ class RunEnding:
     def stop_and_clean_up(
         self, error: BaseException, is_users: bool
     ) -> tuple[BaseException, FitResult | None]:
-        """Stop all that runs, and clean up.
-
-        Parameters
-        ----------
-        error : BaseException
-            What ends the run.
-        is_users : bool
-            Whether a callback raised it.
-
-        Returns
-        -------
-        BaseException
-            The error to tell the user.
-        FitResult or None
-            What an interrupted fit had come to.
-        """
+        """Stop all that runs, and clean up."""
         if isinstance(error, SchedulerLostError) and self._client.status != "running":
             # Nobody is there to clean up with; workers without a scheduler end what they hold.
             stop_listening(self._client, self._id)

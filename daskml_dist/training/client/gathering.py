@@ -70,25 +70,7 @@ class Gathering:
         self._ready: set[str] = set()
 
     def results(self, start: Start, numbers: Iterable[int], what: str) -> dict[int, Any]:
-        """Return the results of one task for each number.
-
-        Parameters
-        ----------
-        start : callable
-            Takes a list of numbers; returns a future for each. It is called again for tasks that
-            were lost.
-        numbers : iterable of int
-            Of blocks.
-        what : str
-            What is waited for, for the user.
-
-        Raises
-        ------
-        InvalidDataError
-            A task raised, naming its block.
-        WorkerLostError
-            Nothing went on for as long as the timeout, or one task's workers died again and again.
-        """
+        """Return the results of one task for each number."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
 
@@ -118,13 +100,6 @@ class Gathering:
         """Start tasks whose data workers hold; return what workers tell of it within a moment.
 
         They say so themselves, before the client would hear that their tasks have ended.
-
-        Parameters
-        ----------
-        make, numbers
-            As `wait_until_made`, which is for all that takes longer or fails.
-        told : callable
-            Takes the numbers and the seconds that workers have; returns what they tell.
         """
         self._membership.wait_for_any_worker(self._timeout)
         futures: dict[int, Any] = {}
@@ -132,21 +107,7 @@ class Gathering:
         return told(numbers, _MOMENT) if futures else {}
 
     def wait_until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
-        """Wait for data that workers are to hold.
-
-        Parameters
-        ----------
-        make : callable
-            Makes what is not there of some numbers, and returns a future for each; several may
-            share one.
-        numbers, what
-            As `results`.
-
-        Raises
-        ------
-        InvalidDataError, WorkerLostError
-            As `results` does.
-        """
+        """Wait for data that workers are to hold."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
 
@@ -154,15 +115,7 @@ class Gathering:
         self._wait_until_done(futures, len(numbers), begin, what)
 
     def wait_for(self, futures: Iterable[Any], what: str) -> None:
-        """Wait for tasks that the user has started.
-
-        Raises
-        ------
-        InvalidDataError, WorkerLostError
-            As `results` does.
-        DataLostError
-            One of them went, and nothing can make it again.
-        """
+        """Wait for tasks that the user has started."""
         users = dict(enumerate(futures))
 
         def check() -> None:

@@ -142,22 +142,7 @@ class Generations:
     # -- the next generation -------------------------------------------------------------------
 
     def renew(self, *, even: bool = False) -> RecoveryPoint[Host] | None:
-        """Begin the next generation.
-
-        Parameters
-        ----------
-        even : bool
-            Whether lanes move also from workers that are there, to even them out.
-
-        Returns
-        -------
-        RecoveryPoint, or None where nothing was there to go on from.
-
-        Raises
-        ------
-        WorkerUnreachableError
-            Somebody was lost on the way: begin another one.
-        """
+        """Begin the next generation."""
         self.number += 1
         go_on = choose_recovery_point(
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
@@ -444,13 +429,7 @@ class SavedSnapshots:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def put(self, snapshots: list[Saved], on_disk: bool) -> None:
-        """Keep snapshots in place of those before.
-
-        Raises
-        ------
-        OSError
-            They cannot be written; those before are still there.
-        """
+        """Keep snapshots in place of those before."""
         if not on_disk:
             self._snapshots = snapshots
             return
@@ -525,14 +504,7 @@ class Standbys:
         self._visit = visit
 
     def ensure_standbys(self, servers: Sequence[Server], generation: int) -> None:
-        """See to the standbys of all servers; return before new ones are there.
-
-        Parameters
-        ----------
-        servers : sequence of Server
-        generation : int
-            That of new standbys.
-        """
+        """See to the standbys of all servers; return before new ones are there."""
         for number, server in enumerate(servers):
             standby = server.standby
             try:

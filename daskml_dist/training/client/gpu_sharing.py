@@ -26,14 +26,7 @@ def first_visible_gpu() -> str:
 def count_workers_of_gpus(
     client: Client, workers: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, int]:
-    """Count, for each worker, those that use its GPU, itself among them.
-
-    Parameters
-    ----------
-    client : Client
-    workers : mapping of worker address to facts
-        As the scheduler has them. Workers that are alone on their host are not asked.
-    """
+    """Count, for each worker, those that use its GPU, itself among them."""
     host_of = {address: facts.get("host", address) for address, facts in workers.items()}
     of_host = Counter(host_of.values())
     asked = {address: () for address, host in host_of.items() if of_host[host] > 1}

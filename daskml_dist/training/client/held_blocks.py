@@ -104,13 +104,7 @@ class HeldBlocks:
         )
 
     def begin(self) -> None:
-        """Decide how all blocks are made.
-
-        Raises
-        ------
-        DataLostError
-            The user has let go of data that they are made of.
-        """
+        """Decide how all blocks are made."""
         # Hold the user's persisted data for as long as the fit may need it.
         self._sources = find_given_futures(self._client, self._collection.parts)
         if self.is_made_directly:
@@ -168,13 +162,7 @@ class HeldBlocks:
         return None if home is None else [home]
 
     def make(self, numbers: Iterable[int]) -> dict[int, Any]:
-        """Make blocks that are not there; return the future of each one's bundle.
-
-        Raises
-        ------
-        DataLostError
-            Nothing can make one of them.
-        """
+        """Make blocks that are not there; return the future of each one's bundle."""
         numbers = list(numbers)
         # What Dask makes again by itself needs nothing from us.
         if lost := [i for i in numbers if self._is_lost(i)]:
@@ -255,13 +243,7 @@ class HeldBlocks:
         release_stuck_tasks(self._client, list(waiting))
 
     def remake_lost_blocks(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Make blocks again that went with a worker; return all that nothing can make, and why.
-
-        Parameters
-        ----------
-        numbers : iterable of int
-            All blocks; those that are streamed have no future.
-        """
+        """Make blocks again that went with a worker; return all that nothing can make, and why."""
         streamed = not self.futures
         if streamed:
             self.hopeless.update(self._find_causes([i for i in numbers if i not in self.hopeless]))
@@ -357,14 +339,7 @@ class HeldBlocks:
         return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
 
     def told(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
-        """Return facts of blocks, as workers that have them in memory tell; perhaps not of all.
-
-        Parameters
-        ----------
-        numbers : sequence of int
-        wait : float, default=0
-            Seconds that their homes have to make them; those without a home are not told then.
-        """
+        """Return facts of blocks, as workers that have them in memory tell; perhaps not of all."""
         ready = self._membership.ready
         homes = {
             self.futures[i].key: self.home_workers[i] if self.home_workers else None
@@ -408,13 +383,7 @@ def describe_lost_blocks(causes: dict[int, str]) -> str:
 
 
 def find_given_futures(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Return the user's futures that parts are made of, by key; in a task, futures of our own.
-
-    Raises
-    ------
-    InvalidDataError
-        Another cluster than the client's holds some of them.
-    """
+    """Return the user's futures that parts are made of, by key; in a task, futures of our own."""
     parts_of_graphs = (value for part in parts for value in part if isinstance(value, Delayed))
     futures = find_futures(collect_layers(parts_of_graphs).values())
     _check_same_cluster(client, futures.values())

@@ -85,13 +85,7 @@ class LaneAssignments:
     # -- workers -------------------------------------------------------------------------------
 
     def threads(self) -> dict[str, int]:
-        """Return the threads of the workers that can be given work.
-
-        Raises
-        ------
-        WorkerUnreachableError
-            There is none.
-        """
+        """Return the threads of the workers that can be given work."""
         threads = self._membership.ready
         if not threads:
             # The scheduler may have named workers that were dead already.
@@ -115,15 +109,7 @@ class LaneAssignments:
     # -- lanes ---------------------------------------------------------------------------------
 
     def assign_lanes(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
-        """Return the lanes of each trainer: of those that stay, then of new ones.
-
-        Parameters
-        ----------
-        trainers : list of TrainerTask
-            The trainers that stay.
-        even : bool
-            Whether lanes move also from workers that are there, to even them out.
-        """
+        """Return the lanes of each trainer: of those that stay, then of new ones."""
         self._move_lanes(trainers, even)
         lanes = {lane.lane: lane for lane in self.lanes}
         parts = []

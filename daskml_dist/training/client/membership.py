@@ -168,13 +168,7 @@ class Membership:
         self.leaving.add(address)
 
     def wait_for_any_worker(self, timeout: float) -> dict[str, int]:
-        """Wait until some worker can be given work; return their threads.
-
-        Raises
-        ------
-        TrainingError
-            None came.
-        """
+        """Wait until some worker can be given work; return their threads."""
 
         def there() -> list[dict[str, Any]]:
             return [self.facts(address) for address in self.call()]

@@ -169,13 +169,7 @@ class Reasons:
         return None
 
     def _raise_own_error(self) -> str | None:
-        """Raise what a trainer raised that would come again in every generation.
-
-        Returns
-        -------
-        str, or None where there is no such error
-            Reason for a new generation, where its cause is that rows were lost.
-        """
+        """Raise what a trainer raised that would come again in every generation."""
         for trainer in self._generations.trainers:
             if trainer.future.status != "error":
                 continue
@@ -301,21 +295,7 @@ class Pace:
     def look(
         self, passes: int, busy: Mapping[int, float], workers: Mapping[int, str]
     ) -> dict[str, float]:
-        """Record the lanes' last pass; return the speed of each worker that stays slow.
-
-        Parameters
-        ----------
-        passes : int
-            Passes that have ended; a look at the same one again is ignored.
-        busy : mapping of lane to float
-            Seconds that each lane computed in its last pass.
-        workers : mapping of lane to worker
-
-        Returns
-        -------
-        dict of worker to float
-            Rows a second, as a share of the median worker's.
-        """
+        """Record the lanes' last pass; return the speed of each worker that stays slow."""
         if passes <= self._seen:
             return {}
         self._seen = passes

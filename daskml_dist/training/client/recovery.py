@@ -40,16 +40,6 @@ def choose_recovery_point(
     Lanes in lock-step go on from a place that every server has: what came after it is made again,
     to the same digits. Lanes at their own pace go on from wherever each server is; a lane's
     clock is that of the server which has seen least of it, and the others drop what they know.
-
-    Parameters
-    ----------
-    policy : Consistency
-    held : sequence of sequence of (host, AvailableSnapshots)
-        For each server, who could be it: the server itself first, then its standby.
-
-    Returns
-    -------
-    RecoveryPoint, or None where some server is lost for good: the fit begins anew.
     """
     if not held or not all(any(holding.places for _, holding in server) for server in held):
         return None

@@ -242,13 +242,7 @@ class RunActors:
             raise WorkerUnreachableError(host.address, "stopped answering, or lost")
 
     def ask(self, host: Host, method: str, *args: Any, timeout: float = _CALL) -> Any:
-        """Call a method of an actor.
-
-        Raises
-        ------
-        WorkerUnreachableError
-            It does not answer.
-        """
+        """Call a method of an actor."""
         return self.ask_all_hosts([host], method, *args, timeout=timeout)[0]
 
     def ask_all_hosts(
@@ -458,13 +452,7 @@ class Early:
     def start(
         self, tasks: Tasks | None = None, workers: dict[Any, str | None] | None = None
     ) -> dict[Any, Any]:
-        """Start the actor, and other tasks in the same message; return the futures of these.
-
-        Parameters
-        ----------
-        tasks, workers
-            As `submit_tasks`, whose futures it returns.
-        """
+        """Start the actor, and other tasks in the same message; return the futures of these."""
         # One message for the actor and the blocks: the scheduler sends them at once.
         tasks, pins = tasks or {}, dict(workers or {})
         if self.address is None or self._future is not None:
@@ -533,23 +521,7 @@ def is_actor_key(key: Any) -> bool:
 def ask_of_bundles(
     client: Client, keys: Mapping[str, list[Any]], early: Early | None = None, wait: float = 0.0
 ) -> dict[int, tuple[str, BlockInfo]]:
-    """Ask workers what they know of the blocks of some bundles in their memory.
-
-    Parameters
-    ----------
-    client : Client
-    keys : mapping of worker to list of keys
-        The bundles that each is asked of.
-    early : Early, optional
-        Its worker is asked for this actor, too.
-    wait : float, default=0
-        Seconds for which a worker may wait until it has made them all.
-
-    Returns
-    -------
-    dict of int to (worker, BlockInfo)
-        Perhaps not of all.
-    """
+    """Ask workers what they know of the blocks of some bundles in their memory."""
     # One question a worker: its bundles, and whether the actor listens.
     asked: dict[str, tuple[list[Any], str | None]] = {w: (here, None) for w, here in keys.items()}
     if early is not None and early.address is not None:

@@ -183,12 +183,7 @@ class ClientLine:
         return self._run in _aborted
 
     def rest(self) -> None:
-        """Raise between two steps if the client ended the run.
-
-        Raises
-        ------
-        RunAbortedError
-        """
+        """Raise between two steps if the client ended the run."""
         if self._run in _aborted:
             raise RunAbortedError("The fit was stopped by its client.")
 
@@ -200,13 +195,7 @@ class ClientLine:
     def next_spec(
         self, spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
     ) -> TrainerSpec | None:
-        """Raise the alarm and wait for the next generation's order; None dismisses the trainer.
-
-        Raises
-        ------
-        TrainingError
-            The given one: the run has ended, or no order came.
-        """
+        """Raise the alarm and wait for the next generation's order; None dismisses the trainer."""
         # An abort is the client's own wish; no order will follow.
         if type(error) is RunAbortedError:
             raise error
@@ -266,18 +255,7 @@ def raise_alarm(
     spec: TrainerSpec | None = None,
     reached: Mapping[int, int] | None = None,
 ) -> None:
-    """Tell the client of a run at once that something is wrong.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-    run_id : str
-    cause : Exception or str
-    spec : TrainerSpec or None
-        Of a trainer that waits for orders because of it.
-    reached : mapping of lane to clock, or None
-        How far its lanes had come.
-    """
+    """Tell the client of a run at once that something is wrong."""
     told: dict[str, Any] = {"run": run_id, "message": str(cause)}
     told["garbled"] = isinstance(cause, MessageError)
     if spec is not None:

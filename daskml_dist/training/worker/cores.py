@@ -49,14 +49,7 @@ class Seat:
 
 
 def choose_core_share(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
-    """Return the processors that a trainer keeps to; none where it may use all as before.
-
-    Parameters
-    ----------
-    rank : int
-    seats : sequence of Seat
-        Of all trainers, by rank.
-    """
+    """Return the processors that a trainer keeps to; none where it may use all as before."""
     # Only trainers of the same machine share its cores.
     own = seats[rank]
     ranks = [r for r, seat in enumerate(seats) if seat.host and seat.host == own.host]

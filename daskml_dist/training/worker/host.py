@@ -184,17 +184,7 @@ class ServerHost:
             self.begin(*part)
 
     def begin(self, fit: FitSpec, number: int, n_trainers: int, generation: int) -> None:
-        """Make the server, once its part of the fit is known.
-
-        Parameters
-        ----------
-        fit : FitSpec
-        number : int
-            Which server of the fit.
-        n_trainers : int
-        generation : int
-            That of `standby_generation` for a standby.
-        """
+        """Make the server, once its part of the fit is known."""
         worker, run_id = self._worker, self.run_id
         # Known from now on: callers at the gate may enter.
         self._fit, self._number = fit, number

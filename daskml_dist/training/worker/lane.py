@@ -116,15 +116,7 @@ class Lane:
         return self._reader.gather
 
     def take_recorded_steps(self, recorded: Any, replica: Shard, count: int) -> None:
-        """Take steps of a replica in one call, and count their rows and losses.
-
-        Parameters
-        ----------
-        recorded : RecordedSteps or BatchSteps
-            Of the lane's gather and the replica.
-        replica : Shard
-        count : int
-        """
+        """Take steps of a replica in one call, and count their rows and losses."""
         (draws, rows), since = self.draw_batch_runs(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
         self.count_made_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)

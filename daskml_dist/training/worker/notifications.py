@@ -49,15 +49,7 @@ _tellers: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
 async def tell_bundles(
     asked: Mapping[str, tuple[list[Any], str | None]], wait: float, dask_worker: Any
 ) -> tuple[list[dict[int, BlockInfo]], Endpoint | None]:
-    """Return facts of the blocks of some bundles on this worker, and where an actor listens.
-
-    Parameters
-    ----------
-    asked : mapping of worker to (list of keys, key or None)
-        Bundles, of which it tells those in its memory; and the actor.
-    wait : float
-        Seconds for which it waits until all are made.
-    """
+    """Return facts of the blocks of some bundles on this worker, and where an actor listens."""
     keys, actor = asked[dask_worker.address]
     # The question may arrive before the tasks do.
     await wait_until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
@@ -69,15 +61,8 @@ async def tell_bundles(
 async def tell_results(
     asked: Mapping[str, list[Any]], run_id: str, wait: float, dask_worker: Any
 ) -> dict[Any, Any]:
-    """Return results of trainers of a run on this worker, by key; none of those that take longer.
-
-    Parameters
-    ----------
-    asked : mapping of worker to list of keys
-        The trainers' tasks.
-    run_id : str
-    wait : float
-        Seconds for which it waits for their end.
+    """Return results of trainers of a run on this worker, by key; none of those that take
+    longer.
     """
     name, keys = (run_id, dask_worker.address), asked[dask_worker.address]
     # Trainers tell that they are about to return, which is sooner than Dask's report.
@@ -113,14 +98,6 @@ def telling_facts(
 
     Nobody asks for them, so that nobody waits for a worker that is gone. Trainers are not stopped
     either: their counts are read as they are.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-    run_id : str
-    n_trainers : int
-    facts : callable
-        Returns the trainer's `TrainerFacts`; called in the worker's event loop.
     """
     name = worker.address, run_id
     every = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers

@@ -55,25 +55,14 @@ class ReadyBlock:
             self.X = get_backend("cpu").to_device(self.X)
 
     def check(self) -> None:
-        """Raise where X holds NaN or infinity, unless that was checked.
-
-        Raises
-        ------
-        InvalidDataError
-        """
+        """Raise where X holds NaN or infinity, unless that was checked."""
         if self.unchecked is not None:
             check_finite_rows(self.X, self.unchecked)
             self.unchecked = None
 
 
 def get_fit_backend(fit: FitSpec) -> Backend:
-    """Return the backend of a fit in this process.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        Where a GPU was asked for and this process can use none.
-    """
+    """Return the backend of a fit in this process."""
     # Few parameters of many are touched, at indices that the host draws.
     # Steps that touch few of many parameters use indices drawn by the host; a GPU would wait for
     # each.
@@ -96,13 +85,6 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
 
     Of dense features of a round solver's fit that are kept on the host, the first sum tells whether
     they are to be checked.
-
-    Raises
-    ------
-    InvalidDataError
-        For NaN or infinity, naming the block.
-    DeviceMemoryError
-        Where the block does not fit on the device beside the others.
     """
     if isinstance(block, KeyedBlock):
         return ReadyBlock(block.aligned(), None, None)

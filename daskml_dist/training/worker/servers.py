@@ -49,18 +49,7 @@ def make_server(
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
     generation: int = 0,
 ) -> ParameterServer:
-    """Make server `number`; number 0 holds the ledger too.
-
-    Parameters
-    ----------
-    fit : FitSpec
-    number : int
-    n_trainers : int
-    on_record : callable
-        Called with the record of each pass, under the server's lock.
-    generation : int
-        That of `standby_of` for the standby of that server.
-    """
+    """Make server `number`; number 0 holds the ledger too."""
     work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
     if fit.work.uses_shards:
@@ -118,12 +107,7 @@ def join_final_states(
 def join_interrupted_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> Left | None:
-    """Return the state of an interrupted fit as far as it came.
-
-    Returns
-    -------
-    Left, or None before the first step, and where parameters are not finite.
-    """
+    """Return the state of an interrupted fit as far as it came."""
     lefts = [r.left for r in results if r.left is not None]
     lefts += [Left(r.state) for r in results if isinstance(r.state, ShardState | Solution)]
     rows = sum(left.rows for left in lefts)

@@ -56,13 +56,7 @@ class SpillStore:
         self._lock = threading.Lock()
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array of zeros, in memory or mapped.
-
-        Raises
-        ------
-        TrainingError
-            There is no room on the disk.
-        """
+        """Return an array of zeros, in memory or mapped."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         with self._lock:
             # In memory as long as all arrays that are alive fit in the budget together.

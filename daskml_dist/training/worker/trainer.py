@@ -135,21 +135,6 @@ class Trainer:
 
         Where the membership of the fit changes on the way, the trainer keeps its blocks and goes
         on as the next generation's spec says.
-
-        Parameters
-        ----------
-        blocks : mapping of int to Block, or callable
-            At least those that the lanes' segments name; a function that makes a block where
-            blocks are streamed.
-
-        Raises
-        ------
-        InvalidDataError
-            For NaN or infinity, naming the block.
-        TrainingError
-            When the fit cannot go on.
-        DeviceUnavailableError
-            Where this process can use no GPU that was asked for, or the thread another than others.
         """
         sums_backend_of(self._fit).check_current_device()
         # Prepared once: checked, encoded, on the device. Streamed blocks are prepared as lanes come

@@ -127,18 +127,7 @@ class Context:
         lanes: list[Lane],
         weights: list[Any | None],
     ) -> bool:
-        """Report pass `number` of some lanes; return whether the fit ends with it.
-
-        Parameters
-        ----------
-        weights : list of arrays or None
-            Parameters to validate each lane's held-out rows with.
-
-        Raises
-        ------
-        DivergedError
-            When the loss is NaN or infinite.
-        """
+        """Report pass `number` of some lanes; return whether the fit ends with it."""
         self.send_pass_report(connection, number, lanes, weights)
         answer = connection.answer()
         if self.pool is None or self.fit.work.lockstep:

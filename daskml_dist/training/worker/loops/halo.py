@@ -71,16 +71,7 @@ class Part:
 def cut_rows_by_entries(
     indptr: NDArray[np.int64], most: int, piece: int | None
 ) -> tuple[list[Slice], list[Slice]]:
-    """Cut rows into pieces of long rows, in order, and runs of whole rows, each of few entries.
-
-    Parameters
-    ----------
-    indptr : ndarray of int64 of shape (n + 1,)
-    most : int
-        Entries of each; one piece, or one row that is not cut, may have more.
-    piece : int or None
-        Rows may be cut at multiples of so many entries; None: no row is.
-    """
+    """Cut rows into pieces of long rows, in order, and runs of whole rows, each of few entries."""
     sizes = np.diff(indptr)
     # Rows longer than a part (popular items) are cut; their sums are joined later.
     long = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
@@ -132,24 +123,7 @@ def plan_row_parts(
     most: int,
     piece: int | None,
 ) -> tuple[list[Part], list[Part]]:
-    """Make the parts of pieces of long rows, and of whole rows; every trainer has equally many.
-
-    Parameters
-    ----------
-    communicator : Communicator
-    owners : Owners
-        Of the side's columns.
-    blocks : sequence of KeyedBlock
-        Of one side, of the own lanes.
-    ranges : sequence of KeyRange
-        Of their rows.
-    ready : callable
-        Applied to each lane's rows first.
-    most : int
-        Values that a part has room for.
-    piece : int or None
-        As of `cut_rows_by_entries`.
-    """
+    """Make the parts of pieces of long rows, and of whole rows; every trainer has equally many."""
     wanted = merge_ids([block.touched for block in blocks])
     # Numbers of all touched ids, once for all parts.
     numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
@@ -255,14 +229,7 @@ class Owners:
             self._owner[its] = rank
 
     def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
-        """Return the numbers of sorted ids, asked of their owners.
-
-        Parameters
-        ----------
-        ids : ndarray
-        cuts : ndarray
-            Last id of each lane's range but the last lane's.
-        """
+        """Return the numbers of sorted ids, asked of their owners."""
         # Sorted ids fall into the lanes' ranges; each owner numbers those of its lanes.
         edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
         # Ids by lane, since lanes are ranges of ids.
@@ -399,16 +366,7 @@ class Halo:
 def exchange_values(
     communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: ExchangeBuffers
 ) -> list[Array]:
-    """Send each rank the values that it gets; return what the others sent, by rank.
-
-    Parameters
-    ----------
-    communicator : Communicator
-    values : ndarray of shape (n_own, ...)
-    give : sequence of ndarray of int
-        Which of them each rank gets.
-    rooms : ExchangeBuffers
-    """
+    """Send each rank the values that it gets; return what the others sent, by rank."""
     given = []
     for r, at in enumerate(give):
         own = r == communicator.rank
@@ -421,13 +379,7 @@ def exchange_values(
 def arrange_touched_keys(
     blocks: Sequence[KeyedBlock],
 ) -> tuple[Array, list[Array], NDArray[np.int32]]:
-    """Return sorted ids of all touched keys, positions of the entries' values, and of the ids.
-
-    Parameters
-    ----------
-    blocks : sequence of KeyedBlock
-        Of one side, of the own lanes.
-    """
+    """Return sorted ids of all touched keys, positions of the entries' values, and of the ids."""
     if len(blocks) == 1:
         return blocks[0].touched, [blocks[0].indices], blocks[0].place
     wanted = merge_ids([block.touched for block in blocks])

@@ -414,15 +414,7 @@ class Stages:
 
 
 def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
-    """Return the first layer of each stage, and their number; the longest stage is shortest.
-
-    Parameters
-    ----------
-    seconds : sequence of float
-        Of each layer.
-    n_stages : int
-        At most as many as layers.
-    """
+    """Return the first layer of each stage, and their number; the longest stage is shortest."""
     n = len(seconds)
     # Dynamic programme over prefixes of the layers (linear partition).
     until = [0.0, *itertools.accumulate(seconds)]
@@ -441,16 +433,7 @@ def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...
 
 
 def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
-    """Measure the seconds that each layer takes, forward and backward, on rows of a lane.
-
-    Parameters
-    ----------
-    context : Context
-    w : array of all parameters
-        On the device of the lanes.
-    n_rows : int
-        Rows of a micro-batch, at most.
-    """
+    """Measure the seconds that each layer takes, forward and backward, on rows of a lane."""
     lane = max(context.lanes, key=lambda lane: lane.n_rows)
     lane.seek(context.clock)
     rows = next(iter(lane.draw_next_batch().pieces), None)

@@ -377,16 +377,7 @@ class DelayedAnswers:
         self._is_open = True
 
     def report(self, number: int, weights: list[Any | None], meanwhile: Callable[[], None]) -> bool:
-        """Report pass `number`; return whether the fit ends with it.
-
-        Parameters
-        ----------
-        number : int
-        weights : list of arrays or None
-            Parameters to validate each lane's held-out rows with.
-        meanwhile : callable
-            What to do before the answer is needed, where it is waited for.
-        """
+        """Report pass `number`; return whether the fit ends with it."""
         context = self._context
         self._take_open_answer()
         context.send_pass_report(self._connection, number, context.lanes, weights)

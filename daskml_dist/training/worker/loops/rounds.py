@@ -75,21 +75,8 @@ class Together:
     def _share_furthest(
         self, n_iter: int, state: Callable[[], Array], reports: Sequence[Array]
     ) -> tuple[int, Array, list[Array]] | None:
-        """Return the furthest iteration of any trainer, given to all, at the start of a generation.
-
-        Parameters
-        ----------
-        n_iter : int
-            Iterations that this trainer knows of.
-        state : callable
-            Makes the state after these iterations; called in the trainer that is furthest.
-        reports : sequence of ndarray
-            What was reported of them.
-
-        Returns
-        -------
-        tuple of int, ndarray and list of ndarray, or None
-            Iterations, state and reports; None where all trainers know as many.
+        """Return the furthest iteration of any trainer, given to all, at the start of a
+        generation.
         """
         if not self._context.generation:
             return None
@@ -112,13 +99,7 @@ class Together:
     def _count_iteration(
         self, solver: Any, loss: float, n_rows: float, scores: Sequence[float] = ()
     ) -> None:
-        """Count an iteration of the solver.
-
-        Raises
-        ------
-        InvalidParameterError
-            The solver makes more than it said.
-        """
+        """Count an iteration of the solver."""
         # The bound was given to the ledger, which would end the fit.
         if len(self._reports) >= solver.max_passes:
             raise InvalidParameterError(
@@ -162,14 +143,6 @@ class LaneSums:
         """Return the number of each lane and its flattened sum, with `EXTRA` numbers behind it.
 
         They are good until the next ones are asked for.
-
-        Parameters
-        ----------
-        statistic : Statistic
-        number : int
-            Of the sum, from 1.
-        left : int
-            Number of the sum that left the statistic's state as it is to be found.
         """
         return self._context.map(
             lambda lane: self._sum_lane(lane, statistic, number, left), self._context.lanes
@@ -346,13 +319,7 @@ class SumLog:
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
     def replace_by(self, data: NDArray[np.uint8]) -> None:
-        """Replace this log by the one that :meth:`packed` made bytes of.
-
-        Raises
-        ------
-        CommunicationError
-            The bytes are not what it makes.
-        """
+        """Replace this log by the one that :meth:`packed` made bytes of."""
         found = unpack_object(data, {})
         self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = found
         self.reports = list(reports)
@@ -395,13 +362,7 @@ class RowsLog:
 
     @classmethod
     def unpacked(cls, data: NDArray[np.uint8]) -> RowsLog:
-        """Return the log that :meth:`packed` made bytes of.
-
-        Raises
-        ------
-        CommunicationError, ValueError, TypeError
-            The bytes are not what it makes.
-        """
+        """Return the log that :meth:`packed` made bytes of."""
         n_rows, n_iter, state, reports = unpack_object(data, {})
         if not isinstance(state, dict) or np.ndim(reports) != 2 or np.shape(reports)[1] < EXTRA:
             raise ValueError("no log of a solver on its own rows")

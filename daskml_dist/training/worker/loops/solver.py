@@ -342,12 +342,8 @@ class _AskedSums:
 
 
 def question_kinds(*brought: Any) -> KnownClasses:
-    """Return the classes that questions are made of, by name: a module's, and those brought along.
-
-    Parameters
-    ----------
-    *brought : object
-        A fit's solver and model, whose classes may be no module's.
+    """Return the classes that questions are made of, by name: a module's, and those brought
+    along.
     """
     of_modules = [
         kind for base in _BASES for kind in _iterate_subclasses(base) if _is_found_in_module(kind)
