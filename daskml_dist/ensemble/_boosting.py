@@ -47,8 +47,8 @@ from daskml_dist.solvers.boosting_scores import RowRange, Scorer, StoppingRule, 
 from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
 from daskml_dist.solvers.holdout import HoldoutMask, TrailingRows
 from daskml_dist.solvers.tree_growth import TreeParams
+from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.training.settings import RunSettings
 
 __all__ = ["BaseBoosting"]
@@ -288,9 +288,7 @@ class BaseBoosting(BaseRounds):
         if where is not None and rows.classes is not None:
             sums = where.label_weights(rows.survey, rows.classes)
             if class_weight == "balanced":
-                balanced = np.zeros(len(sums))
-                np.divide(sums.sum(), len(sums) * sums, out=balanced, where=sums > 0)
-                rows = replace(rows, class_weight=balanced)
+                rows = replace(rows, class_weight=balanced_weights(sums))
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
     def _growth(self, d: int, n_outputs: int) -> TreeParams:

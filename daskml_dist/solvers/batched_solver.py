@@ -32,7 +32,7 @@ from daskml_dist.solvers.batched_gradients import (
 )
 from daskml_dist.solvers.batched_scores import BatchedScores
 from daskml_dist.solvers.lbfgs import LBFGS
-from daskml_dist.solvers.lock_step import LockStepSums, run_solvers_in_lock_step
+from daskml_dist.solvers.lock_step import iterate_requests, run_solvers_in_lock_step
 from daskml_dist.solvers.newton import LossHessian, NewtonCholesky
 from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
@@ -127,14 +127,14 @@ class BatchedSolver(Solver):
         def solve(
             at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
         ) -> list[Solution]:
-            seats = [
-                LockStepSums(
+            solver_runs = [
+                iterate_requests(
                     model.each, solver, start, self.columns[i].n_rows, lambda: sums.should_stop
                 )
                 for i, start, solver in zip(at, starts, solvers, strict=True)
             ]
             return run_solvers_in_lock_step(
-                seats,
+                solver_runs,
                 lambda asking, asked: self._answer_requests(
                     sums, gradients, [at[k] for k in asking], asked, share
                 ),

@@ -1,18 +1,18 @@
 """Solvers that run side by side, each as if alone, and whose requests are answered together.
 
-A solver calls its sums from deep within its loops, or from within SciPy, so it cannot be a
-generator: each runs in a thread of its own. Only one thread runs at a time, always in the same
-order, so what they request does not depend on scheduling. :class:`PerTargetSolver` solves for
+Each solver is a generator of the statistics that it requests (:func:`iterate_requests`), and one
+loop answers all of them (:func:`run_solvers_in_lock_step`). :class:`PerTargetSolver` solves for
 several targets in this way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -24,47 +24,35 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
 
 __all__ = [
-    "LockStepSums",
     "PerTargetSolver",
     "PerTargetStatistic",
+    "SolverRun",
     "combine_target_problems",
+    "iterate_requests",
     "run_solvers_in_lock_step",
 ]
+
+#: A solver under way: it yields the statistics that it requests, is sent their sums, and returns
+#: its solution.
+SolverRun = Generator[Statistic, Array, Solution]
 
 
 class _AbandonedError(BaseException):
     """End of a solver that gets no more answers; a BaseException, so that no handler stops it."""
 
 
-class LockStepSums:
-    """Sums of one solver, whose thread waits here until its request is answered.
-
-    Parameters
-    ----------
-    model : Model
-    solver : Solver
-    start : ndarray or None
-    n_rows : float
-        Sum of the weights of its rows.
-    should_stop : callable
-    """
+class _QueuedSums:
+    """Sums of a solver in a thread of its own, which waits here until its request is answered."""
 
     kept = None
 
-    def __init__(
-        self, model: Any, solver: Solver, start: Array | None, n_rows: float,
-        should_stop: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    def __init__(self, n_rows: float, should_stop: Callable[[], bool]) -> None:
         self.n_rows: Any = n_rows
-        self.request: Statistic | None = None
-        self.solution: Solution | None = None
-        self.error: BaseException | None = None
-        self._problem = model, solver, start
         self._should_stop = should_stop
-        self._answer: Array | None = None
-        self._abandoned = False
-        self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, name="lock-step", daemon=True)
+        #: What the solver has to say: requests, then its solution or the error that ended it.
+        self.said: SimpleQueue[Statistic | Solution | BaseException] = SimpleQueue()
+        #: Answers to requests; None ends the solver.
+        self.answers: SimpleQueue[Array | None] = SimpleQueue()
 
     @property
     def should_stop(self) -> bool:
@@ -75,73 +63,68 @@ class LockStepSums:
         """Ignore the checkpoint: a fit that begins again repeats its remembered requests."""
 
     def __call__(self, statistic: Statistic) -> Array:
-        """Ask, and wait for the answer."""
-        self.request = statistic
-        self._asked.release()
-        self._answered.acquire()
-        if self._abandoned:
+        """Request a sum, and wait for it."""
+        self.said.put(statistic)
+        if (answer := self.answers.get()) is None:
             raise _AbandonedError
-        assert self._answer is not None
-        return self._answer
+        return answer
 
-    # -- called by the leading thread ----------------------------------------------------------
 
-    def start_thread(self) -> None:
-        """Run the solver up to its first request."""
-        self._thread.start()
-        self._asked.acquire()
+def iterate_requests(
+    model: Any,
+    solver: Solver,
+    start: Array | None,
+    n_rows: float,
+    should_stop: Callable[[], bool],
+) -> SolverRun:
+    """Run a solver on rows of weight `n_rows`; yield its requests, and return its solution."""
+    # A solver calls its sums from deep within its loops, and from within SciPy's L-BFGS-B, which
+    # nothing but a thread can suspend. It and the caller take turns, so what is requested does not
+    # depend on scheduling. A turn costs 30 to 70 us, where reading the rows takes milliseconds.
+    sums = _QueuedSums(n_rows, should_stop)
 
-    def resume_with(self, answer: Array) -> None:
-        """Answer, and run the solver up to its next request, or its end."""
-        self.request, self._answer = None, answer
-        self._answered.release()
-        self._asked.acquire()
-
-    def abandon(self) -> None:
-        """End a solver that waits."""
-        if self._thread.is_alive():
-            self._abandoned = True
-            self._answered.release()
-        self._thread.join()
-
-    def _run(self) -> None:
-        model, solver, start = self._problem
+    def solve() -> None:
         try:
-            self.solution = solver.solve(model, self, start)
-        except _AbandonedError:
-            return
+            sums.said.put(solver.solve(model, sums, start))
         except BaseException as error:
-            self.error = error
-        self.request = None
-        self._asked.release()
+            sums.said.put(error)
+
+    thread = threading.Thread(target=solve, name="lock-step", daemon=True)
+    thread.start()
+    try:
+        while isinstance(said := sums.said.get(), Statistic):
+            sums.answers.put((yield said))
+    finally:
+        # Where the generator is closed early, the solver still waits for an answer.
+        sums.answers.put(None)
+        thread.join()
+    if isinstance(said, BaseException):
+        raise said
+    return said
 
 
 def run_solvers_in_lock_step(
-    solver_runs: Sequence[LockStepSums],
-    answers: Callable[[list[int], list[Statistic]], Sequence[Array]],
+    solver_runs: Sequence[SolverRun],
+    answer_together: Callable[[list[int], list[Statistic]], Sequence[Array]],
 ) -> list[Solution]:
-    """Run solvers to their ends."""
-    begun: list[LockStepSums] = []
+    """Run solvers to their ends; in each round the requests of all are answered at once."""
+    solutions: dict[int, Solution] = {}
+    #: The sum that each solver under way waits for; None begins it.
+    answers: dict[int, Any] = dict.fromkeys(range(len(solver_runs)))
     try:
-        for one in solver_runs:
-            begun.append(one)
-            one.start_thread()
-        while True:
-            # Solvers that wait for an answer, in a fixed order.
-            asking = [i for i, one in enumerate(solver_runs) if one.request is not None]
-            for one in solver_runs:
-                if one.error is not None:
-                    raise one.error
-            if not asking:
-                return [one.solution for one in solver_runs if one.solution is not None]
-            requests = [solver_runs[i].request for i in asking]
-            # One answer for all requests of this round.
-            found = answers(asking, [q for q in requests if q is not None])
-            for i, answer in zip(asking, found, strict=True):
-                solver_runs[i].resume_with(answer)
+        while answers:
+            requests: dict[int, Statistic] = {}
+            for i, answer in answers.items():
+                try:
+                    requests[i] = solver_runs[i].send(answer)
+                except StopIteration as end:
+                    solutions[i] = end.value
+            found = answer_together(list(requests), list(requests.values())) if requests else []
+            answers = dict(zip(requests, found, strict=True))
     finally:
-        for one in begun:
-            one.abandon()
+        for run in solver_runs:
+            run.close()
+    return [solutions[i] for i in range(len(solver_runs))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +206,7 @@ class PerTargetSolver(Solver):
     def solve(self, model: LinearModel, sums: Sums, start: Array | None) -> Solution:
         """Solve for all targets."""
         solver_runs = [
-            LockStepSums(
+            iterate_requests(
                 model.of_target(target),
                 solver,
                 None if start is None else start[:, target : target + 1].copy(),
