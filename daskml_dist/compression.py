@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = [
     "COMPRESSORS",

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["PENALTIES", "Penalty", "get_penalty", "soft_threshold"]
 

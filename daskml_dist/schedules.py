@@ -9,8 +9,8 @@ from numbers import Real
 from typing import ClassVar, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = [
     "SCHEDULES",

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["BACKENDS", "DEVICES", "STORED", "get_backend", "gpu_problem", "stored_dtype"]
 

@@ -27,8 +27,8 @@ from daskml_dist.data.conversion import convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
 from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import counted_labels, encoded
 from daskml_dist.meta_estimators.members import fit_folds, fit_members, has_few_entries, here, taken
@@ -222,7 +222,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 f"Since {type(member).__name__} does not appear to accept sample_weight, sample "
                 "weights will only be used for the calibration itself. Be warned that the result "
                 "of the calibration is likely to be incorrect.",
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
             return dict(more), None
         return {**more, **weighted}, None

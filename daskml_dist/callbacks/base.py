@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 
 __all__ = ["FitCallback", "facts_of", "measure_of", "more_is_better", "numbers_of"]
 

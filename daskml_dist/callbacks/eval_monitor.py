@@ -12,7 +12,7 @@ import numpy as np
 
 from daskml_dist.callbacks.base import FitCallback
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics import get_scorer
 from daskml_dist.metrics._columns import all_labels
 
@@ -181,7 +181,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     warnings.warn(
         f"{said}. No prediction can meet these: leave their rows out of eval_set, or fit to rows "
         "of these classes too.",
-        stacklevel=outside(),
+        stacklevel=user_stack_level(),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from daskml_dist._version import __version__
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["COMMANDS", "main"]
 

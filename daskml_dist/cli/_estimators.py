@@ -9,7 +9,7 @@ from typing import Any
 
 import daskml_dist
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["encoding_columns", "list_estimators", "make_estimator"]
 

@@ -19,7 +19,7 @@ from scipy.sparse import issparse
 from sklearn.datasets import load_svmlight_file
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = [
     "FileRows",

@@ -16,7 +16,7 @@ from daskml_dist._version import __version__
 from daskml_dist.cli._checks import CHECKS
 from daskml_dist.cli._child import examine
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["add_arguments", "run"]
 

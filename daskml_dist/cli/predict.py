@@ -24,7 +24,7 @@ from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_files, read_features, read_here
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["add_arguments", "run"]
 

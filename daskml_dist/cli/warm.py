@@ -27,7 +27,7 @@ from scipy import sparse
 
 from daskml_dist.cli._places import connect_client
 from daskml_dist.errors import InvalidParameterError, TrainingError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = [
     "DTYPES",

@@ -20,7 +20,7 @@ from daskml_dist.backends.host_kernels import centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.estimators.unsupervised import BaseUnlabelled
@@ -109,7 +109,7 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMi
                 f"Explicit initial center position passed: performing only one init in "
                 f"{type(self).__name__} instead of n_init={self.n_init}.",
                 RuntimeWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
     def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.backends import get_backend
 from daskml_dist.cluster._base import BaseCentres
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
@@ -151,7 +151,7 @@ class BisectingKMeans(BaseCentres):
                 "no cluster is left with rows that differ, or the fit was stopped. Ask for fewer "
                 "clusters.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
     def predict(self, X: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.cluster._base import BaseCentres
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
@@ -132,7 +132,7 @@ callable, default="k-means||"
             warnings.warn(
                 "algorithm='elkan' doesn't make sense for a single cluster. Using 'lloyd' instead.",
                 RuntimeWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
         self._check_init(_INITS)
 
@@ -170,5 +170,5 @@ callable, default="k-means||"
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
                 f"({self.n_clusters}). Possibly due to duplicate points in X.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )

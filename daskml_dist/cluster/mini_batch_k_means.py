@@ -23,7 +23,7 @@ from daskml_dist.cluster._mini_batches import (
 from daskml_dist.cluster._streaming import LOOK, StreamedCentres
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import StepModel
 from daskml_dist.models.centroids import CentroidModel, Reassignment
@@ -313,7 +313,7 @@ callable, default="k-means||"
                 f"init_size={some} should be larger than n_clusters={k}. Setting it to "
                 "min(3*n_clusters, n_samples)",
                 RuntimeWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
         some = 3 * step_rows(fit) if some is None else int(some)
         some = 3 * k if some < k else some

@@ -18,9 +18,9 @@ from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import check_fitted
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.inference.transform import map_blocks, sample_rows

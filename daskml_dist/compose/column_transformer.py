@@ -24,9 +24,9 @@ from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]

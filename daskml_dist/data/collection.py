@@ -47,7 +47,7 @@ from daskml_dist.data.row_checks import (
     make_unsupported_error,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = [
     "Collection",

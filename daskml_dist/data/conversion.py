@@ -29,7 +29,7 @@ from daskml_dist.data.containers import (
 )
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 
 __all__ = [
     "as_array_block",
@@ -522,7 +522,7 @@ def warn_of_target_column(X: Any, y: Any) -> None:
             f"Column {y.name!r} of X holds the target itself, which a model then only has to "
             f"read.{remedy}",
             UserWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
 
 

@@ -14,9 +14,9 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.backends import get_backend
 from daskml_dist.data.collection import take_named_columns
-from daskml_dist.decomposition._base import Array, Components
+from daskml_dist.decomposition.principal_components import Array, Components
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_one_of
@@ -341,7 +341,7 @@ class NMF(Components):
                 "The multiplicative update ('mu') solver cannot update zeros present in the "
                 "initialization, of which init='nndsvd' makes many. Use init='nndsvda'.",
                 UserWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
         return str(self.init)
 

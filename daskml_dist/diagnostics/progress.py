@@ -10,7 +10,7 @@ from rich.console import Console
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.status import Status
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 
 __all__ = ["Progress"]
 

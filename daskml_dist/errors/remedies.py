@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 
 __all__ = ["with_remedy"]
 

@@ -21,9 +21,8 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NotFittedError,
 )
-from daskml_dist.errors.arguments import is_of_the_call, wrong_arguments
-from daskml_dist.errors.names import names_of
 from daskml_dist.errors.remedies import with_remedy
+from daskml_dist.errors.signatures import is_of_the_call, names_of, wrong_arguments
 from daskml_dist.sklearn_internals import SklearnParameterError
 
 __all__ = [

@@ -19,9 +19,9 @@ from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.foreign import called_here
-from daskml_dist.errors.names import ConstructorSignature, check_places
+from daskml_dist.errors.signatures import ConstructorSignature, check_places
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, not_fitted
+from daskml_dist.errors.suggestions import called_here
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.predict import map_rows, results_of_rows

@@ -18,7 +18,7 @@ from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
@@ -334,7 +334,7 @@ class BaseSteps(Streamed, BaseOnRows):
                 "before convergence. Consider increasing max_iter to improve the fit, scale the "
                 "features (StandardScaler), or set tol=None to ask for just so many passes.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
     def _continues_last_fit(self) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.planning.advising import choose_client
@@ -207,11 +207,11 @@ class BaseRounds(BaseOnRows):
 
     def _warn(self, solution: Solution) -> None:
         for text in solution.extra.get("warnings", ()):
-            warnings.warn(text, ConvergenceWarning, stacklevel=outside())
+            warnings.warn(text, ConvergenceWarning, stacklevel=user_stack_level())
         if not solution.converged:
             warnings.warn(
                 f"{self._failure(solution.n_iter)}: {solution.message}. Increase the number of "
                 "iterations, max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )

@@ -40,7 +40,7 @@ from daskml_dist.errors import (
     InvalidDataError,
     as_ours,
 )
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import (
     TranslatesSklearnErrors,
     check_fitted,

@@ -17,8 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.data.baskets import make_baskets, mark_known
 from daskml_dist.data.containers import convert_foreign, get_column_names, load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.row_models import Baskets
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_run
@@ -199,7 +199,7 @@ class _Itemsets(BaseRounds):
                 f"frequent_itemsets was stopped after length {solution.n_iter}: longer itemsets "
                 "are missing. Let the callback go on, or set max_length.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.parameters.checks import check_number, check_one_of
 from daskml_dist.solvers.apriori import itemset_cuts
 

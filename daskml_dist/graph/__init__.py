@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from daskml_dist.graph.components import connected_components
-from daskml_dist.graph.page_rank import pagerank
-from daskml_dist.graph.vertex_program import VertexProgram
+from daskml_dist.graph.vertex_functions import VertexProgram, connected_components, pagerank
 
 __all__ = ["VertexProgram", "connected_components", "pagerank"]

@@ -26,7 +26,7 @@ import numpy as np
 
 from daskml_dist._version import __version__
 from daskml_dist.errors import ModelFileError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.inference.saved import load, read_manifest, save
 from daskml_dist.inference.saved.manifest import needed_names
 from daskml_dist.inference.saved.model_file import formats
@@ -178,7 +178,7 @@ def _code_of(estimator: Any, path: Path) -> dict[str, Any]:
             "its name. Define it at the top of a module, and name its file in code_paths; "
             f"load_model(uri, {next(iter(given))}=...) is given it.",
             UserWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
     return {"given": given, "trusted": form.types_asked(path.read_bytes())}
 

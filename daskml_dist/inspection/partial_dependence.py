@@ -19,8 +19,8 @@ from daskml_dist.data.containers import convert_foreign, convert_named_columns
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.remedies import with_remedy
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.export import to_sklearn
 from daskml_dist.inference.share import shared

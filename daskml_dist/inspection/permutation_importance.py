@@ -18,7 +18,7 @@ from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.share import shared
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of

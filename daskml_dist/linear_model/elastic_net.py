@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, seed_of
@@ -172,7 +172,7 @@ class ElasticNet(BaseLeastSquares):
             warnings.warn(
                 "With alpha=0, this algorithm does not converge well. You are advised to use the "
                 "LinearRegression estimator.",
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.linear_model._cross_validated import CrossValidated
@@ -146,7 +146,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
                 "Some fits failed to converge within max_iter cycles. Increase "
                 "max_iter, scale the features (StandardScaler), or raise eps.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
     def _chosen(self, stack: BatchedModels, model: LinearModel) -> tuple[Solution, bool]:

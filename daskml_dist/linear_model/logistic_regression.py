@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.nearest import nearest
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import LogLoss, Loss
@@ -223,7 +223,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
                 "l1_ratio parameter is only used when penalty is 'elasticnet'. Got "
                 f"(penalty={name}). {text}"
             )
-        warnings.warn(text, stacklevel=outside())
+        warnings.warn(text, stacklevel=user_stack_level())
 
     def _strengths(self, weight_sum: float) -> Penalty:
         alpha = 1.0 / (float(self.C) * weight_sum)

@@ -14,7 +14,7 @@ from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 
 from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.linear_model._cross_validated import CrossValidated
@@ -233,7 +233,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
                 f"{len(failed)} of the fits failed to converge: {failed[0].message}. Increase "
                 "max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> float:

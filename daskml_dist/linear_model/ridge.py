@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_flag, check_number

@@ -13,7 +13,7 @@ module's `__all__` are public here and fill the table `LOSSES`.
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.losses import deviance, margin, residual
 from daskml_dist.losses.base import LOSSES, Kind, Loss
 from daskml_dist.losses.deviance import *  # noqa: F403

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 
 __all__ = [
     "LABEL_LOSS_NAMES",

@@ -14,7 +14,7 @@ from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import convert_object_values, copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted, not_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import answer_lazily

@@ -36,8 +36,8 @@ from daskml_dist.errors import (
     InvalidParameterError,
     InvalidTypeError,
 )
-from daskml_dist.errors.outside import outside
 from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.supervised import as_column
 from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._checks import knows_dask
@@ -198,7 +198,7 @@ def _computed(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[Any]:
     with name_blocks_in_errors(blocks):
         made = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
     for text, category in dict.fromkeys(one for _, found in made for one in found):
-        warnings.warn(text, category, stacklevel=outside())
+        warnings.warn(text, category, stacklevel=user_stack_level())
     return [fitted for fitted, _ in made]
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from daskml_dist.errors.arguments import wrong_arguments
+from daskml_dist.errors.signatures import wrong_arguments
 from daskml_dist.metrics._columns import Columns, is_lazy
 from daskml_dist.metrics._examples import example_of
 

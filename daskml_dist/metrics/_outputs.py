@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 
 __all__ = ["averaged", "check_outputs", "explained", "undefined"]
 
@@ -57,5 +57,5 @@ def explained(
 def undefined(name: str) -> float:
     """NaN, with the warning that there are too few rows for a score."""
     message = f"{name} score is not well-defined with less than two samples."
-    warnings.warn(message, UndefinedMetricWarning, stacklevel=outside())
+    warnings.warn(message, UndefinedMetricWarning, stacklevel=user_stack_level())
     return float("nan")

@@ -12,7 +12,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.metrics._columns import check_computed, is_lazy
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._indicators import are_indicators, check_scored, has_score, of_hits

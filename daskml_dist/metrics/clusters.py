@@ -19,7 +19,7 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.inference.share import shared
 from daskml_dist.metrics._columns import called, is_lazy
 from daskml_dist.metrics._readers import read_labels

@@ -12,8 +12,8 @@ import sklearn.metrics
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
-from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics._by_column import (
     ByColumn,
     by_column,
@@ -101,7 +101,7 @@ def log_loss(
             f"Labels passed were {np.asarray(labels).tolist()}, but the columns of y_proba are "
             f"taken in the order {classes.tolist()}.",
             UserWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
     indicated = are_indicators(y_true, y_proba)
     columns = INDICATED if indicated else COLUMNS
@@ -119,7 +119,7 @@ def _loss_of(
     """Return the loss of the sums of all rows."""
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
-        warnings.warn(message, UserWarning, stacklevel=outside())
+        warnings.warn(message, UserWarning, stacklevel=user_stack_level())
     summed = float(losses.sums[0, 0]) if indicated else total(losses, classes)
     return _finished(losses, summed, normalize)
 
@@ -138,7 +138,7 @@ def _named_anew(y_proba: Any, y_pred: Any) -> Any:
         "`y_pred` was renamed to `y_proba` in version 1.9 and will be removed when scikit-learn "
         "removes it. Pass `y_proba`."
     )
-    warnings.warn(message, FutureWarning, stacklevel=outside())
+    warnings.warn(message, FutureWarning, stacklevel=user_stack_level())
     return y_pred
 
 

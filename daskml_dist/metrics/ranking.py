@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.metrics._columns import (
     Columns,
     ScoredRows,

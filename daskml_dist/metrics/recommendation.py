@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.inference.hits import gains, hits_of, precisions
 from daskml_dist.parameters.checks import check_count
 

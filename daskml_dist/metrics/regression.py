@@ -12,7 +12,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._means import mean_of_blocks, weighted_mean

@@ -17,8 +17,8 @@ from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.metrics import (
     classification,
     deviances,

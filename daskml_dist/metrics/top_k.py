@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics._by_column import ByColumn, by_column, join_columns, total, unique_classes
 from daskml_dist.metrics._columns import ScoredRows, called, check_total
 from daskml_dist.metrics._faces import face
@@ -34,7 +34,7 @@ def _warn_of(k: int, n_classes: int) -> None:
             f"'k' ({k}) greater than or equal to 'n_classes' ({n_classes}) will result in a "
             "perfect score and is therefore meaningless.",
             UndefinedMetricWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
 
 

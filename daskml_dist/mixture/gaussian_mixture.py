@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 
+from daskml_dist.backends.mixture import log_densities
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.unsupervised import BaseUnlabelled
-from daskml_dist.mixture._checks import given_covariances, given_means, given_weights
-from daskml_dist.mixture._rows import OfMixture, labels, likelihoods, shares
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import (
@@ -29,6 +30,116 @@ from daskml_dist.solvers.em import MixtureSolver
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["GaussianMixture"]
+
+Array = NDArray[np.float64]
+
+
+def given_weights(weights: Any, k: int) -> Array:
+    """Weights of the components."""
+    found = _numbers("weights", weights, (k,))
+    if (found < 0).any() or (found > 1).any():
+        raise InvalidParameterError(
+            "The parameter 'weights' should be in the range [0, 1], but got max value "
+            f"{found.max():.5f}, min value {found.min():.5f}. Give shares of 1."
+        )
+    if not np.isclose(found.sum(), 1.0):
+        raise InvalidParameterError(
+            "The parameter 'weights' should be normalized, but got sum(weights) = "
+            f"{found.sum():.5f}. Divide them by their sum."
+        )
+    return found
+
+
+def given_means(means: Any, k: int, d: int) -> Array:
+    """Means of the components."""
+    return _numbers("means", means, (k, d))
+
+
+def given_covariances(precisions: Any, kind: str, k: int, d: int) -> Array:
+    """Covariances of given precisions."""
+    shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
+    found = _numbers(f"{kind} precision", precisions, shape)
+    if kind in ("diag", "spherical"):
+        if not (found > 0).all():
+            raise InvalidParameterError(f"'{kind} precision' should be positive. Give all above 0.")
+        return np.asarray(1 / found)
+    for one in found.reshape(-1, d, d):
+        if not (np.allclose(one, one.T) and (np.linalg.eigvalsh(one) > 0).all()):
+            raise InvalidParameterError(
+                f"'{kind} precision' should be symmetric, positive-definite. Give inverses of "
+                "covariances."
+            )
+    return np.asarray(np.linalg.inv(found))
+
+
+def _numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(
+            f"The parameter '{name}' is no array of numbers. Give one of shape {shape}."
+        ) from error
+    if found.shape != shape:
+        raise InvalidParameterError(
+            f"The parameter '{name}' should have the shape of {shape}, but got {found.shape}. Give "
+            "as much for each component."
+        )
+    if not np.isfinite(found).all():
+        raise InvalidParameterError(
+            f"The parameter '{name}' holds NaN or infinity. Give numbers, or None."
+        )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class OfMixture:
+    """Function of rows by their log-densities in each component.
+
+    Parameters
+    ----------
+    shift : ndarray of shape (n_features,)
+        What is taken from rows and means.
+    constants, means, factors : ndarrays
+    then : callable
+        Takes log-densities of shape (n, k).
+    """
+
+    shift: NDArray[np.float64]
+    constants: NDArray[np.float64]
+    means: NDArray[np.float64]
+    factors: NDArray[np.float64]
+    then: Callable[[NDArray[Any]], NDArray[Any]]
+
+    @classmethod
+    def of(
+        cls, mixture: Mixture, factors: NDArray[Any], then: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> OfMixture:
+        """The function of a mixture, with the factors of its precisions."""
+        shift = mixture.means.mean(axis=0).astype(np.float32).astype(np.float64)
+        constants, factors = mixture.terms(factors)
+        return cls(shift, constants, mixture.means - shift, factors, then)
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """Answer for each row."""
+        terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
+        near = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
+        return self.then(log_densities(near, *terms).astype(np.float64))
+
+
+def labels(found: NDArray[Any]) -> NDArray[Any]:
+    """Number of the most probable component of each row."""
+    return np.asarray(found.argmax(axis=1))
+
+
+def likelihoods(found: NDArray[Any]) -> NDArray[Any]:
+    """Log-likelihood of each row."""
+    return np.asarray(logsumexp(found, axis=1))
+
+
+def shares(found: NDArray[Any]) -> NDArray[Any]:
+    """Probability of each component at each row."""
+    return np.asarray(np.exp(found - logsumexp(found, axis=1, keepdims=True)))
+
 
 _KINDS = ("full", "tied", "diag", "spherical")
 _INITS = ("kmeans", "k-means++", "random", "random_from_data")

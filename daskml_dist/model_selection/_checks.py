@@ -15,7 +15,7 @@ from sklearn.utils import get_tags
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.model_selection import _splitters
 from daskml_dist.model_selection._codes import Given
 from daskml_dist.model_selection._roles import (

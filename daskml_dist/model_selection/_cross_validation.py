@@ -11,7 +11,7 @@ from sklearn import model_selection
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import telling_errors
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._out_of_fold import predicted_out_of_fold

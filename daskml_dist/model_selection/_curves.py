@@ -15,9 +15,9 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import telling_errors
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores
@@ -271,6 +271,6 @@ def _sizes(given: NDArray[Any], most: int) -> NDArray[np.int64]:
         warnings.warn(
             f"Removed duplicate entries from 'train_sizes': {len(sizes)} are left of {len(given)}.",
             RuntimeWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
     return sizes

@@ -11,7 +11,7 @@ from typing import Any
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 
 __all__ = ["safe", "tell_failures"]
 
@@ -38,7 +38,7 @@ def tell_failures(errors: Sequence[str | None], error_score: Any) -> None:
         "failures are not expected, you can try to debug them by setting error_score='raise'.\n\n"
         f"Below are more details about the failures:\n{causes}",
         FitFailedWarning,
-        stacklevel=outside(),
+        stacklevel=user_stack_level(),
     )
 
 
@@ -67,7 +67,7 @@ class _Told:
                 "Scoring failed. The score on this train-test partition for these parameters will "
                 f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
                 UserWarning,
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
             return float(self.error_score)
         raise InvalidParameterError(

@@ -19,7 +19,7 @@ from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.model_selection._checks import check_splitter
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._search import Candidates, SearchOnDask, index_of

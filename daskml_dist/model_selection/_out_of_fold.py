@@ -13,7 +13,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._roles import TEST, FoldAssignment, Ints
 from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
@@ -68,7 +68,7 @@ def _every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None:
         f"({len(classes)}): a fit says nothing of a label that it has not met. "
         "To fix this, use a cross-validation technique resulting in properly stratified folds.",
         RuntimeWarning,
-        stacklevel=outside(),
+        stacklevel=user_stack_level(),
     )
     return classes
 

@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.data.blocks import Block
 from daskml_dist.diagnostics.plots.searches import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.model_selection._validation import Fitted
 
 __all__ = ["table_of"]
@@ -37,7 +37,8 @@ def table_of(
         table[f"rank_test_{name}"] = _ranks(means)
         if not np.isfinite(means).all():
             warnings.warn(
-                f"One or more of the test scores are non-finite: {means}", stacklevel=outside()
+                f"One or more of the test scores are non-finite: {means}",
+                stacklevel=user_stack_level(),
             )
         if train_score:
             trained = np.array([[fit.train[name] for fit in row] for row in fits])

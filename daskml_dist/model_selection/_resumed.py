@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
 from daskml_dist.estimators.batched_fits.grouping import step_stacks
 from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
@@ -184,7 +184,7 @@ def failed(model: Model, names: Sequence[str], train_score: bool, error_score: A
         f"A fit of {type(model.estimator).__name__} failed, and its scores are {error_score}. "
         f"error_score='raise' shows where. ({type(model.error).__name__}: {model.error})"
     )
-    warnings.warn(text, FitFailedWarning, stacklevel=outside())
+    warnings.warn(text, FitFailedWarning, stacklevel=user_stack_level())
     return Fitted(scores, dict(scores) if train_score else {}, model.seconds, error=text)
 
 

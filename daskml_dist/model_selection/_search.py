@@ -20,7 +20,7 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NoCandidateError,
 )
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, checked_as_theirs
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import answer_lazily

@@ -20,9 +20,9 @@ from daskml_dist.data.collection import Collection, as_collection, take_named_co
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, telling_errors
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
     NEITHER,
@@ -388,5 +388,5 @@ def _check_labels(of_label: NDArray[Any], k: int) -> None:
             f"The least populated class in y has only {of_label.min()} members, which is less "
             f"than n_splits={k}.",
             UserWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )

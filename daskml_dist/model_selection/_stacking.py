@@ -19,7 +19,7 @@ from daskml_dist.data.conversion import check_numeric_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
 from daskml_dist.estimators.batched_fits.grouping import step_stacks
 from daskml_dist.estimators.batched_fits.solver_rounds import (
@@ -123,7 +123,7 @@ class FailedFit:
             f"A fit failed, and its scores are {error_score}. error_score='raise' shows where. "
             f"({type(self.error).__name__}: {self.error})"
         )
-        warnings.warn(text, FitFailedWarning, stacklevel=outside())
+        warnings.warn(text, FitFailedWarning, stacklevel=user_stack_level())
         return Fitted(scores, dict(scores) if train_score else {}, self.seconds, error=text)
 
 

@@ -11,7 +11,7 @@ from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import telling_errors
 from daskml_dist.model_selection._codes import ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Order, TableRoles

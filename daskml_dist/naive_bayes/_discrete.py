@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.naive_bayes import ClassCounts
@@ -75,7 +75,7 @@ class BaseDiscreteNB(BaseNB):
             warnings.warn(
                 "alpha too small will result in numeric errors, setting alpha = "
                 f"{_SMALLEST:.1e}. Use `force_alpha=True` to keep alpha unchanged.",
-                stacklevel=outside(),
+                stacklevel=user_stack_level(),
             )
             alpha = np.maximum(alpha, _SMALLEST)
         with np.errstate(divide="ignore" if alpha.min() > 0 else "warn"):

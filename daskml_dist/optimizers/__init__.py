@@ -11,7 +11,7 @@ here and fill the table `OPTIMIZERS`. Under an l1 penalty SGD and Adagrad use FT
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.optimizers import adagrad, adam, ftrl, sgd
 from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403

@@ -15,7 +15,7 @@ import numpy as np
 from daskml_dist.backends.entries import of_arrays, where
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.penalties import Penalty, soft_threshold
 
 __all__ = [

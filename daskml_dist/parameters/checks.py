@@ -18,9 +18,9 @@ from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
 from daskml_dist.data.computing import check_client, use_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.names import check_names as check_names_of
-from daskml_dist.errors.names import names_of
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import check_names as check_names_of
+from daskml_dist.errors.signatures import names_of
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.settings import RunSettings

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.suggestions import nearest
 
 if TYPE_CHECKING:
     from daskml_dist.compression import Compressor

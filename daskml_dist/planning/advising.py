@@ -12,7 +12,7 @@ import dask
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import check_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.planning.costs import Costs, load_costs, save_costs
 from daskml_dist.planning.families import Family, find_family
 from daskml_dist.planning.measure import measure_costs

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.policies.base import Consistency, Pipeline, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate, TrainerGate
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
 __all__ = ["Consistency", "Pipeline", "Policy"]

@@ -15,7 +15,7 @@ from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import LazyTransformerMixin

@@ -20,7 +20,7 @@ from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.hits import gains, hits_of
 from daskml_dist.inference.transform import map_pieces

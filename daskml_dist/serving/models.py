@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import DaskMLDistError, ModelFileError, UnknownModelError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import formats

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.serving.registry import check_keep, check_name, publish
 
 __all__ = ["Publisher"]

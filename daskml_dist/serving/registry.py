@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.model_file import formats, read_manifest, save
 from daskml_dist.inference.saved.storage import write_bytes

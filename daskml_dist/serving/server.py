@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ServingError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.serving.child import App, answer, check_installed
 from daskml_dist.serving.entries import path_of
 from daskml_dist.serving.metrics import Metrics

@@ -8,7 +8,7 @@ and solvers over keys (`keyed`: graphs, factors).
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.solvers.base import (
     PenalisedSolver,
     RangedSolver,

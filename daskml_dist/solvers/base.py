@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 

@@ -6,7 +6,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 
 __all__ = ["Detector", "PageHinkley"]
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.streaming.sources import Batch, check_seconds, two_of
 
 __all__ = ["KafkaSource"]

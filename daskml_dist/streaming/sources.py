@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 
 __all__ = ["Batch", "check_seconds", "in_columns", "two_of"]
 

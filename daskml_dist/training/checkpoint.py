@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError, InvalidParameterError
-from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.ps.shard_state import ShardState
 
 __all__ = [
@@ -339,7 +339,9 @@ class CheckpointFiles:
             if found is not None:
                 if damaged:
                     warnings.warn(
-                        f"{damaged} Taking the older {name}.", UserWarning, stacklevel=outside()
+                        f"{damaged} Taking the older {name}.",
+                        UserWarning,
+                        stacklevel=user_stack_level(),
                     )
                 return found
         if damaged:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from daskml_dist.tree.decision_tree_classifier import DecisionTreeClassifier
-from daskml_dist.tree.decision_tree_regressor import DecisionTreeRegressor
+from daskml_dist.tree.decision_trees import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = ["DecisionTreeClassifier", "DecisionTreeRegressor"]

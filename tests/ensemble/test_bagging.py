@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression as TheirLogisticRegression
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, _bagging
-from daskml_dist.ensemble._draws import Draws
+from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, bagging
+from daskml_dist.ensemble.bagging import Draws
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import Lasso, LogisticRegression, Ridge
 from daskml_dist.svm import LinearSVC
@@ -122,7 +122,7 @@ def test_linear_members_are_one_fit(
     kind, member, y, options = STACKED[case]
     rows, target, _ = _rows(70, y)
     # Which is for members apart.
-    monkeypatch.setattr(_bagging, "fit_members", None)
+    monkeypatch.setattr(bagging, "fit_members", None)
     model = kind(member, n_estimators=3, random_state=0, **options).fit(rows, target)
     y = np.unique(y, return_inverse=True)[1] if kind is BaggingClassifier else y
     for one, drawn in zip(model.estimators_, model.estimators_samples_, strict=True):

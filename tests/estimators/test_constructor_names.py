@@ -33,7 +33,7 @@ from daskml_dist import (
     tree,
 )
 from daskml_dist.errors import InvalidParameterError, InvalidTypeError
-from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from scipy import sparse
 from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.losses import EpsilonInsensitive, Huber, Loss, SquaredEpsilonInsensitive
@@ -253,7 +253,7 @@ def check_sgd_params(params: Mapping[str, Any]) -> None:
         warnings.warn(
             "Negative values for `power_t` are deprecated: use a number >= 0.",
             FutureWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
     if params["l1_ratio"] is None and params["penalty"] == "elasticnet":
         raise InvalidParameterError(

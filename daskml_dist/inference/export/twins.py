@@ -13,8 +13,8 @@ from typing import Any
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import ExportError, NotFittedError
-from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.losses import Loss
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.inference.export.twins import check_is_estimator
 from daskml_dist.inference.saved.storage import name_of, read_bytes, write_bytes
 

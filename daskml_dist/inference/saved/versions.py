@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.inference.saved.manifest import versions_here
 
 __all__ = ["reading", "warn_of_versions"]
@@ -45,7 +45,7 @@ def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
             f"{name} was written with {' and '.join(others)}. Its answers may be others: compare "
             "some, and save the model again from here, or install those versions.",
             UserWarning,
-            stacklevel=outside(),
+            stacklevel=user_stack_level(),
         )
 
 

@@ -9,7 +9,7 @@ from inspect import isabstract
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.suggestions import nearest
 from daskml_dist.planning.families.base import Family, Probe
 
 __all__ = ["Family", "Probe", "find_family", "load_families"]

@@ -32,7 +32,7 @@ from daskml_dist.data.feature_scales import (
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.streamed_blocks import BlockRecipes
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.outside import outside
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.gpu_sharing import count_workers_of_gpus
 from daskml_dist.training.client.held_blocks import HeldBlocks
@@ -605,7 +605,7 @@ def warn_of_few_blocks(
         "without one wait while rows are read, and then copy whole blocks or stay idle. Give each "
         f"worker its own: {remedy}.",
         UserWarning,
-        stacklevel=outside(),
+        stacklevel=user_stack_level(),
     )
 
 

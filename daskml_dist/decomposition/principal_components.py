@@ -1,0 +1,761 @@
+"""PCA."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from sklearn import decomposition
+from sklearn.utils import gen_batches
+
+from daskml_dist.data.blocks import check_finite_rows
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.conversion import as_rows, convert_to_host
+from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.reduce import fold_parts
+from daskml_dist.diagnostics.works import reading
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError, as_ours
+from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.estimators.unsupervised import BaseUnlabelledTransformer
+from daskml_dist.models.row_models import Unlabelled
+from daskml_dist.parameters.checks import (
+    check_count,
+    check_flag,
+    check_number,
+    check_one_of,
+    seed_of,
+)
+from daskml_dist.parameters.run import Run
+from daskml_dist.sklearn_internals import infer_dimension
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
+from daskml_dist.training.plan import DatasetInfo
+
+__all__ = ["PCA", "Array", "Components", "IncrementalPCA", "TruncatedSVD"]
+
+Array = NDArray[np.float64]
+
+
+class Components(BaseUnlabelledTransformer):
+    """Base class of estimators that project rows on ``components_``.
+
+    Attributes
+    ----------
+    components_ : ndarray of float64 of shape (n_components, n_features)
+    """
+
+    components_: Array
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Nothing: components are no course of iterations."""
+
+    def transform(self, X: Any) -> Any:
+        """Project rows on the components.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_components)
+            Of float32 where X is; else of float64, also for a list of delayed blocks, whose dtype
+            is not known before they are computed.
+        """
+        self._check_fitted(X)
+        return self._map_rows(self._projection(), X, result_dtype(X), self._n_features_out)
+
+    def inverse_transform(self, X: Any) -> Any:
+        """Rows with given projections.
+
+        Parameters
+        ----------
+        X : as :meth:`transform` returns
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_features)
+        """
+        self._check_fitted()
+        width, shape = self.n_features_in_, (self._n_features_out,)
+        return self._map_rows(self._expansion(), X, result_dtype(X), width, row_shape=shape)
+
+    def _projection(self) -> Callable[[Any], NDArray[Any]]:
+        return Projected(self.components_.T)
+
+    def _expansion(self) -> Callable[[Any], NDArray[Any]]:
+        return Projected(self.components_)
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return self._projection()
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """Rows, less a point, times a matrix, plus another point.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (n_columns, m)
+    before, after : ndarrays of shape (n_columns,) and (m,), or None
+    """
+
+    matrix: Array
+    before: Array | None = None
+    after: Array | None = None
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """The product, in the rows' dtype."""
+        matrix = self.matrix.astype(X.dtype)
+        if self.before is not None and isinstance(X, np.ndarray):
+            X = X - self.before.astype(X.dtype)
+        found = np.asarray(X @ matrix)
+        if self.before is not None and not isinstance(X, np.ndarray):
+            found = found - (self.before @ self.matrix).astype(X.dtype)
+        return found if self.after is None else found + self.after.astype(X.dtype)
+
+
+def result_dtype(X: Any) -> np.dtype[Any]:
+    """Dtype of what is made of rows: float32 where they are, else float64."""
+    kinds = {str(kind) for kind in X.dtypes} if hasattr(X, "dtypes") else {str(_dtype_of(X))}
+    return np.dtype(np.float32 if kinds == {"float32"} else np.float64)
+
+
+def _dtype_of(X: Any) -> Any:
+    return getattr(X, "dtype", np.float64)
+
+
+#: Features up to which all products of features are made: it is quick, and exact.
+_FEW = 512
+
+
+class TruncatedSVD(Components):
+    """Largest singular values of all rows, which stay as they are: sparse ones are not centred.
+
+    Of few features one pass makes their products; of more, each pass multiplies the rows by few
+    vectors. Nothing of the size of ``n_features ** 2`` is made, so that hashed rows of any width
+    can be projected.
+
+    Parameters
+    ----------
+    n_components : int, default=2
+    algorithm : {"randomized", "arpack"}, default="randomized"
+        Power iterations from drawn vectors, or ARPACK, a pass for each of its products. Up to 512
+        features either is exact, from one pass.
+    n_iter : int, default=5
+        Power iterations; fewer passes that keep all their vectors find as much.
+    n_oversamples : int, default=10
+        Vectors of power iterations beside those asked for.
+    power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
+        Always QR.
+    random_state : int, RandomState instance or None, default=None
+        Of drawn vectors.
+    tol : float, default=0.0
+        Of ARPACK.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    components_ : ndarray of float64 of shape (n_components, n_features)
+        The largest entry of each is positive.
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
+shape (n_components,)
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    N. Halko, P. G. Martinsson and J. A. Tropp, "Finding structure with randomness: probabilistic
+    algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011. C.
+    Musco and C. Musco, "Randomized block Krylov methods for stronger and faster approximate
+    singular value decomposition", NIPS 2015.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.decomposition import TruncatedSVD
+    >>> X = np.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> TruncatedSVD(n_components=2).fit(X).singular_values_.round(6)
+    array([3., 2.])
+    """
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        algorithm: str = "randomized",
+        n_iter: int = 5,
+        n_oversamples: int = 10,
+        power_iteration_normalizer: str = "auto",
+        random_state: Any = None,
+        tol: float = 0.0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.algorithm = algorithm
+        self.n_iter = n_iter
+        self.n_oversamples = n_oversamples
+        self.power_iteration_normalizer = power_iteration_normalizer
+        self.random_state = random_state
+        self.tol = tol
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        check_count("n_components", self.n_components)
+        check_one_of("algorithm", self.algorithm, ("randomized", "arpack"))
+        if self.n_iter != 0:
+            check_count("n_iter", self.n_iter, "0")
+        check_count("n_oversamples", self.n_oversamples)
+        normalizers = ("auto", "QR", "LU", "none")
+        check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
+        check_number("tol", self.tol)
+
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
+        n_rows, d, k = rows.survey.n_rows, rows.survey.n_features, int(self.n_components)
+        if d < 2:
+            raise InvalidDataError(
+                f"Found array with {d} feature(s) (shape=({n_rows}, {d})) while a minimum of 2 is "
+                "required by TruncatedSVD. Give more columns."
+            )
+        lanczos = self.algorithm == "arpack"
+        if k > d or (lanczos and k >= d):
+            raise InvalidParameterError(
+                f"n_components({k}) must be {'<' if lanczos else '<='} n_features({d}). Ask for "
+                "fewer components."
+            )
+        if d <= _FEW:
+            return Unlabelled(d), CovarianceEigenSolver(k, double=True, centred=False)
+        return Unlabelled(d), PowerIterations(
+            n_components=k,
+            n_oversamples=int(self.n_oversamples),
+            n_iter=int(self.n_iter) + 1,  # scikit-learn makes another, on the other side
+            centred=False,
+            seed=seed_of(self.random_state),
+            lanczos=lanczos,
+            tol=float(self.tol),
+        )
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
+        k, found = int(self.n_components), solution.extra
+        self.components_ = solution.w[:k].copy()
+        values, variance = found["values"][:k], found["variance"]
+        self.singular_values_ = np.sqrt(values * rows.weight_sum)
+        # Projections have a mean, which is no part of their variance.
+        means = self.components_ @ found["mean"]
+        self.explained_variance_ = np.maximum(values - means**2, 0.0)
+        self.explained_variance_ratio_ = (
+            self.explained_variance_ / variance if variance > 0 else np.zeros(k)
+        )
+        self.n_features_in_ = model.n_features
+
+
+class IncrementalPCA(BlockTransformer, decomposition.IncrementalPCA):
+    """:class:`sklearn.decomposition.IncrementalPCA` for Dask collections, batch for batch.
+
+    Batches are cut from the rows in their order, over the borders of blocks; the components go
+    from worker to worker, so one works at a time. :class:`~daskml_dist.decomposition.PCA` is
+    exact, takes one pass and lets all workers work: this class is for rows that come bit by bit
+    (`partial_fit`), and for scikit-learn's very results.
+
+    Parameters
+    ----------
+    n_components : int or None, default=None
+    whiten : bool, default=False
+    copy : bool, default=True
+    batch_size : int or None, default=None
+        None: five times the features.
+
+    Attributes
+    ----------
+    components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, var_, \
+noise_variance_, n_components_, n_samples_seen_, batch_size_
+        As in scikit-learn.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    References
+    ----------
+    D. Ross, J. Lim, R. Lin and M. Yang, "Incremental learning for robust visual tracking",
+    International Journal of Computer Vision 77, 2008.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.decomposition import IncrementalPCA
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> pca = IncrementalPCA(n_components=2)
+    >>> for part in np.split(X, 3):
+    ...     _ = pca.partial_fit(part)
+    >>> pca.transform(X).shape
+    (60, 2)
+    """
+
+    def partial_fit(self, X: Any, y: Any = None, check_input: bool = True) -> Self:
+        """Go on with more rows: a batch in memory, or the batches of a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+        y : ignored
+        check_input : bool, default=True
+            Whether to check rows in memory.
+
+        Returns
+        -------
+        self
+        """
+        if is_dask(X := convert_to_host(X)):
+            first = not hasattr(self, "components_")
+            if not first:
+                check_feature_names(self, X, reset=False)
+            return self._fit_on(X, self)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            decomposition.IncrementalPCA.partial_fit(self, X, y, check_input=check_input)
+        if not (np.isfinite(self.components_).all() and np.isfinite(self.var_).all()):
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (StandardScaler), and fit a "
+                "new IncrementalPCA."
+            )
+        # Else columns of a slice, which sum otherwise after they were stored.
+        components = np.ascontiguousarray(vars(self)["components_"])
+        self.__dict__["components_"] = components
+        ratio: NDArray[Any] = vars(self)["explained_variance_ratio_"]
+        # Equal rows have no variance, and no share of it.
+        self.explained_variance_ratio_ = np.where(np.isfinite(ratio), ratio, 0.0)
+        return self
+
+    def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        fresh = type(self)(**self.get_params(deep=False))
+        return self._fit_on(X, fresh)
+
+    def _fit_on(self, X: Any, begun: IncrementalPCA) -> Self:
+        """Go on from an estimator with all batches of a collection."""
+        self._check_parameters()
+        collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
+        with reading(type(self).__name__):
+            course = fold_parts(collection, _step, _Course(begun)).ended()
+        if not course.n_rows:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
+                "the filter or the path that made the collection."
+            )
+        self._take(course.model, collection)
+        return self
+
+    def _take(self, model: IncrementalPCA, collection: Collection) -> None:
+        """Take what was fitted; names are those of the collection."""
+        self.__dict__.update({n: v for n, v in vars(model).items() if n.endswith("_")})
+        self.__dict__.pop("feature_names_in_", None)
+        self.n_features_in_ = self.components_.shape[1]
+        if collection.feature_names is not None:
+            self.feature_names_in_ = collection.feature_names
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        raise AssertionError("batches are not merged")
+
+
+@dataclass(frozen=True)
+class _Course:
+    """Components so far, and rows that are not a batch yet.
+
+    Parameters
+    ----------
+    model : IncrementalPCA
+    left : ndarray or None
+    n_rows : int
+        Rows of the collection so far.
+    """
+
+    model: IncrementalPCA
+    left: NDArray[Any] | None = None
+    n_rows: int = 0
+
+    def went_on(self, rows: NDArray[Any]) -> _Course:
+        """After more rows: all batches that are whole whatever comes."""
+        if self.left is not None:
+            rows = np.vstack([self.left, rows])
+        model = copy.copy(self.model)
+        model.batch_size_ = model.batch_size or 5 * rows.shape[1]
+        size, least = model.batch_size_, model.n_components or 0
+        start = 0
+        while start + size + least <= len(rows):
+            # A copy: scikit-learn takes the mean from the batch itself.
+            model.partial_fit(rows[start : start + size].copy(), check_input=False)
+            start += size
+        return replace(self, model=model, left=rows[start:].copy())
+
+    def ended(self) -> _Course:
+        """After the last rows."""
+        if self.left is None or not len(self.left):
+            return self
+        model = copy.copy(self.model)
+        try:
+            for at in gen_batches(
+                len(self.left), model.batch_size_, min_batch_size=model.n_components or 0
+            ):
+                model.partial_fit(self.left[at].copy(), check_input=False)
+        except ValueError as error:
+            raise as_ours(error) from error
+        return replace(self, model=model, left=None)
+
+
+def _step(course: _Course, index: int, X: Any, y: Any, sample_weight: Any) -> _Course:
+    rows = as_rows(X, index=index)
+    rows = rows.toarray() if hasattr(rows, "toarray") else rows
+    if not len(rows):
+        return course
+    check_finite_rows(rows, index)
+    try:
+        found = course.went_on(rows)
+    except ValueError as error:
+        raise as_ours(error, f"Block {index} of X: ") from error
+    return replace(found, n_rows=course.n_rows + len(rows))
+
+
+_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
+#: Features up to which a covariance is made rather than sketched; and at all.
+_WIDE, _MOST = 4096, 2**14
+#: Products up to which they are made in float64 whatever the rows' dtype, since it is quick.
+_QUICK = 10**7
+
+
+class PCA(Components):
+    """Principal components of all rows, from one pass over them.
+
+    The covariance is one sum of the size of ``n_features ** 2``, each block about a point of its
+    own, so rows stay where they are, in memory or streamed. Of more than 4,096 features a few
+    passes of products with ``n_components`` vectors take its place.
+
+    Parameters
+    ----------
+    n_components : int, float, "mle" or None, default=None
+        As in scikit-learn: a number of components; of 0 to 1 the share of the variance that they
+        are to explain; ``"mle"``: Minka's guess; None: as many as there are rows or features.
+    copy : bool, default=True
+        X is never changed.
+    whiten : bool, default=False
+        Whether projections have variance 1.
+    svd_solver : {"auto", "full", "covariance_eigh", "arpack", "randomized"}, default="auto"
+        ``"covariance_eigh"``: the covariance by products in the rows' dtype, added up in float64,
+        and its eigenvectors by LAPACK. ``"full"``: likewise, by products in float64.
+        ``"randomized"``: power iterations from drawn vectors, and ``"arpack"``: ARPACK's, a pass
+        for each product, where there are more than 4,096 features, and a number of components is
+        asked for; else the covariance, which costs less and is exact. ``"auto"``: ``"full"`` of few
+        rows, else ``"covariance_eigh"`` or ``"randomized"``.
+    tol : float, default=0.0
+        Of ARPACK.
+    iterated_power : int or "auto", default="auto"
+        Power iterations.
+    n_oversamples : int, default=10
+        Vectors of power iterations beside those asked for.
+    power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
+        Always QR.
+    random_state : int, RandomState instance or None, default=None
+        Of drawn vectors.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    components_ : ndarray of float64 of shape (n_components, n_features)
+        By falling variance; the largest entry of each is positive.
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
+shape (n_components,)
+    mean_ : ndarray of float64 of shape (n_features,)
+    noise_variance_ : float
+        Mean variance of the directions left out.
+    n_components_ : int
+    n_samples_ : int
+        Rows, or the sum of their weights.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    M. E. Tipping and C. M. Bishop, "Probabilistic principal component analysis", Journal of the
+    Royal Statistical Society B 61(3), 1999. T. P. Minka, "Automatic choice of dimensionality for
+    PCA", NIPS 2000.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.decomposition import PCA
+    >>> X = np.array([[-1, -1], [-2, -1], [-3, -2], [1, 1], [2, 1], [3, 2]])
+    >>> PCA(n_components=2).fit(X).explained_variance_ratio_.round(4)
+    array([0.9924, 0.0076])
+    """
+
+    def __init__(
+        self,
+        n_components: Any = None,
+        *,
+        copy: bool = True,
+        whiten: bool = False,
+        svd_solver: str = "auto",
+        tol: float = 0.0,
+        iterated_power: int | str = "auto",
+        n_oversamples: int = 10,
+        power_iteration_normalizer: str = "auto",
+        random_state: Any = None,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.copy = copy
+        self.whiten = whiten
+        self.svd_solver = svd_solver
+        self.tol = tol
+        self.iterated_power = iterated_power
+        self.n_oversamples = n_oversamples
+        self.power_iteration_normalizer = power_iteration_normalizer
+        self.random_state = random_state
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _check_params(self) -> None:
+        n = self.n_components
+        whole = self._count is not None and not isinstance(n, bool) and n >= 0
+        share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < float(n) < 1
+        if not (n is None or whole or share or (isinstance(n, str) and n == "mle")):
+            raise InvalidParameterError(
+                f"n_components={n!r}: use an integer >= 0, a number between 0 and 1 (the share of "
+                'the variance), "mle" or None.'
+            )
+        for name in ("copy", "whiten"):
+            check_flag(name, getattr(self, name))
+        check_one_of("svd_solver", self.svd_solver, _SOLVERS)
+        check_number("tol", self.tol)
+        if self.iterated_power != "auto" and self.iterated_power != 0:
+            check_count("iterated_power", self.iterated_power, '0 or "auto"')
+        check_count("n_oversamples", self.n_oversamples)
+        normalizers = ("auto", "QR", "LU", "none")
+        check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
+
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
+        n_rows, d = self._n_rows(rows), rows.survey.n_features
+        self._check_rows(rows, min(n_rows, d))
+        return Unlabelled(d), self._solver(n_rows, d)
+
+    @staticmethod
+    def _n_rows(rows: DatasetInfo) -> int:
+        """Rows, where a weight of k counts as k of them."""
+        return rows.survey.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
+
+    def _check_rows(self, rows: DatasetInfo, most: int) -> None:
+        n_rows = rows.survey.n_rows
+        if n_rows < 2 or rows.weight_sum < 2:
+            raise InvalidDataError(
+                f"n_samples={n_rows}, of weight {rows.weight_sum:g} together: a variance needs two "
+                "rows at least, and weights whose sum is 2 at least, since a weight of 2 is a row "
+                "twice. Give more rows, or larger weights."
+            )
+        if self._count is not None and self._count > most:
+            raise InvalidParameterError(
+                f"n_components={self.n_components} must be between 0 and min(n_samples, n_features)"
+                f"={most} with svd_solver={self.svd_solver!r}. Ask for fewer components."
+            )
+        if self.n_components == "mle" and self._n_rows(rows) < rows.survey.n_features:
+            raise InvalidDataError(
+                "n_components='mle' is only supported if n_samples >= n_features. Give a number "
+                "of components."
+            )
+
+    def _solver(self, n_rows: int, d: int) -> Solver:
+        k = self._count
+        if k is not None and self._sketches(d, k):
+            return PowerIterations(
+                n_components=k,
+                n_oversamples=int(self.n_oversamples),
+                n_iter=self._n_power(k, min(n_rows, d)),
+                centred=True,
+                seed=seed_of(self.random_state),
+                lanczos=self.svd_solver == "arpack",
+                tol=float(self.tol),
+            )
+        if d > _MOST:
+            raise InvalidParameterError(
+                f"n_components={self.n_components!r} and svd_solver={self.svd_solver!r} would make "
+                f"the whole covariance of {d:,} features. Ask for a number of components, with "
+                'svd_solver="randomized".'
+            )
+        few = n_rows < 10 * d or n_rows * d * d <= _QUICK
+        double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
+        return CovarianceEigenSolver(k, double)
+
+    @property
+    def _count(self) -> int | None:
+        """The number of components, where one is asked for."""
+        return int(self.n_components) if isinstance(self.n_components, Integral) else None
+
+    def _sketches(self, d: int, k: int) -> bool:
+        """Return whether a few products with vectors cost less than a covariance."""
+        if d <= _WIDE or not k or self.svd_solver in ("full", "covariance_eigh"):
+            return False
+        return self.svd_solver != "auto" or 2 * (k + self.n_oversamples) < d
+
+    def _n_power(self, k: int, least: int) -> int:
+        """Passes, as scikit-learn counts them and one more, which it makes on the other side."""
+        if self.iterated_power != "auto":
+            return int(self.iterated_power) + 1
+        return 8 if k < 0.1 * least else 5
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
+        found, weight = solution.extra, rows.weight_sum
+        n_rows, d = self._n_rows(rows), model.n_features
+        if not found["total"] > 0:
+            raise InvalidDataError(
+                "All rows of X are equal: there is no variance to explain. Check the filter or the "
+                "columns that made them."
+            )
+        # Rows number 1 less than their freedom, and their weights likewise.
+        unbiased, most = weight / (weight - 1), min(n_rows, d)
+        variance, total = found["values"][:most] * unbiased, found["total"] * unbiased
+        ratio = variance / total
+        k = self._n_found(variance, ratio, weight, most)
+        self.n_components_ = k
+        self.components_ = solution.w[:k].copy()
+        self.explained_variance_, self.explained_variance_ratio_ = variance[:k], ratio[:k]
+        self.singular_values_ = np.sqrt(variance[:k] * (weight - 1))
+        self.mean_ = found["mean"]
+        left = variance[k:].sum() if len(variance) == most else total - variance[:k].sum()
+        self.noise_variance_ = max(0.0, float(left)) / (most - k) if k < most else 0.0
+        self.n_samples_ = n_rows
+        self.n_features_in_ = d
+
+    def _n_found(self, variance: Array, ratio: Array, weight: float, most: int) -> int:
+        """Number of components of what the user asked for."""
+        if self.n_components is None:
+            return most
+        if self.n_components == "mle":
+            return int(infer_dimension(variance, weight))
+        if self._count is not None:
+            return self._count
+        enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1
+        return min(int(enough), most)
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    @property
+    def _scales(self) -> Array:
+        """Divisors of whitened projections; never zero."""
+        root = np.sqrt(self.explained_variance_)
+        return np.asarray(np.maximum(root, np.finfo(np.float64).eps))
+
+    def _projection(self) -> Projected:
+        matrix = self.components_.T / self._scales if self.whiten else self.components_.T
+        return Projected(np.ascontiguousarray(matrix), before=self.mean_)
+
+    def _expansion(self) -> Projected:
+        scaled = self.components_ * self._scales[:, None] if self.whiten else self.components_
+        return Projected(scaled, after=self.mean_)
+
+    def get_covariance(self) -> Array:
+        """Covariance of the model: of the components, and noise of one variance in all else.
+
+        Returns
+        -------
+        ndarray of float64 of shape (n_features, n_features)
+        """
+        self._check_fitted()
+        above = np.maximum(self.explained_variance_ - self.noise_variance_, 0.0)
+        covariance = (self.components_.T * above) @ self.components_
+        covariance.flat[:: len(covariance) + 1] += self.noise_variance_
+        return np.asarray(covariance)
+
+    def get_precision(self) -> Array:
+        """Inverse of the model's covariance.
+
+        Returns
+        -------
+        ndarray of float64 of shape (n_features, n_features)
+        """
+        self._check_fitted()
+        d, noise = self.n_features_in_, self.noise_variance_
+        if self.n_components_ == 0:
+            return np.eye(d) / noise
+        if noise == 0:
+            return np.asarray(linalg.inv(self.get_covariance()))
+        # By the matrix inversion lemma, of a diagonal in the space of the components.
+        share = 1 / np.maximum(self.explained_variance_, noise) - 1 / noise
+        precision = (self.components_.T * share) @ self.components_
+        precision.flat[:: d + 1] += 1 / noise
+        return np.asarray(precision)
+
+    def score_samples(self, X: Any) -> Any:
+        """Log-likelihood of each row under the model.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map_raw_predictions(None, X, np.float64, None)
+
+    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
+        """Mean log-likelihood of the rows, weighted.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+        """
+        total, weight = self._sum_and_weight(X, sample_weight)
+        return total / weight
+
+    def _raw_prediction(self) -> _LogLikelihood:
+        precision = self.get_precision()
+        constant = np.linalg.slogdet(precision)[1] - len(precision) * np.log(2 * np.pi)
+        return _LogLikelihood(self.mean_, precision, float(constant) / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class _LogLikelihood:
+    """Log-likelihood of rows under a normal distribution.
+
+    Parameters
+    ----------
+    mean, precision : ndarrays of shapes (n_features,) and (n_features, n_features)
+    constant : float
+    """
+
+    mean: Array
+    precision: Array
+    constant: float
+
+    def __call__(self, X: Any) -> NDArray[np.float64]:
+        """Of each row."""
+        rows = X.toarray() if hasattr(X, "toarray") else X
+        near = rows - self.mean
+        squares: NDArray[np.float64] = np.einsum("ij,ij->i", near, near @ self.precision)
+        return self.constant - squares / 2

@@ -1,0 +1,856 @@
+"""Random forests and extremely randomised trees, grown in lock-step over binned rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from sklearn.metrics import r2_score
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.estimators.trees import (
+    BaseTrees,
+    TreesClassifier,
+    TreesRegressor,
+    is_count,
+    is_share,
+)
+from daskml_dist.models.row_models import TreeRowsModel
+from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import check_count, check_flag
+from daskml_dist.parameters.run import Run
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.forest_growth import count_draws
+from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+__all__ = [
+    "ExtraTreesClassifier",
+    "ExtraTreesRegressor",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
+]
+
+Array = NDArray[Any]
+
+
+def check_scored(columns: Sequence[Array]) -> None:
+    """Check that classes can be scored: of several outputs, two of each."""
+    if len(columns) > 1 and max(map(len, columns)) > 2:
+        raise InvalidDataError(
+            "The type of target cannot be used to compute OOB estimates. Got "
+            "multiclass-multioutput while only the following are supported: continuous, "
+            "continuous-multioutput, binary, multiclass, multilabel-indicator. Set "
+            "oob_score=False, or fit one output at a time."
+        )
+
+
+def accuracy(y: Array, labels: Array) -> float:
+    """Share of rows whose labels are all right."""
+    right = y == labels
+    return float(np.mean(right.all(axis=1) if right.ndim == 2 else right))
+
+
+def shares_and_labels(answers: Array, y: Array, classes: Any) -> tuple[Array, Array, Array]:
+    """Shares of the classes, the likeliest labels, and the true ones."""
+    if not isinstance(classes, list):
+        return answers, classes[answers.argmax(axis=1)], classes[y.astype(np.intp)]
+    ends = [0, *np.cumsum([len(of) for of in classes])]
+    shares = np.zeros((len(y), max(map(len, classes)), len(classes)))
+    for k, (a, b) in enumerate(pairwise(ends)):
+        shares[:, : b - a, k] = answers[:, a:b]
+    best, given = shares.argmax(axis=1), y.astype(np.intp)
+    labels, truth = (
+        np.column_stack([of[number[:, k]] for k, of in enumerate(classes)])
+        for number in (best, given)
+    )
+    return shares, labels, truth
+
+
+#: Draws of a row by a tree that may be expected.
+_MOST_DRAWS = 4
+
+
+class BaseForest(BaseTrees):
+    """Base class of forests."""
+
+    n_estimators: int
+    bootstrap: bool
+    oob_score: Any
+    warm_start: bool
+    max_samples: Any
+
+    @property
+    def _n_trees(self) -> int:
+        return int(self.n_estimators)
+
+    def _check_params(self) -> None:
+        p = self._params()
+        check_count("n_estimators", p["n_estimators"])
+        check_flag("bootstrap", p["bootstrap"])
+        check_flag("warm_start", p["warm_start"])
+        if not callable(p["oob_score"]):
+            check_flag("oob_score", p["oob_score"])
+        if p["oob_score"] and not p["bootstrap"]:
+            raise InvalidParameterError(
+                "Out of bag estimation only available if bootstrap=True. Set it, or "
+                "oob_score=False."
+            )
+        if p["max_samples"] is not None and not p["bootstrap"]:
+            raise InvalidParameterError(
+                "`max_sample` cannot be set if `bootstrap=False`. Either switch to "
+                "`bootstrap=True` or set `max_sample=None`."
+            )
+        self._rate(2**62)
+        super()._check_params()
+
+    def _rate(self, n_rows: int) -> float | None:
+        if not self.bootstrap:
+            return None
+        given = self.max_samples
+        if given is None:
+            return 1.0
+        if is_count(given) and 1 <= given <= _MOST_DRAWS * n_rows:
+            return int(given) / n_rows
+        if is_share(given) and 0 < given <= _MOST_DRAWS:
+            return max(int(n_rows * float(given)), 1) / n_rows
+        raise InvalidParameterError(
+            f"max_samples={given!r}: use an integer >= 1, a share of the rows above 0 (at most "
+            f"{_MOST_DRAWS} times the rows), or None for as many as there are."
+        )
+
+    @property
+    def estimators_samples_(self) -> list[NDArray[Any]]:
+        """Numbers of the rows that each tree drew, as often as it did, made when asked for.
+
+        A list of ndarray of int32 (int64 from 2**31 rows on).
+        """
+        self._check_fitted()
+        n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
+        rows = np.arange(n, dtype=np.int32 if n < 2**31 else np.int64)
+        return [np.repeat(rows, count_draws(n, self._seed, t, rate)) for t in numbers]
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _clear_fitted(self) -> None:
+        if not self.warm_start:
+            for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
+                self.__dict__.pop(name, None)
+
+    def _columns(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
+        columns = super()._columns(rows)
+        if self.oob_score:
+            check_scored(columns)
+        return columns
+
+    def _begin(self, n_values: int) -> dict[str, NDArray[Any]] | None:
+        trees: Trees | None = vars(self).get("_trees")
+        if trees is None or not self.warm_start:
+            return None
+        if self.n_estimators < len(trees):
+            raise InvalidParameterError(
+                f"n_estimators={self.n_estimators} must be larger or equal to len(estimators_)="
+                f"{len(trees)} when warm_start==True. Raise it, or set warm_start=False."
+            )
+        if self.n_estimators == len(trees):
+            warnings.warn(
+                "Warm-start fitting without increasing n_estimators does not fit new trees.",
+                UserWarning,
+                stacklevel=user_stack_level(),
+            )
+        if trees.nodes.value.shape[1] != n_values:
+            raise InvalidDataError(
+                "warm_start=True goes on with the classes and outputs of the fit before, and y has "
+                "others. "
+                "Set warm_start=False."
+            )
+        return {**trees.packed(), "impurity": self._impurity}
+
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
+        super()._set_fitted(solution, model, rows)
+        self._n_samples = rows.survey.n_rows
+        self._drawn_rate = self._rate(self._n_samples)
+        if "oob_times" in solution.extra:
+            self._set_oob(solution.extra)
+
+    def _set_oob(self, found: Any) -> None:
+        """Set the scores of rows by the trees that did not draw them."""
+        times, y = found["oob_times"], found["oob_y"]
+        if not times.all():
+            warnings.warn(
+                "Some inputs do not have OOB scores. This probably means too few trees were used "
+                "to compute any reliable OOB estimates.",
+                UserWarning,
+                stacklevel=user_stack_level(),
+            )
+        answers = found["oob_sums"] / np.maximum(times, 1)[:, None]
+        score: Any = self.oob_score
+        if self._classification:
+            shares, labels, y = shares_and_labels(answers, y, self.classes_)
+            self.oob_decision_function_ = shares
+            self.oob_score_ = float((score if callable(score) else accuracy)(y, labels))
+        else:
+            self.oob_prediction_ = answers if answers.shape[1] > 1 else answers[:, 0]
+            scorer = score if callable(score) else r2_score
+            self.oob_score_ = float(scorer(y, self.oob_prediction_))
+
+    # -- trees ---------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of trees."""
+        self._check_fitted()
+        return len(self._trees)
+
+    def __getitem__(self, number: int) -> Any:
+        """One of the trees."""
+        return self.estimators_[number]
+
+    @property
+    def estimators_(self) -> list[Any]:
+        """The trees, each as an estimator of its own; of classes by their numbers."""
+        self._check_fitted()
+        kind = DecisionTreeClassifier if self._classification else DecisionTreeRegressor
+        n_outputs = self.n_outputs_
+        shared: dict[str, Any] = {"n_features_in_": self.n_features_in_, "n_outputs_": n_outputs}
+        if self._classification:
+            n = self.n_classes_
+            numbers = [np.arange(of, dtype=np.float64) for of in np.atleast_1d(n)]
+            shared |= {"classes_": numbers if n_outputs > 1 else numbers[0], "n_classes_": n}
+        found, roots = [], self._trees.roots
+        for k in range(len(self._trees)):
+            tree = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
+            one = kind._of(tree, self._impurity[roots[k] : roots[k + 1]], **shared)
+            of_forest = self._all_params()
+            known = one.get_params(deep=False)
+            found.append(one.set_params(**{n: v for n, v in of_forest.items() if n in known}))
+        return found
+
+    def decision_path(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
+        """Nodes that rows come through.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`, in memory
+
+        Returns
+        -------
+        csr_matrix of int64 of shape (n_rows, n_nodes)
+            Of the trees behind each other.
+        ndarray of int64 of shape (n_trees + 1,)
+            First column of each tree, and their number.
+        """
+        return self._paths(X)
+
+
+class RandomForestClassifier(TreesClassifier, BaseForest):
+    """Random forest of classification trees.
+
+    Each tree grows on rows of its own draw, each split looks at features of its own draw. Features
+    are binned, a byte an entry, and what decides is sums of whole numbers and draws hashed from the
+    seed: the trees are the same on any number of workers and lanes, under either `decomposition`,
+    and after any loss.
+
+    Parameters
+    ----------
+    n_estimators : int, default=100
+        Trees.
+    criterion : {"gini", "entropy", "log_loss"}, default="gini"
+        What a split is to lower: the Gini impurity, or Shannon's entropy.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default="sqrt"
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    bootstrap : bool, default=True
+        Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
+        the seed, the tree and the row's number. False: each tree takes all rows.
+    oob_score : bool or callable, default=False
+        Score each row by the trees that did not draw it. A callable of targets and predictions
+        takes the place of the accuracy, or of R^2.
+    n_jobs : int or None, default=None
+        There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    warm_start : bool, default=False
+        Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
+        the same bins.
+    class_weight : dict, list of dict, "balanced", "balanced_subsample" or None, default=None
+        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
+        multiplied. ``"balanced_subsample"``: balanced among the rows that each tree draws, of one
+        output.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    max_samples : int, float or None, default=None
+        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
+        many as there are. None: as many.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
+        classes.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,), or a list of them
+        Of several outputs, each output's.
+    n_classes_ : int or list of int
+    estimators_ : list of DecisionTreeClassifier
+        The trees, made when they are asked for.
+    estimators_samples_ : list of ndarray of int32
+        Numbers of the rows that each tree drew, as often as it did.
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    oob_score_ : float
+        With `oob_score`.
+    oob_decision_function_ : ndarray of float64
+        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) of several: shares of the
+        classes of each row by the trees that did not draw it; zeros where there are none. With
+        `oob_score`.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    L. Breiman, "Random forests", Machine Learning 45, 2001.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import RandomForestClassifier
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = RandomForestClassifier(20, random_state=0).fit(X, X[:, 0] > 99)
+    >>> model.predict(np.array([[10.0], [150.0]])).tolist()
+    [False, True]
+    """
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        criterion: str = "gini",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = "sqrt",
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        bootstrap: bool = True,
+        oob_score: Any = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        warm_start: bool = False,
+        class_weight: Any = None,
+        ccp_alpha: float = 0.0,
+        max_samples: int | float | None = None,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.class_weight = class_weight
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+
+class RandomForestRegressor(TreesRegressor, BaseForest):
+    """Random forest of regression trees.
+
+    Each tree grows on rows of its own draw, each split looks at features of its own draw. Features
+    are binned, a byte an entry, and what decides is sums of whole numbers and draws hashed from the
+    seed: the trees are the same on any number of workers and lanes, under either `decomposition`,
+    and after any loss.
+
+    Parameters
+    ----------
+    n_estimators : int, default=100
+        Trees.
+    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
+        What a split is to lower: the variance; absolute errors from medians, for which a trainer
+        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
+        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
+        splits of ``"squared_error"``.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default=1.0
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    bootstrap : bool, default=True
+        Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
+        the seed, the tree and the row's number. False: each tree takes all rows.
+    oob_score : bool or callable, default=False
+        Score each row by the trees that did not draw it. A callable of targets and predictions
+        takes the place of the accuracy, or of R^2.
+    n_jobs : int or None, default=None
+        There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    warm_start : bool, default=False
+        Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
+        the same bins.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    max_samples : int, float or None, default=None
+        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
+        many as there are. None: as many.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
+
+    Attributes
+    ----------
+    estimators_ : list of DecisionTreeRegressor
+        The trees, made when they are asked for.
+    estimators_samples_ : list of ndarray of int32
+        Numbers of the rows that each tree drew, as often as it did.
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    oob_score_ : float
+        With `oob_score`.
+    oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
+        Means of each row by the trees that did not draw it; 0 where there are none. With
+        `oob_score`.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    L. Breiman, "Random forests", Machine Learning 45, 2001.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import RandomForestRegressor
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = RandomForestRegressor(20, random_state=0).fit(X, 1.0 * (X[:, 0] > 99))
+    >>> model.predict(np.array([[10.0], [190.0]])).tolist()
+    [0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        criterion: str = "squared_error",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = 1.0,
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        bootstrap: bool = True,
+        oob_score: Any = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        warm_start: bool = False,
+        ccp_alpha: float = 0.0,
+        max_samples: int | float | None = None,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+
+class ExtraTreesClassifier(TreesClassifier, BaseForest):
+    """Extremely randomised classification trees.
+
+    Cuts are drawn too, uniformly between the smallest and the largest value that a feature has in a
+    node, and the best of them is taken. Features are binned, a byte an entry, and what decides is
+    sums of whole numbers and draws hashed from the seed: the trees are the same on any number of
+    workers and lanes, under either `decomposition`, and after any loss.
+
+    Parameters
+    ----------
+    n_estimators : int, default=100
+        Trees.
+    criterion : {"gini", "entropy", "log_loss"}, default="gini"
+        What a split is to lower: the Gini impurity, or Shannon's entropy.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default="sqrt"
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    bootstrap : bool, default=False
+        Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
+        the seed, the tree and the row's number. False: each tree takes all rows.
+    oob_score : bool or callable, default=False
+        Score each row by the trees that did not draw it. A callable of targets and predictions
+        takes the place of the accuracy, or of R^2.
+    n_jobs : int or None, default=None
+        There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    warm_start : bool, default=False
+        Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
+        the same bins.
+    class_weight : dict, list of dict, "balanced", "balanced_subsample" or None, default=None
+        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
+        multiplied. ``"balanced_subsample"``: balanced among the rows that each tree draws, of one
+        output.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    max_samples : int, float or None, default=None
+        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
+        many as there are. None: as many.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
+        classes.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,), or a list of them
+        Of several outputs, each output's.
+    n_classes_ : int or list of int
+    estimators_ : list of DecisionTreeClassifier
+        The trees, made when they are asked for.
+    estimators_samples_ : list of ndarray of int32
+        Numbers of the rows that each tree drew, as often as it did.
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    oob_score_ : float
+        With `oob_score`.
+    oob_decision_function_ : ndarray of float64
+        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) of several: shares of the
+        classes of each row by the trees that did not draw it; zeros where there are none. With
+        `oob_score`.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    P. Geurts, D. Ernst and L. Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import ExtraTreesClassifier
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = ExtraTreesClassifier(20, random_state=0).fit(X, X[:, 0] > 99)
+    >>> model.predict(np.array([[10.0], [150.0]])).tolist()
+    [False, True]
+    """
+
+    _random_cuts = True
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        criterion: str = "gini",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = "sqrt",
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        bootstrap: bool = False,
+        oob_score: Any = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        warm_start: bool = False,
+        class_weight: Any = None,
+        ccp_alpha: float = 0.0,
+        max_samples: int | float | None = None,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.class_weight = class_weight
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+
+class ExtraTreesRegressor(TreesRegressor, BaseForest):
+    """Extremely randomised regression trees.
+
+    Cuts are drawn too, uniformly between the smallest and the largest value that a feature has in a
+    node, and the best of them is taken. Features are binned, a byte an entry, and what decides is
+    sums of whole numbers and draws hashed from the seed: the trees are the same on any number of
+    workers and lanes, under either `decomposition`, and after any loss.
+
+    Parameters
+    ----------
+    n_estimators : int, default=100
+        Trees.
+    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
+        What a split is to lower: the variance; absolute errors from medians, for which a trainer
+        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
+        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
+        splits of ``"squared_error"``.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default=1.0
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    bootstrap : bool, default=False
+        Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
+        the seed, the tree and the row's number. False: each tree takes all rows.
+    oob_score : bool or callable, default=False
+        Score each row by the trees that did not draw it. A callable of targets and predictions
+        takes the place of the accuracy, or of R^2.
+    n_jobs : int or None, default=None
+        There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    warm_start : bool, default=False
+        Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
+        the same bins.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    max_samples : int, float or None, default=None
+        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
+        many as there are. None: as many.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
+
+    Attributes
+    ----------
+    estimators_ : list of DecisionTreeRegressor
+        The trees, made when they are asked for.
+    estimators_samples_ : list of ndarray of int32
+        Numbers of the rows that each tree drew, as often as it did.
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    oob_score_ : float
+        With `oob_score`.
+    oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
+        Means of each row by the trees that did not draw it; 0 where there are none. With
+        `oob_score`.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    P. Geurts, D. Ernst and L. Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import ExtraTreesRegressor
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = ExtraTreesRegressor(20, random_state=0).fit(X, 1.0 * (X[:, 0] > 99))
+    >>> model.predict(np.array([[10.0], [190.0]])).tolist()
+    [0.0, 1.0]
+    """
+
+    _random_cuts = True
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        criterion: str = "squared_error",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = 1.0,
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        bootstrap: bool = False,
+        oob_score: Any = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        warm_start: bool = False,
+        ccp_alpha: float = 0.0,
+        max_samples: int | float | None = None,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks

@@ -1,0 +1,939 @@
+"""Gradient boosting."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist.backends.dense_rows import sparse_rows
+from daskml_dist.backends.devices import DEVICES
+from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.feature_names import remember_dtypes
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.ensemble._boosting_inputs import (
+    categories_of,
+    categories_remedy,
+    groups_of,
+    numbered,
+    signs_of,
+    which_are_categorical,
+)
+from daskml_dist.ensemble._boosting_validation import (
+    GivenSets,
+    JoinedRows,
+    check_scoring,
+    held_out,
+    joined,
+    scorer_of,
+    shares,
+)
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.inference.each_row import rows_apart
+from daskml_dist.inference.predict import map_rows, written
+from daskml_dist.models.row_models import TreeRowsModel
+from daskml_dist.models.tree_predictions import RawTrees, TreeLeaves
+from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import (
+    check_class_weight,
+    check_count,
+    check_flag,
+    check_number,
+    check_one_of,
+    seed_of,
+)
+from daskml_dist.parameters.run import Run
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.boosting_losses import (
+    AbsoluteErrorBoostLoss,
+    BinomialBoostLoss,
+    BoostLoss,
+    GammaBoostLoss,
+    MultinomialBoostLoss,
+    PinballBoostLoss,
+    PoissonBoostLoss,
+    SquaredErrorBoostLoss,
+)
+from daskml_dist.solvers.boosting_scores import RowRange, Scorer, StoppingRule, WatchedScores
+from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
+from daskml_dist.solvers.holdout import HoldoutMask, TrailingRows
+from daskml_dist.solvers.tree_growth import TreeParams
+from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.settings import RunSettings
+
+__all__ = ["HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
+
+#: Rows from which on early stopping is automatic.
+_MANY_ROWS = 10_000
+#: Arguments of `fit` that are the rows to stop early by.
+_ARGUMENTS_VAL = ("X_val", "y_val", "sample_weight_val")
+
+
+class BaseBoosting(BaseRounds):
+    """Base class of gradient boosting of trees over binned features."""
+
+    loss: Any
+    max_iter: int
+    warm_start: bool
+    early_stopping: Any
+    validation_fraction: Any
+    random_state: Any
+    n_iter_: int
+    _trees: Trees
+    _baseline: NDArray[np.float64]
+    #: Which features are categories, and the categories of a frame's columns.
+    _mask: NDArray[np.bool_] | None
+    _categories: dict[Any, NDArray[Any]]
+    categorical_features: Any
+    max_bins: int
+    _made_share = 0.5
+    #: During a fit: sets of rows that the user gives beside it, and where all of them lie.
+    _given_sets: GivenSets | None = None
+    _joined_rows: JoinedRows | None = None
+    _is_numbered: bool = False
+    #: Whether rows were weighted, which counts of nodes do not tell.
+    _has_weights: bool = False
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = False
+        return tags
+
+    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """From raw predictions to targets, for a regressor."""
+        return np.asarray
+
+    @abstractmethod
+    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
+        """The loss of some rows, which are checked for it."""
+
+    # -- categories ----------------------------------------------------------------------------
+
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        X, y, sample_weight = self._prepare_inputs(X, y, sample_weight)
+        goes_on = self._continues_last_fit
+        if not goes_on:
+            self._learn_categories(X)
+        reset = reset and not goes_on
+        rows = self._numbered(X, known=not goes_on), y, sample_weight
+        if self._given_sets is not None:
+            taken = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
+            # Those of the fit alone are known: others in X_val are missing, as in a prediction.
+            inputs = tuple((self._numbered(X_val), *others) for X_val, *others in taken)
+            rows, self._joined_rows = joined(rows, replace(self._given_sets, inputs=inputs))
+        self._is_numbered = True
+        try:
+            found = super()._make_collection(*rows, reset=reset)
+        except InvalidDataError as error:
+            error.args = (f"{error}{categories_remedy(X)}",)
+            raise
+        if reset and self._categories:
+            remember_dtypes(self, X)  # not those of the numbers
+        return found
+
+    def _learn_categories(self, X: Any) -> None:
+        """Find which features are categories, and those of a frame."""
+        X = _as_rows(X)
+        self._mask, self._categories = None, {}
+        if len(getattr(X, "shape", (0, 0))) != 2:
+            return  # which is told of elsewhere
+        self._mask = which_are_categorical(X, self.categorical_features)
+        if self._mask is not None and is_dataframe_like(X):
+            self._categories = categories_of(X, self._mask, int(self.max_bins))
+
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        X = X if self._is_numbered else self._numbered(X)
+        return super()._align_inputs(X, y, sample_weight)
+
+    def _numbered(self, X: Any, known: bool = False) -> Any:
+        return numbered(_as_rows(X), self._categories, known)
+
+    @property
+    def _continues_last_fit(self) -> bool:
+        """Return whether a fit goes on from the trees of the one before."""
+        return self.warm_start and "_trees" in vars(self)
+
+    def _known_categories(self, rows: DatasetInfo) -> tuple[NDArray[np.float64] | None, ...]:
+        """Categories of each feature, None where it is a number; none where they are looked for."""
+        mask = self._mask
+        if mask is None:
+            return (None,) * rows.survey.n_features
+        known = [np.arange(float(len(found))) for found in self._categories.values()]
+        given = iter(known or [np.empty(0)] * int(mask.sum()))
+        return tuple(next(given) if is_one else None for is_one in mask)
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
+        client: Any = None,
+    ) -> Self:
+        """Boost.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`, but that X is dense and may
+            hold NaN, which is a missing value.
+        X_val, y_val, sample_weight_val
+            Rows to stop early by, beside those of the fit, in the same forms.
+        eval_set : tuple of (X, y), or of (X, y, sample_weight), or list of these, or dict, optional
+            Sets of rows that are scored after each iteration, in the forms of X and y, which fits
+            know nothing of. A dict gives them names, a list the names ``"0"``, ``"1"``. The
+            scores are those of :attr:`history_`: ``eval_score_SET_SCORE``, and the first of all
+            is ``eval_score``. Where early stopping is on, and without `X_val`, the last score of
+            the last set decides.
+        scoring : str, callable, list of str, or dict of str to these, optional
+            Scores of the sets, as the parameter `scoring`, which is the default.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Naming the remedy.
+        TrainingError
+            When the fit cannot go on.
+        """
+        if (X_val is None) != (y_val is None):
+            given, lacks = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
+            raise InvalidDataError(f"{given} is provided, but {lacks} was not provided. Give both.")
+        if X_val is not None and self.early_stopping is False:
+            raise InvalidParameterError(
+                "X_val and y_val are passed to fit while at the same time early_stopping is "
+                'False. Set it to True or "auto".'
+            )
+        val = None if X_val is None else (X_val, y_val, sample_weight_val)
+        self._given_sets = self._sets_of(val, eval_set, scoring)
+        try:
+            self._clear_fitted()
+            self._fit(X, y, sample_weight, client)
+            self._has_weights |= sample_weight is not None
+        finally:
+            self.__dict__.pop("_given_sets", None)
+            self.__dict__.pop("_joined_rows", None)
+            self.__dict__.pop("_is_numbered", None)
+        return self
+
+    def _sets_of(self, val: Any, eval_set: Any, scoring: Any) -> GivenSets | None:
+        """Return the sets of rows that a call of `fit` gives; None where it gives none."""
+        if eval_set is None:
+            if scoring is not None:
+                raise InvalidParameterError(
+                    f"scoring={scoring!r} without eval_set: pass the rows to score, "
+                    "eval_set=(X, y). What stops early is scored by the parameter of the "
+                    f"constructor, {type(self).__name__}(scoring=...)."
+                )
+            return None if val is None else GivenSets((val,), (_ARGUMENTS_VAL,))
+        sets = name_eval_sets(eval_set)
+        scores = name_scores(self.scoring if scoring is None else scoring)
+        for one in scores.values():
+            check_scoring(one)
+        inputs = tuple((*one, None)[:3] for one in sets.values())
+        names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
+        arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
+        if val is not None:
+            inputs, arguments = (*inputs, val), (*arguments, _ARGUMENTS_VAL)
+        keys = tuple(record_keys(sets, scores))
+        return GivenSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
+
+    def _clear_fitted(self) -> None:
+        if not self.warm_start:
+            self.__dict__.pop("_trees", None)
+            self.__dict__.pop("_has_weights", None)
+
+    def _check_params(self) -> None:
+        p = self._params()
+        check_number("learning_rate", p["learning_rate"], lambda v: v > 0, "> 0")
+        check_count("max_iter", p["max_iter"])
+        for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
+            value = p[name]
+            if value is not None and (not _is_count(value) or value < least):
+                raise InvalidParameterError(
+                    f"{name}={value!r}: use an integer >= {least}, or None for no bound."
+                )
+        check_count("min_samples_leaf", p["min_samples_leaf"])
+        check_number("l2_regularization", p["l2_regularization"])
+        check_number("max_features", p["max_features"], lambda v: 0 < v <= 1, "of (0, 1]")
+        if not _is_count(p["max_bins"]) or not 2 <= p["max_bins"] <= 255:
+            raise InvalidParameterError(
+                f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and "
+                "one is for missing values."
+            )
+        check_flag("warm_start", p["warm_start"])
+        if not (isinstance(p["early_stopping"], str) and p["early_stopping"] == "auto"):
+            check_flag("early_stopping", p["early_stopping"])
+        check_scoring(p["scoring"])
+        self._check_fraction(p["validation_fraction"])
+        check_count("n_iter_no_change", p["n_iter_no_change"])
+        check_number("tol", p["tol"])
+        check_one_of("device", p["device"], DEVICES)
+
+    def _check_fraction(self, value: Any) -> None:
+        if value is None or (_is_count(value) and value >= 1):
+            return
+        check_number("validation_fraction", value, lambda v: 0 < v < 1, "of (0, 1)")
+
+    def _dataset_info(
+        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+    ) -> DatasetInfo:
+        """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
+        given, where = self._given_sets, self._joined_rows
+        weighted |= given is not None and any(one[2] is not None for one in given.inputs)
+        rows = super()._dataset_info(engine, run, classes, class_weight, weighted)
+        if any(info.sparse for info in rows.survey.infos):
+            raise sparse_rows()
+        if where is not None and rows.classes is not None:
+            sums = where.label_weights(rows.survey, rows.classes)
+            if class_weight == "balanced":
+                rows = replace(rows, class_weight=balanced_weights(sums))
+        return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
+
+    def _growth(self, d: int, n_outputs: int) -> TreeParams:
+        """Bounds of the growth of trees on rows of so many features."""
+        p = self._params()
+        signs = signs_of(self, p["monotonic_cst"], d, n_outputs)
+        if self._mask is not None and (signs[self._mask] != 0).any():
+            raise InvalidParameterError(
+                "Categorical features cannot have monotonic constraints: they have no order. Set "
+                "those of monotonic_cst to 0."
+            )
+        return TreeParams(
+            max_leaf_nodes=p["max_leaf_nodes"],
+            max_depth=p["max_depth"],
+            min_samples_leaf=int(p["min_samples_leaf"]),
+            l2_regularization=float(p["l2_regularization"]),
+            max_features=float(p["max_features"]),
+            signs=signs,
+            groups=groups_of(p["interaction_cst"], d),
+        )
+
+    def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
+        p, d = self._params(), rows.survey.n_features
+        loss = self._boost_loss(rows)
+        growth = self._growth(d, loss.n_outputs)
+        begin = self._begin(loss, rows)
+        if begin is None:
+            self._seed = seed_of(self.random_state)
+        stopping, aside, watching = self._scored_rows(rows)
+        solver = GradientBoostingSolver(
+            loss=loss,
+            learning_rate=float(p["learning_rate"]),
+            max_iter=int(p["max_iter"]),
+            growth=growth,
+            max_bins=int(p["max_bins"]),
+            categories=self._known_categories(rows),
+            seed=self._seed,
+            stopping=stopping,
+            aside=aside,
+            watching=watching,
+            begin=begin,
+        )
+        return TreeRowsModel(d), solver
+
+    def _begin(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
+        """State of the fit before, where this one goes on from it."""
+        if not self._continues_last_fit:
+            return None
+        trees = self._trees
+        if self.max_iter < self.n_iter_:
+            raise InvalidParameterError(
+                f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} "
+                "when warm_start==True. Raise it, or set warm_start=False."
+            )
+        known = vars(self).get("classes_", np.empty(0))
+        if trees.n_per_iteration != loss.n_outputs or (
+            rows.classes is not None and not np.array_equal(known, rows.classes)
+        ):
+            raise InvalidDataError(
+                "warm_start=True goes on with the classes of the fit before, and y has others. "
+                "Set warm_start=False."
+            )
+        # Scores of another kind are not to be compared with.
+        alike = self._scored_by == self._stop_scoring
+        scores = {
+            name: vars(self)[f"{name}_"] if alike else np.empty(0)
+            for name in ("train_score", "validation_score")
+        }
+        return {**trees.packed(), "baseline": self._baseline, **scores}
+
+    def _scored_rows(
+        self, rows: DatasetInfo
+    ) -> tuple[StoppingRule | None, HoldoutMask | None, WatchedScores | None]:
+        """Return what stops the fit early, the rows that are held out, and what is watched."""
+        p, given = self._params(), self._given_sets
+        ends = [rows.survey.n_rows]
+        if self._joined_rows is not None:
+            ends = self._joined_rows.row_ends(rows.survey)
+        stops = p["early_stopping"]
+        if isinstance(stops, str):
+            stops = ends[0] > _MANY_ROWS
+        self.do_early_stopping_ = bool(stops)
+        aside: HoldoutMask | None = None
+        watching, within = None, None
+        if given is not None:
+            aside = TrailingRows(ends[0], rows.class_weight)
+            ranges = list(pairwise(ends))
+            _check_not_empty(ranges, given.arguments)
+            watched = ranges[:-1] if given.has_stopping_set else ranges
+            if watched:
+                scorers = tuple(self._scorer(one, rows) for one in given.scorings)
+                watching = WatchedScores(tuple(watched), scorers, given.keys)
+                within = ranges[-1]
+        if not stops:
+            return None, aside, watching
+        if given is None and p["validation_fraction"] is not None:
+            aside = held_out(rows.survey, rows.classes, p["validation_fraction"], self._seed)
+        stopping = StoppingRule(
+            int(p["n_iter_no_change"]), float(p["tol"]), aside is not None,
+            self._scorer(self._stop_scoring, rows), within,
+        )  # fmt: skip
+        return stopping, aside, watching
+
+    @property
+    def _stop_scoring(self) -> Any:
+        """Score that stops the fit: the parameter, or the last one of the last set."""
+        given = self._given_sets
+        return self.scoring if given is None or given.has_stopping_set else given.scorings[-1]
+
+    def _scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
+        return scorer_of(scoring, rows.classes, self._link())
+
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
+        state = solution.extra
+        self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
+        self.train_score_ = state["train_score"]
+        self.validation_score_ = state["validation_score"]
+        self._scored_by = self._stop_scoring
+        self.n_features_in_ = model.n_features
+        categorical = self._trees.bins.categorical
+        self.is_categorical_ = categorical if categorical.any() else None
+
+    @property
+    def n_trees_per_iteration_(self) -> int:
+        """Trees of an iteration: one, or one a class."""
+        self._check_fitted()
+        return self._trees.n_per_iteration
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def apply(self, X: Any) -> Any:
+        """Leaves that rows end in, by their numbers in the tree.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int64 of shape (n_rows, n_trees)
+            Trees in the order in which they were grown: those of an iteration, one a class where
+            there are several, follow each other.
+
+        Raises
+        ------
+        NotFittedError, InvalidDataError
+        """
+        self._check_fitted(X)
+        return map_rows(
+            TreeLeaves(self._trees), numbered(X, self._categories), dtype=np.int64,
+            n_outputs=len(self._trees), name=type(self).__name__, row_shape=self._row_shape,
+        )  # fmt: skip
+
+    def _map_raw_predictions(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        self._check_fitted(X)
+        return super()._map_raw_predictions(then, numbered(X, self._categories), dtype, n_outputs)
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return RawTrees(self._trees, self._baseline)
+
+    def _stages(self) -> list[Any]:
+        """The estimator as it was after each iteration."""
+        found = []
+        for n in range(1, self._trees.n_iter + 1):
+            stage = object.__new__(type(self))
+            stage.__dict__.update(self.__dict__)
+            stage._trees = self._trees.first(n)
+            found.append(stage)
+        return found
+
+
+def _check_not_empty(ranges: Sequence[RowRange], arguments: Sequence[tuple[str, ...]]) -> None:
+    for (first, end), (name, *_) in zip(ranges, arguments, strict=True):
+        if first == end:
+            raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
+
+
+def _as_rows(X: Any) -> Any:
+    """Return rows with a shape or columns; lists of delayed blocks stay lazy."""
+    return X if hasattr(X, "shape") or is_dataframe_like(X) or is_dask(X) else np.asarray(X)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
+    """Gradient boosting of classification trees over binned features.
+
+    Rows stay where they are, a byte an entry; what travels is histograms of whole numbers, so that
+    the trees are the same on any number of workers, and after any loss. With at most 200,000 rows
+    they are scikit-learn's. Of more than two classes an iteration grows a tree for each.
+
+    Parameters
+    ----------
+    loss : "log_loss", default="log_loss"
+    learning_rate : float, default=0.1
+        Factor of the leaves' values.
+    max_iter : int, default=100
+        Iterations: trees, or trees of each class.
+    max_leaf_nodes : int or None, default=31
+        Leaves of a tree at most; the leaf of the largest gain is split first.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most.
+    min_samples_leaf : int, default=20
+        Rows of a leaf at least.
+    l2_regularization : float, default=0.0
+        Added to the sum of the hessians of a leaf.
+    max_features : float, default=1.0
+        Share of the features that a split may use; drawn anew at each node.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. Their edges come
+        from a sample of 200,000 rows.
+    categorical_features : array-like of bool, int or str, "from_dtype" or None, \
+default="from_dtype"
+        Features whose values are categories: a mask, numbers, names, or those that a dataframe
+        holds as such. A category that was not in the fit counts as missing.
+    monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict of names.
+    interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None, \
+default=None
+        Groups of features that may meet on a way from a root to a leaf.
+    warm_start : bool, default=False
+        Go on from the trees of the fit before, in its bins.
+    early_stopping : "auto" or bool, default="auto"
+        Stop where the score has not become better; "auto": with more than 10,000 rows.
+    scoring : str, callable or None, default="loss"
+        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
+        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
+        one worker; None: `score`.
+    validation_fraction : float, int or None, default=0.1
+        Rows held out for it, as a share or their number, of each class by its share; None: the
+        rows trained on are scored. Which rows follows from `random_state` and the place of a row
+        among those of its class.
+    n_iter_no_change : int, default=10
+        Iterations without a better score, after which it stops.
+    tol : float, default=1e-7
+        How much better is better.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    random_state : int, RandomState instance or None, default=None
+        Of the rows held out and the features drawn.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`. On any device the trees are
+        the same to the bit on any number of workers and lanes.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, beside those of the rows.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    n_iter_ : int
+        Iterations that were made.
+    n_trees_per_iteration_ : int
+        Trees of an iteration: one, or one a class.
+    train_score_, validation_score_ : ndarray of float64
+        With early stopping, the score (minus the mean loss) before the first tree and after each
+        iteration, of the rows trained on and of those held out; else empty.
+    do_early_stopping_ : bool
+    is_categorical_ : ndarray of bool of shape (n_features,), or None
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import HistGradientBoostingClassifier
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = HistGradientBoostingClassifier(max_iter=20).fit(X, X[:, 0] > 99)
+    >>> model.predict(np.array([[10.0], [150.0]])).tolist()
+    [False, True]
+    """
+
+    def __init__(
+        self,
+        loss: str = "log_loss",
+        *,
+        learning_rate: float = 0.1,
+        max_iter: int = 100,
+        max_leaf_nodes: int | None = 31,
+        max_depth: int | None = None,
+        min_samples_leaf: int = 20,
+        l2_regularization: float = 0.0,
+        max_features: float = 1.0,
+        max_bins: int = 255,
+        categorical_features: Any = "from_dtype",
+        monotonic_cst: Any = None,
+        interaction_cst: Any = None,
+        warm_start: bool = False,
+        early_stopping: bool | str = "auto",
+        scoring: Any = "loss",
+        validation_fraction: float | int | None = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-7,
+        verbose: int = 0,
+        random_state: Any = None,
+        class_weight: Any = None,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.max_leaf_nodes = max_leaf_nodes
+        self.max_depth = max_depth
+        self.min_samples_leaf = min_samples_leaf
+        self.l2_regularization = l2_regularization
+        self.max_features = max_features
+        self.max_bins = max_bins
+        self.categorical_features = categorical_features
+        self.monotonic_cst = monotonic_cst
+        self.interaction_cst = interaction_cst
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.scoring = scoring
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.verbose = verbose
+        self.random_state = random_state
+        self.class_weight = class_weight
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        check_one_of("loss", self.loss, ("log_loss",))
+        check_class_weight(self.class_weight)
+        super()._check_params()
+
+    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
+        assert rows.classes is not None
+        n = len(rows.classes)
+        return BinomialBoostLoss() if n == 2 else MultinomialBoostLoss(n)
+
+    def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
+        assert rows.classes is not None
+        self.classes_: NDArray[Any] = rows.classes
+        super()._set_fitted(solution, model, rows)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        n = len(self.classes_)
+        return self._map_raw_predictions(
+            _write_two_shares if n == 2 else _write_shares, X, np.float64, n
+        )
+
+    def decision_function(self, X: Any) -> Any:
+        """Raw predictions: the log odds of the second of two classes, or a number a class.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows,), or (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        n = len(self.classes_)
+        return self._map_raw_predictions(None, X, np.float64, None if n == 2 else n)
+
+    def staged_predict(self, X: Any) -> Iterator[Any]:
+        """Most likely labels after each iteration, as :meth:`predict`."""
+        self._check_fitted(X)
+        for stage in self._stages():
+            yield stage.predict(X)
+
+    def staged_predict_proba(self, X: Any) -> Iterator[Any]:
+        """Probabilities of the classes after each iteration, as :meth:`predict_proba`."""
+        self._check_fitted(X)
+        for stage in self._stages():
+            yield stage.predict_proba(X)
+
+    def staged_decision_function(self, X: Any) -> Iterator[Any]:
+        """Raw predictions after each iteration, as :meth:`decision_function`."""
+        self._check_fitted(X)
+        for stage in self._stages():
+            yield stage.decision_function(X)
+
+
+@rows_apart
+def _write_two_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    _write_shares(raw, out)
+
+
+def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    out[...] = shares(raw)
+
+
+_LOSSES: dict[str, type[BoostLoss]] = {
+    "squared_error": SquaredErrorBoostLoss,
+    "absolute_error": AbsoluteErrorBoostLoss,
+    "gamma": GammaBoostLoss,
+    "poisson": PoissonBoostLoss,
+    "quantile": PinballBoostLoss,
+}
+#: Those whose raw predictions are logarithms.
+_LOG = ("gamma", "poisson")
+
+
+class HistGradientBoostingRegressor(BaseRegressor, BaseBoosting):
+    """Gradient boosting of regression trees over binned features.
+
+    Rows stay where they are, a byte an entry; what travels is histograms of whole numbers, so that
+    the trees are the same on any number of workers, and after any loss. With at most 200,000 rows
+    they are scikit-learn's.
+
+    Parameters
+    ----------
+    loss : {"squared_error", "absolute_error", "gamma", "poisson", "quantile"}, \
+default="squared_error"
+        ``"gamma"`` and ``"poisson"`` have a log link.
+    quantile : float or None, default=None
+        Of the loss ``"quantile"``, from 0 to 1.
+    learning_rate : float, default=0.1
+        Factor of the leaves' values.
+    max_iter : int, default=100
+        Iterations: trees, or trees of each class.
+    max_leaf_nodes : int or None, default=31
+        Leaves of a tree at most; the leaf of the largest gain is split first.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most.
+    min_samples_leaf : int, default=20
+        Rows of a leaf at least.
+    l2_regularization : float, default=0.0
+        Added to the sum of the hessians of a leaf.
+    max_features : float, default=1.0
+        Share of the features that a split may use; drawn anew at each node.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. Their edges come
+        from a sample of 200,000 rows.
+    categorical_features : array-like of bool, int or str, "from_dtype" or None, \
+default="from_dtype"
+        Features whose values are categories: a mask, numbers, names, or those that a dataframe
+        holds as such. A category that was not in the fit counts as missing.
+    monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict of names.
+    interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None, \
+default=None
+        Groups of features that may meet on a way from a root to a leaf.
+    warm_start : bool, default=False
+        Go on from the trees of the fit before, in its bins.
+    early_stopping : "auto" or bool, default="auto"
+        Stop where the score has not become better; "auto": with more than 10,000 rows.
+    scoring : str, callable or None, default="loss"
+        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
+        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
+        one worker; None: `score`.
+    validation_fraction : float, int or None, default=0.1
+        Rows held out for it, as a share or their number, of each class by its share; None: the
+        rows trained on are scored. Which rows follows from `random_state` and the place of a row
+        among those of its class.
+    n_iter_no_change : int, default=10
+        Iterations without a better score, after which it stops.
+    tol : float, default=1e-7
+        How much better is better.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    random_state : int, RandomState instance or None, default=None
+        Of the rows held out and the features drawn.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`. On any device the trees are
+        the same to the bit on any number of workers and lanes.
+
+    Attributes
+    ----------
+    n_iter_ : int
+        Iterations that were made.
+    n_trees_per_iteration_ : int
+        Trees of an iteration: one, or one a class.
+    train_score_, validation_score_ : ndarray of float64
+        With early stopping, the score (minus the mean loss) before the first tree and after each
+        iteration, of the rows trained on and of those held out; else empty.
+    do_early_stopping_ : bool
+    is_categorical_ : ndarray of bool of shape (n_features,), or None
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import HistGradientBoostingRegressor
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> y = (X[:, 0] > 99).astype(float)
+    >>> model = HistGradientBoostingRegressor(max_iter=50).fit(X, y)
+    >>> model.predict(np.array([[10.0], [150.0]])).round(2).tolist()
+    [0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        loss: str = "squared_error",
+        *,
+        quantile: float | None = None,
+        learning_rate: float = 0.1,
+        max_iter: int = 100,
+        max_leaf_nodes: int | None = 31,
+        max_depth: int | None = None,
+        min_samples_leaf: int = 20,
+        l2_regularization: float = 0.0,
+        max_features: float = 1.0,
+        max_bins: int = 255,
+        categorical_features: Any = "from_dtype",
+        monotonic_cst: Any = None,
+        interaction_cst: Any = None,
+        warm_start: bool = False,
+        early_stopping: bool | str = "auto",
+        scoring: Any = "loss",
+        validation_fraction: float | int | None = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-7,
+        verbose: int = 0,
+        random_state: Any = None,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.quantile = quantile
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.max_leaf_nodes = max_leaf_nodes
+        self.max_depth = max_depth
+        self.min_samples_leaf = min_samples_leaf
+        self.l2_regularization = l2_regularization
+        self.max_features = max_features
+        self.max_bins = max_bins
+        self.categorical_features = categorical_features
+        self.monotonic_cst = monotonic_cst
+        self.interaction_cst = interaction_cst
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.scoring = scoring
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.verbose = verbose
+        self.random_state = random_state
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        check_one_of("loss", self.loss, tuple(_LOSSES))
+        if self.loss == "quantile":
+            if self.quantile is None:
+                raise InvalidParameterError('loss="quantile" needs a quantile. Set quantile=0.5.')
+            check_number("quantile", self.quantile, lambda v: 0 <= v <= 1, "from 0 to 1")
+        super()._check_params()
+
+    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
+        least = rows.survey.target_range.min()
+        if self.loss == "gamma" and least <= 0:
+            raise InvalidDataError(
+                "loss='gamma' requires strictly positive y. Drop rows whose target is not, or use "
+                "another loss."
+            )
+        if self.loss == "poisson":
+            if least < 0 or rows.survey.target_mean <= 0:
+                raise InvalidDataError(
+                    "loss='poisson' requires non-negative y and sum(y) > 0. Drop rows whose target "
+                    "is negative, or use another loss."
+                )
+        if self.quantile is not None and self.loss == "quantile":
+            return PinballBoostLoss(float(self.quantile))
+        return _LOSSES[self.loss]()
+
+    def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return np.exp if self.loss in _LOG else _same
+
+    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return self._inverse_link()
+
+    def predict(self, X: Any) -> Any:
+        """Predicted targets.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map_raw_predictions(written(self._inverse_link()), X, np.float64, None)
+
+    def staged_predict(self, X: Any) -> Iterator[Any]:
+        """Predicted targets after each iteration.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Yields
+        ------
+        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        for stage in self._stages():
+            yield stage.predict(X)
+
+
+@rows_apart
+def _same(raw: NDArray[Any]) -> NDArray[Any]:
+    return raw

@@ -1,0 +1,460 @@
+"""Voting and stacking."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from copy import copy
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from dask.delayed import delayed
+from sklearn import ensemble
+from sklearn.base import clone, is_classifier
+from sklearn.preprocessing import LabelEncoder
+from sklearn.utils import Bunch
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.containers import convert_named_columns
+from daskml_dist.data.conversion import as_column, convert_to_host
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.sklearn_errors import check_fitted, checked_as_theirs
+from daskml_dist.errors.suggestions import nearest
+from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.linear_model import LogisticRegression, RidgeCV
+from daskml_dist.meta_estimators.block_predictions import OnBlocks
+from daskml_dist.meta_estimators.lazy_labels import check_indicators, counted_labels, encoded
+from daskml_dist.meta_estimators.members import (
+    OutOfFold,
+    as_array,
+    check_weighable,
+    fit_folds,
+    fit_members,
+    has_few_entries,
+    here,
+    params_of,
+    taken,
+)
+from daskml_dist.model_selection._checks import has_columns
+from daskml_dist.model_selection._validation import Splits
+from daskml_dist.parameters.checks import taking_client
+
+__all__ = ["StackingClassifier", "StackingRegressor", "VotingClassifier", "VotingRegressor"]
+
+
+def label_encoder(labels: Any) -> LabelEncoder:
+    """scikit-learn's encoder of sorted labels."""
+    encoder = LabelEncoder()
+    encoder.classes_ = labels
+    return encoder
+
+
+class Named(OnBlocks):
+    """Mixin of ensembles of named members, put before scikit-learn's class."""
+
+    estimators: Any
+    estimators_: list[Any]
+    #: scikit-learn's name for the encoder of labels.
+    _encoder: ClassVar[str]
+
+    @taking_client
+    def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
+        """Fit every member to all rows, and what else the ensemble consists of.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
+        y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
+        **fit_params
+            `sample_weight`, or what scikit-learn's metadata routing sends to members.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        """
+        self._check_named()
+        X, y = convert_named_columns(*convert_to_host(X, y))
+        if not is_dask(X):
+            X, y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
+            found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
+            return found
+        X, y, params = taken(X, y, fit_params)
+        named = self._checked_members(params)
+        given = params_of(self, named, params)
+        y, n_rows = self._encoded(y) if is_classifier(self) else (y, None)
+        few = has_few_entries(X, n_rows)
+        with doing(type(self).__name__, getattr(self, "verbose", 0)):
+            self._fit_lazy(named, given, X, y, params, few)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and answer the same rows by every member; arguments and errors as :meth:`fit`.
+
+        Parameters
+        ----------
+        X, y, **fit_params
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray, pandas.DataFrame, dask Array or dask DataFrame
+            As :meth:`transform` returns.
+        """
+        # scikit-learn's own would make one frame in memory where ``set_output`` asks for frames.
+        return self.fit(X, y, **fit_params).transform(X)  # type: ignore[attr-defined]
+
+    def _check_named(self) -> None:
+        """Check that members are given with their names, which scikit-learn unpacks unseen."""
+        given = self.estimators if isinstance(self.estimators, list | tuple) else ()
+        if not all(isinstance(one, list | tuple) and len(one) == 2 for one in given):
+            raise InvalidParameterError(
+                f"estimators={self.estimators!r}: give (name, estimator) pairs, such as "
+                '[("nb", GaussianNB())].'
+            )
+
+    def _encoded(self, y: Any) -> tuple[Any, int | None]:
+        """Return numbers for the labels of a Dask collection, which are set, and how many rows."""
+        self.classes_: Any
+        self.classes_, counts = counted_labels(y)
+        setattr(self, self._encoder, label_encoder(self.classes_))
+        return encoded(y, self.classes_), int(counts.sum())
+
+    @abstractmethod
+    def _fit_lazy(
+        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
+        params: dict[str, Any], few: bool,
+    ) -> None:  # fmt: skip
+        """Fit to a Dask collection, and numbers of its labels; `given` is for each member.
+
+        `few` is whether one process should fit a member.
+        """
+
+    @property
+    def n_features_in_(self) -> int:
+        """Columns of X of the fit."""
+        n: int = super().n_features_in_  # type: ignore[misc]
+        return n
+
+    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Names and members, but for dropped ones; parameters are checked, before any pass."""
+        with checked_as_theirs():
+            self._validate_params()  # type: ignore[attr-defined]
+            names, members = self._validate_estimators()  # type: ignore[attr-defined]
+        for name, member in zip(names, members, strict=True):
+            if isinstance(member, type):
+                raise InvalidParameterError(f"Member {name!r}:{nearest(member, ())}")
+        return [(n, m) for n, m in zip(names, members, strict=True) if m != "drop"]
+
+    def _set_members(self, fitted: list[Any]) -> None:
+        """Set the fitted members, under their names too."""
+        self.estimators_ = fitted
+        left = iter(fitted)
+        self.named_estimators_ = Bunch(
+            **{name: "drop" if member == "drop" else next(left) for name, member in self.estimators}
+        )
+        self.__dict__.pop("feature_names_in_", None)
+        for member in fitted:
+            if hasattr(member, "feature_names_in_"):
+                self.feature_names_in_ = member.feature_names_in_
+
+
+class Voting(Named):
+    """Mixin of the voting ensembles, put before scikit-learn's class."""
+
+    weights: Any
+    _encoder = "le_"
+
+    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        named = super()._checked_members(params)
+        if self.weights is not None and len(self.weights) != len(self.estimators):
+            raise InvalidParameterError(
+                f"Number of `estimators` and weights must be equal; got {len(self.weights)} "
+                f"weights, {len(self.estimators)} estimators. Give one weight a member."
+            )
+        return named
+
+    def _fit_lazy(
+        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
+        params: dict[str, Any], few: bool,
+    ) -> None:  # fmt: skip
+        jobs = [(member, X, y, own) for (_, member), own in zip(named, given, strict=True)]
+        self._set_members(fit_members(jobs, few))
+
+
+class VotingClassifier(Voting, ensemble.VotingClassifier):
+    """Classifier by the votes of several, or by their mean probabilities.
+
+    Rows in memory are scikit-learn's affair. On a Dask collection members that know such (those of
+    this package) are fitted one after the other, each on the whole cluster; others side by side, on
+    rows gathered in a worker. Labels are counted in one pass, and answers are lazy.
+
+    Parameters
+    ----------
+    estimators, voting, weights, flatten_transform
+        scikit-learn's. `n_jobs` is for rows in memory.
+
+    Attributes
+    ----------
+    estimators_, named_estimators_, le_, classes_, n_features_in_, feature_names_in_
+        scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import VotingClassifier
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> clf = VotingClassifier([('linear', LogisticRegression()), ('bayes', GaussianNB())])
+    >>> clf.fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class VotingRegressor(Voting, ensemble.VotingRegressor):
+    """Regressor by the mean of what several predict.
+
+    Rows in memory are scikit-learn's affair; Dask collections as in :class:`VotingClassifier`.
+
+    Parameters
+    ----------
+    estimators, weights
+        scikit-learn's. `n_jobs` is for rows in memory.
+
+    Attributes
+    ----------
+    estimators_, named_estimators_, n_features_in_, feature_names_in_
+        scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import VotingRegressor
+    >>> from daskml_dist.linear_model import LinearRegression, Ridge
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = X @ np.array([1.0, 2.0])
+    >>> model = VotingRegressor([('ridge', Ridge()), ('squares', LinearRegression())]).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
+    """
+
+
+class Stacking(Named):
+    """Mixin of the stacking ensembles, put before scikit-learn's class."""
+
+    cv: Any
+    stack_method: str
+    passthrough: bool
+    final_estimator: Any
+    final_estimator_: Any
+    _encoder = "_label_encoder"
+
+    def _will_have(self, name: str) -> bool:
+        # scikit-learn asks the last estimator: where none is given, there is none before the fit.
+        is_fitted = hasattr(self, "final_estimator_")
+        return self.final_estimator is None and not is_fitted and hasattr(self._default(), name)
+
+    @abstractmethod
+    def _default(self) -> Any:
+        """The last estimator, where the user gives none."""
+
+    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        named = super()._checked_members(params)
+        with checked_as_theirs():
+            self._validate_final_estimator()  # type: ignore[attr-defined]
+        del self.final_estimator_  # until it is fitted
+        check_weighable([("final_estimator", self._final())], params)
+        return named
+
+    def _encoded(self, y: Any) -> tuple[Any, int | None]:
+        if not has_columns(y):
+            return super()._encoded(y)
+        n_labels = check_indicators(y)  # of several labels a row: 0 and 1, as they are
+        self.classes_ = [np.array([0, 1]) for _ in range(n_labels)]
+        self._label_encoder = [label_encoder(labels) for labels in self.classes_]
+        return y, None
+
+    def _fit_lazy(
+        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
+        params: dict[str, Any], few: bool,
+    ) -> None:  # fmt: skip
+        members = [member for _, member in named]
+        with checked_as_theirs():
+            methods = [
+                self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
+                for name, member in named
+            ]
+        if self.cv == "prefit":
+            for member in members:
+                check_fitted(member)
+            self._set_members(members)
+            self.stack_method_ = methods
+            meta = self._answers(X)
+        else:
+            jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
+            self._set_members(fit_members(jobs, few))
+            self.stack_method_ = methods
+            meta = self._out_of_fold(members, X, y, given, few)
+        final = self._final(), meta, *_aligned(X, y, params)
+        (self.final_estimator_,) = fit_members([final], few)
+
+    def _final(self) -> Any:
+        return clone(self._default() if self.final_estimator is None else self.final_estimator)
+
+    def _answers(self, X: Any) -> Any:
+        """Answers of fitted members, lazy."""
+        function = partial(_joined, self._plain(), self.estimators_)
+        meta = function(sample_rows(X))
+        self._set_widths(sample_rows(X))
+        return map_blocks(function, X, meta=meta)
+
+    def _out_of_fold(
+        self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]], few: bool
+    ) -> Any:
+        """Answers to rows by members that have not seen them, lazy."""
+        fits = []
+        cv = _fixed(self.cv)
+        for member, params in zip(members, given, strict=True):
+            splits = Splits(self, X, y, None, params, cv)
+            fits.append(fit_folds(member, splits, few))
+        several = is_classifier(self) and isinstance(self.classes_, list)
+        n_classes = len(self.classes_) if is_classifier(self) and not several else None
+        own = OutOfFold(fits, self.stack_method_, n_classes)
+        plain = self._plain()
+        sample = sample_rows(X)
+        found = plain._concatenate_predictions(sample, own.of_rows(sample))
+        self._set_widths(sample)
+        rows = splits.rows
+        blocks = own.blocks(rows, partial(_concatenated, plain, found[:0]))
+        return as_array(blocks, rows.columns, found)
+
+    def _plain(self) -> Any:
+        """Ensemble without members: all that puts answers side by side."""
+        plain = copy(self)
+        for name in ("estimators_", "named_estimators_", "final_estimator_"):
+            vars(plain).pop(name, None)
+        plain.estimators, plain.final_estimator = [], None
+        return plain
+
+    def _set_widths(self, X: Any) -> None:
+        """Set the columns of each member's answers, which names of features are made of."""
+        _joined(self, self.estimators_, X)
+
+
+def _joined(plain: Any, fitted: list[Any], X: Any) -> Any:
+    """Answers of fitted members to a block, side by side."""
+    each = zip(fitted, plain.stack_method_, strict=True)
+    return plain._concatenate_predictions(X, [getattr(one, method)(X) for one, method in each])
+
+
+def _concatenated(plain: Any, none: Any, X: Any, answers: list[Any]) -> Any:
+    return plain._concatenate_predictions(X, answers) if answers else none
+
+
+def _fixed(cv: Any) -> Any:
+    """A splitter that splits alike for every member."""
+    if hasattr(cv, "random_state") and not isinstance(cv.random_state, int | np.integer):
+        cv = copy(cv)
+        cv.random_state = int(np.random.RandomState().randint(2**31 - 1))
+    return cv
+
+
+def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Targets and arguments of the last fit, cut as the rows are."""
+    weight = params.get("sample_weight")
+    rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
+    column = delayed(partial(as_column, name="y", several=True), pure=False)
+    width = y.shape[1:] if has_columns(y) else ()
+    targets = np.empty((0, *width), getattr(y, "dtype", np.float64))
+    y = as_array([column(part[1]) for part in rows.parts], rows, targets)
+    if weight is None or np.ndim(weight) == 0:
+        return y, params
+    column = delayed(partial(as_column, name="sample_weight"), pure=False)
+    weights = as_array([column(part[2]) for part in rows.parts], rows, np.empty(0))
+    return y, {**params, "sample_weight": weights}
+
+
+class StackingClassifier(Stacking, ensemble.StackingClassifier):
+    """Classifier fitted to the answers of several estimators to rows that these have not seen.
+
+    Rows in memory are scikit-learn's affair. On a Dask collection every member is fitted to all
+    rows and to those of each split (linear ones of a solver to all splits in one fit); the last
+    estimator's rows are made of their answers block by block, where these lie.
+
+    Parameters
+    ----------
+    estimators, final_estimator, cv, stack_method, passthrough
+        scikit-learn's. On a Dask collection the last estimator is this package's
+        `LogisticRegression` by default. `n_jobs` is for rows in memory.
+
+    Attributes
+    ----------
+    estimators_, named_estimators_, final_estimator_, stack_method_, classes_, n_features_in_, \
+feature_names_in_
+        scikit-learn's.
+
+    References
+    ----------
+    D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import StackingClassifier
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> clf = StackingClassifier([('linear', LogisticRegression()), ('bayes', GaussianNB())])
+    >>> clf.fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def _default(self) -> Any:
+        return LogisticRegression()
+
+
+class StackingRegressor(Stacking, ensemble.StackingRegressor):
+    """Regressor fitted to what several predict for rows that they have not seen.
+
+    Rows in memory are scikit-learn's affair; Dask collections as in :class:`StackingClassifier`.
+
+    Parameters
+    ----------
+    estimators, final_estimator, cv, passthrough
+        scikit-learn's. On a Dask collection the last estimator is this package's `RidgeCV` by
+        default. `n_jobs` is for rows in memory.
+
+    Attributes
+    ----------
+    estimators_, named_estimators_, final_estimator_, stack_method_, n_features_in_, \
+feature_names_in_
+        scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import StackingRegressor
+    >>> from daskml_dist.linear_model import LinearRegression, Ridge
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = X @ np.array([1.0, 2.0])
+    >>> model = StackingRegressor([('ridge', Ridge()), ('squares', LinearRegression())]).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
+    """
+
+    stack_method = "predict"
+
+    def _default(self) -> Any:
+        return RidgeCV()

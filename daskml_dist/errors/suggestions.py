@@ -1,0 +1,114 @@
+"""Suggestions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+__all__ = ["called_here", "nearest"]
+
+#: What values are called elsewhere, and in this package: the first that is valid is meant.
+_OUR_VALUES: dict[str, tuple[str | None, ...]] = {
+    "acc": ("accuracy",),
+    "all_reduce": ("allreduce",),
+    "asynchronous": ("async",),
+    "auc": ("roc_auc",),
+    "average": ("mean",),
+    "bf16": ("bfloat16",),
+    "binary:logistic": ("log_loss",),
+    "binary_crossentropy": ("log_loss",),
+    "bsp": ("sync",),
+    "categorical_crossentropy": ("log_loss",),
+    "cross_entropy": ("log_loss",),
+    "crossentropy": ("log_loss",),
+    "cuda": ("gpu",),
+    "deviance": ("log_loss",),
+    "diagonal": ("diag",),
+    "fp16": ("float16",),
+    "gaussian": ("normal",),
+    "half": ("float16",),
+    "lad": ("absolute_error",),
+    "lasso": ("l1",),
+    "least_squares": ("squared_error",),
+    "log": ("log_loss",),
+    "logistic": ("log_loss",),
+    "logloss": ("log_loss", "neg_log_loss"),
+    "mae": ("absolute_error", "neg_mean_absolute_error"),
+    "mape": ("neg_mean_absolute_percentage_error",),
+    "mean_absolute_error": ("neg_mean_absolute_error",),
+    "mean_squared_error": ("neg_mean_squared_error",),
+    "mode": ("most_frequent",),
+    "mse": ("squared_error", "neg_mean_squared_error"),
+    "multi:softmax": ("log_loss",),
+    "none": (None,),
+    "one_hot": ("onehot",),
+    "platt": ("sigmoid",),
+    "reg:squarederror": ("squared_error",),
+    "ridge": ("l2",),
+    "rmse": ("neg_root_mean_squared_error", "squared_error"),
+    "root_mean_squared_error": ("neg_root_mean_squared_error",),
+    "sigmoid": ("logistic",),
+    "squared_loss": ("squared_error",),
+    "svm": ("hinge",),
+    "synchronous": ("sync",),
+}
+
+
+def nearest(value: Any, valid: Iterable[Any]) -> str:
+    """End of a message: the name that was meant, or that an object of a class was; or nothing."""
+    if isinstance(value, type):
+        name = value.__name__
+        return f" {name} is a class: pass an object of it, {name}()."
+    if not isinstance(value, str):
+        return ""
+    plain, valid = _plain(value), list(valid)
+    names = {_plain(name): name for name in valid if isinstance(name, str)}
+    # "cuda:0" is a device by the name that others have for its kind.
+    elsewhere = _OUR_VALUES.get(plain) or _OUR_VALUES.get(plain.partition(":")[0], ())
+    for here in () if plain in names else elsewhere:
+        if here in valid:
+            return f" Did you mean {here!r}?"
+    found = get_close_matches(plain, names, n=1, cutoff=0.7)
+    return f" Did you mean {names[found[0]]!r}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: in small letters, with one kind of break."""
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+#: What parameters are called elsewhere, and in this package: the first that an estimator has.
+_OUR_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "batch": ("batch_size",),
+    "early_stopping_rounds": ("n_iter_no_change",),
+    "epochs": ("max_iter",),
+    "eta": ("learning_rate",),
+    "eta0": ("learning_rate_init", "learning_rate"),
+    "iterations": ("max_iter",),
+    "k": ("n_clusters", "n_components"),
+    "l2": ("alpha", "l2_regularization"),
+    "lambda": ("alpha", "l2_regularization"),
+    "learning_rate_init": ("learning_rate",),
+    "lr": ("learning_rate", "learning_rate_init"),
+    "n_epochs": ("max_iter",),
+    "n_estimators": ("max_iter",),
+    "n_iter": ("max_iter",),
+    "n_trees": ("n_estimators", "max_iter"),
+    "num_boost_round": ("max_iter",),
+    "num_epochs": ("max_iter",),
+    "num_leaves": ("max_leaf_nodes",),
+    "num_round": ("max_iter",),
+    "optim": ("optimizer",),
+    "reg_alpha": ("alpha",),
+    "reg_lambda": ("l2_regularization", "alpha"),
+    "seed": ("random_state",),
+    "step_size": ("learning_rate",),
+    "weight_decay": ("alpha",),
+}
+
+
+def called_here(name: str, valid: Collection[str]) -> str:
+    """End of a message: what a parameter of another library's is called here; or nothing."""
+    known = next((here for here in _OUR_PARAMETERS.get(name, ()) if here in valid), None)
+    return nearest(name, valid) if known is None else f" Here it is called {known!r}."

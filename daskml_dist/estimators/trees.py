@@ -1,0 +1,517 @@
+"""Base classes of decision trees and forests: parameters, importances, functions of rows."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from math import ceil, log2, sqrt
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from daskml_dist.backends.devices import DEVICES
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.estimators.supervised import as_columns
+from daskml_dist.inference.each_row import rows_apart
+from daskml_dist.inference.predict import map_rows
+from daskml_dist.models.criteria import (
+    AbsoluteErrorCriterion,
+    Criterion,
+    EntropyCriterion,
+    GiniCriterion,
+    PoissonCriterion,
+    SquaredErrorCriterion,
+)
+from daskml_dist.models.row_models import TreeRowsModel
+from daskml_dist.models.tree_predictions import ForestLeaves, RawForest
+from daskml_dist.models.tree_view import node_paths
+from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import check_class_weight, check_number, check_one_of, seed_of
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.forest import ForestSolver
+from daskml_dist.solvers.forest_growth import ForestParams
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import named_weights
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.settings import RunSettings
+
+__all__ = ["BaseTrees", "TreesClassifier", "TreesRegressor", "is_count", "is_share"]
+
+#: Criteria by the names that users call them by.
+CRITERIA: dict[str, Criterion] = {
+    "gini": GiniCriterion(),
+    "entropy": EntropyCriterion(),
+    "log_loss": EntropyCriterion(),
+    "squared_error": SquaredErrorCriterion(),
+    "friedman_mse": SquaredErrorCriterion(),
+    "poisson": PoissonCriterion(),
+    "absolute_error": AbsoluteErrorCriterion(),
+}
+
+
+def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
+    """Check the parameters of trees, before any work is started."""
+    names = [name for name, c in CRITERIA.items() if c.of_classes == classification]
+    check_one_of("criterion", p["criterion"], names)
+    if p["criterion"] == "friedman_mse":
+        warnings.warn(
+            'Value "friedman_mse" for `criterion` is deprecated: it makes the splits of '
+            '"squared_error". Use that.',
+            FutureWarning,
+            stacklevel=user_stack_level(),
+        )
+    if CRITERIA[p["criterion"]].needs_rows:
+        _check_together(p)
+    _check_bounds(p)
+    check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
+    check_one_of("device", p["device"], DEVICES)
+    weights = p["class_weight"]
+    for weight in weights if isinstance(weights, list) else [weights]:
+        if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
+            check_class_weight(weight)
+
+
+def _check_bounds(p: Mapping[str, Any]) -> None:
+    """Check what bounds the growth of trees."""
+    for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
+        value = p[name]
+        if value is not None and (not is_count(value) or value < least):
+            raise InvalidParameterError(
+                f"{name}={value!r}: use an integer >= {least}, or None for no bound."
+            )
+    _check_rows("min_samples_split", p["min_samples_split"], 2, 1.0)
+    _check_rows("min_samples_leaf", p["min_samples_leaf"], 1, float(np.nextafter(1.0, 0)))
+    check_number(
+        "min_weight_fraction_leaf", p["min_weight_fraction_leaf"], lambda v: 0 <= v <= 0.5,
+        "of [0, 0.5]",
+    )  # fmt: skip
+    check_number("min_impurity_decrease", p["min_impurity_decrease"])
+    check_number("ccp_alpha", p["ccp_alpha"])
+    if not is_count(p["max_bins"]) or not 2 <= p["max_bins"] <= 255:
+        raise InvalidParameterError(
+            f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and one "
+            "is for missing values."
+        )
+
+
+def _check_together(p: Mapping[str, Any]) -> None:
+    """Check what needs a node's rows together."""
+    why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
+    if p["device"] == "gpu":
+        raise InvalidParameterError(
+            f'{why}, and the CPU alone finds them. Use device="cpu" or "auto", or '
+            'criterion="squared_error".'
+        )
+    if p["decomposition"] == "data":
+        raise InvalidParameterError(
+            f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
+            '"auto", or criterion="squared_error".'
+        )
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a parameter is a whole number."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_share(value: Any) -> bool:
+    """Return whether a parameter is a number, and no whole one."""
+    return isinstance(value, Real) and not isinstance(value, Integral)
+
+
+def count_of_share(given: Any, n: int) -> int:
+    """Number of rows, given as such or as a share of `n`."""
+    return int(given) if is_count(given) else ceil(given * n)
+
+
+def _check_rows(name: str, value: Any, least: int, most: float) -> None:
+    if is_count(value) and value >= least:
+        return
+    if is_share(value) and 0 < value <= most:
+        return
+    raise InvalidParameterError(
+        f"{name}={value!r}: use an integer >= {least}, or a share of the rows between 0 and 1."
+    )
+
+
+def class_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
+    """Weight of each class of each output; empty for none."""
+    if given is None:
+        return ()
+    columns = survey.label_columns
+    if given == "balanced":
+        return tuple(
+            np.divide(sums.sum(), len(sums) * sums, out=np.zeros(len(sums)), where=sums > 0)
+            for _, sums in columns
+        )
+    if isinstance(given, dict):
+        raise InvalidParameterError(
+            "For multi-output, class_weight should be a list of dicts, or the string 'balanced'. "
+            "Give a dict for each output."
+        )
+    _check_number(given, len(columns))
+    return tuple(named_weights(of, labels) for of, (labels, _) in zip(given, columns, strict=True))
+
+
+def common_weights(given: list[Any]) -> list[Any]:
+    """The weights of the classes of one output, given as a list of one."""
+    _check_number(given, 1)
+    return given
+
+
+def _check_number(given: list[Any], n_outputs: int) -> None:
+    if len(given) != n_outputs:
+        raise InvalidParameterError(
+            f"The number of elements in class_weight should match number of outputs. Got "
+            f"{len(given)} element(s) while y has {n_outputs}. Give a dict for each output."
+        )
+
+
+Array = NDArray[Any]
+
+
+class TreesClassifier(BaseClassifier):
+    """Base class of classifying trees and forests: probabilities of the classes.
+
+    Of several outputs `classes_`, `n_classes_` and probabilities are lists, of one each.
+    """
+
+    _min_classes = 1
+    _multi_output = True
+    _trees: Trees
+    n_outputs_: int
+    n_classes_: Any
+
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
+        return X, as_columns(y), sample_weight
+
+    def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
+        assert rows.classes is not None
+        several: tuple[Array, ...] = model.columns
+        self.classes_: Any = list(several) if several else rows.classes
+        self.n_classes_ = [len(of) for of in several] if several else len(rows.classes)
+        super()._set_fitted(solution, model, rows)
+
+    @property
+    def _ends(self) -> list[int]:
+        """Columns at which the probabilities of each output begin, and their number."""
+        return [0, *np.cumsum(self.n_classes_).tolist()]
+
+    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+        if self.n_outputs_ == 1:
+            return super()._labels_written()
+        write = partial(_write_several, self.classes_, self._ends)
+        return write, np.result_type(*self.classes_), self.n_outputs_
+
+    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+        if self.n_outputs_ == 1:
+            return super()._hits_counted()
+        return partial(_all_hits, self.classes_, self._ends)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes: means of their shares in the trees' leaves.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
+            Of several outputs a list of them.
+        """
+        return self._shares(None, X)
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithms of :meth:`predict_proba`."""
+        return self._shares(_write_logs, X)
+
+    def _shares(self, then: Any, X: Any) -> Any:
+        self._check_fitted(X)
+        ends = self._ends
+        found = self._map_raw_predictions(then, X, np.float64, ends[-1])
+        if self.n_outputs_ == 1:
+            return found
+        return [found[:, a:b] for a, b in pairwise(ends)]
+
+
+def _write_logs(raw: Array, out: Array) -> None:
+    with np.errstate(divide="ignore"):
+        np.log(raw, out=out)
+
+
+@rows_apart
+def _write_several(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
+    for k, (a, b) in enumerate(pairwise(ends)):
+        out[:, k] = classes[k][raw[:, a:b].argmax(axis=1)]
+
+
+def _all_hits(
+    classes: list[Array], ends: list[int], y: Array, raw: Array, weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    found = np.empty(y.shape, np.result_type(*classes))
+    _write_several(classes, ends, raw, found)
+    return np.array([weight.sum(), weight @ (found == y).all(axis=1)])
+
+
+class BaseTrees(BaseRounds):
+    """Base class of trees and forests, fitted by growing trees over binned features."""
+
+    random_state: Any
+    monotonic_cst: Any
+    _trees: Trees
+    _impurity: NDArray[np.float64]
+    #: Whether thresholds are drawn.
+    _random_cuts: Any = False
+    _made_share = 0.5
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _n_trees(self) -> int:
+        """Trees that are to be grown."""
+
+    def _check_params(self) -> None:
+        check_tree_params(self._params(), self._classification)
+        self._features_of(2)
+
+    def _features_of(self, d: int) -> int:
+        """Features that are looked at for a split."""
+        given = self._params()["max_features"]
+        if given is None:
+            return d
+        if isinstance(given, str) and given in ("sqrt", "log2"):
+            return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
+        if is_count(given) and given >= 1:
+            return min(int(given), d)
+        if is_share(given) and 0 < given <= 1:
+            return max(1, int(given * d))
+        raise InvalidParameterError(
+            f'max_features={given!r}: use an integer >= 1, a share of (0, 1], "sqrt", "log2" or '
+            "None for all."
+        )
+
+    def _rate(self, n_rows: int) -> float | None:
+        """Draws of a row that a tree makes, as their expected number; None: it takes all rows."""
+        return None
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _dataset_info(
+        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+    ) -> DatasetInfo:
+        """Facts of the rows, whose weights stay as they are."""
+        if class_weight == "balanced_subsample":
+            class_weight = None if self._rate(1) is not None else "balanced"
+        rows = super()._dataset_info(engine, run, classes, None, weighted)
+        self._of_outputs: tuple[NDArray[np.float64], ...] = ()
+        if rows.survey.n_targets is not None:
+            self._of_outputs = class_weights(class_weight, rows.survey)
+        elif class_weight is not None:
+            (only,) = (
+                [class_weight]
+                if not isinstance(class_weight, list)
+                else common_weights(class_weight)
+            )
+            rows = DatasetInfo.of(rows.survey, rows.classes, only, weighted)
+        return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
+
+    def _columns(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
+        """Sorted labels of each output; none in regression."""
+        if rows.classes is None:
+            return ()
+        if rows.survey.n_targets is None:
+            return (rows.classes,)
+        return tuple(labels for labels, _ in rows.survey.label_columns)
+
+    def _growth(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
+        """Bounds of the growth of trees on some rows."""
+        p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
+        leaf, n_outputs = count_of_share(p["min_samples_leaf"], n), rows.survey.n_targets or 1
+        growth = ForestParams(
+            criterion=CRITERIA[p["criterion"]],
+            classes=n_classes,
+            n_outputs=n_outputs,
+            max_depth=p["max_depth"],
+            max_leaf_nodes=p["max_leaf_nodes"],
+            min_samples_split=max(2, count_of_share(p["min_samples_split"], n), 2 * leaf),
+            min_samples_leaf=leaf,
+            min_weight_fraction_leaf=float(p["min_weight_fraction_leaf"]),
+            max_features=self._features_of(d),
+            min_impurity_decrease=float(p["min_impurity_decrease"]),
+            ccp_alpha=float(p["ccp_alpha"]),
+            rate=self._rate(n),
+            random_cuts=self._random_cuts,
+            signs=self._signs(d, n_classes, n_outputs),
+            balanced=p["class_weight"] == "balanced_subsample" and self._rate(n) is not None,
+        )
+        if growth.balanced and n_outputs > 1:
+            raise InvalidParameterError(
+                'class_weight="balanced_subsample" weighs the classes of one output in the rows '
+                'that each tree draws, and y has several. Use class_weight="balanced".'
+            )
+        return growth
+
+    def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
+        p, columns = self._params(), self._columns(rows)
+        growth = self._growth(rows, tuple(len(labels) for labels in columns))
+        begin = self._begin(growth.n_values)
+        if begin is None:
+            self._seed = seed_of(self.random_state)
+        solver = ForestSolver(
+            growth=growth,
+            n_trees=self._n_trees,
+            max_bins=int(p["max_bins"]),
+            seed=self._seed,
+            decomposition=p.get("decomposition", "auto"),
+            out_of_bag=bool(p.get("oob_score", False)),
+            begin=begin,
+            class_weight=self._of_outputs,
+        )
+        return TreeRowsModel(
+            rows.survey.n_features, columns if growth.n_outputs > 1 else ()
+        ), solver
+
+    def _signs(self, d: int, n_classes: tuple[int, ...], n_outputs: int) -> NDArray[np.int8]:
+        given = self.monotonic_cst
+        if given is None:
+            return np.zeros(d, np.int8)
+        if n_outputs > 1:
+            raise InvalidParameterError(
+                "Monotonicity constraints are not supported with multiple outputs. Fit one output "
+                "at a time, or use monotonic_cst=None."
+            )
+        if n_classes and n_classes[0] > 2:
+            raise InvalidParameterError(
+                "Monotonicity constraints are not supported with multiclass classification. Use "
+                "two classes, or monotonic_cst=None."
+            )
+        signs = np.atleast_1d(np.asarray(given))
+        if signs.shape != (d,):
+            raise InvalidParameterError(
+                f"monotonic_cst has shape {' x '.join(map(str, signs.shape))} but the input data X "
+                f"has {d} features. Give one of -1, 0 and 1 a feature."
+            )
+        if not np.isin(signs, (-1, 0, 1)).all():
+            raise InvalidParameterError(
+                "monotonic_cst must be None or an array-like of -1, 0 or 1, but got "
+                f"{np.unique(signs).tolist()}. Use these."
+            )
+        return signs.astype(np.int8)
+
+    def _begin(self, n_values: int) -> dict[str, NDArray[Any]] | None:
+        """State of the forest before, where this one goes on from it."""
+        return None
+
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
+        self._trees, self._impurity = Trees.unpacked(solution.extra), solution.extra["impurity"]
+        self.n_features_in_ = model.n_features
+        self.n_outputs_ = rows.survey.n_targets or 1
+        self.max_features_ = self._features_of(model.n_features)
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Nothing: trees are grown one by one."""
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """Mean decrease of impurity by each feature, of shape (n_features,); its sum is 1."""
+        self._check_fitted()
+        nodes, d = self._trees.nodes, self.n_features_in_
+        total = np.zeros(d)
+        for a, b in zip(self._trees.roots, self._trees.roots[1:], strict=False):
+            feature = nodes.feature[a:b]
+            inner = feature >= 0
+            if not inner.any():
+                continue
+            found = np.bincount(feature[inner], nodes.gain[a:b][inner], minlength=d)
+            total += found / found.sum() if found.sum() > 0 else found
+        return total / total.sum() if total.sum() > 0 else total
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return RawForest(self._trees)
+
+    def apply(self, X: Any) -> Any:
+        """Leaves that rows end in, by their numbers in the tree.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int64
+            Of shape (n_rows, n_trees); of a single tree (n_rows,).
+        """
+        self._check_fitted(X)
+        return map_rows(
+            ForestLeaves(self._trees), X, dtype=np.int64, n_outputs=self._n_leaf_columns,
+            name=type(self).__name__, row_shape=self._row_shape,
+        )  # fmt: skip
+
+    @property
+    def _n_leaf_columns(self) -> int | None:
+        return len(self._trees)
+
+    def _paths(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
+        """Nodes that rows in memory come through, and where each tree's are among the columns."""
+        if is_dask(X):
+            raise InvalidDataError(
+                "decision_path makes a sparse matrix of rows in memory. Call it block by block, or "
+                "use apply, which is lazy."
+            )
+        leaves = np.asarray(BaseTrees.apply(self, X)).reshape(-1, len(self._trees))
+        return node_paths(self._trees, leaves), self._trees.roots
+
+
+class TreesRegressor(BaseRegressor):
+    """Base class of trees and forests of regression: means of the trees' answers."""
+
+    _multi_output = True
+    n_outputs_: int
+
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
+        return X, as_columns(y), sample_weight
+
+    def predict(self, X: Any) -> Any:
+        """Means of the trees' answers.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64
+            Of shape (n_rows,), or (n_rows, n_outputs) of several.
+        """
+        self._check_fitted(X)
+        return self._map_raw_predictions(
+            None, X, np.float64, self.n_outputs_ if self.n_outputs_ > 1 else None
+        )
+
+    def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return np.asarray

@@ -1,1 +1,0 @@
-"""Base classes of decision trees and forests: parameters, importances, predictions."""

@@ -1,0 +1,258 @@
+"""Hashers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import repeat
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn import feature_extraction
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import murmurhash3_32
+
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.feature_extraction.text import check_items
+
+__all__ = ["FeatureHasher", "NamespaceHasher"]
+
+
+class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
+    """:class:`sklearn.feature_extraction.FeatureHasher` for Dask Bags, Series and Arrays.
+
+    Nothing is read at `fit`. `transform` gives a Dask Array of CSR chunks.
+
+    Parameters
+    ----------
+    n_features : int, default=2**20
+    input_type : {"dict", "pair", "string"}, default="dict"
+        Items of the Bag: dicts, lists of (name, value), or lists of strings.
+    dtype : dtype, default=float64
+    alternate_sign : bool, default=True
+
+    References
+    ----------
+    Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
+
+    Examples
+    --------
+    >>> from daskml_dist.feature_extraction import FeatureHasher
+    >>> FeatureHasher(n_features=8).transform([{'dog': 1, 'cat': 2}, {'dog': 2}]).shape
+    (2, 8)
+    """
+
+    _numeric: ClassVar[bool] = False
+    _of_rows: ClassVar[bool] = False
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False  # which older versions of scikit-learn do not say
+        return tags
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:
+        """Check the parameters.
+
+        Parameters
+        ----------
+        X, y : ignored
+
+        Returns
+        -------
+        self
+        """
+        check_items(X)
+        feature_extraction.FeatureHasher.fit(self, None if is_dask(X) else X)
+        return self
+
+    def transform(self, raw_X: Any) -> Any:
+        """Hash items; lazily where they are a Dask collection.
+
+        Parameters
+        ----------
+        raw_X : iterable of items, dask Bag, Series or Array
+
+        Returns
+        -------
+        CSR matrix, or dask Array of such chunks, of shape (n_items, n_features)
+
+        Raises
+        ------
+        InvalidParameterError
+        InvalidDataError
+            The items are a table.
+        """
+        check_items(raw_X)
+        self._check_parameters()  # without a fit too: a remainder of 0 would end the process
+        return self._transformed(raw_X)
+
+    def _sample(self, X: Any) -> Any:
+        return [{"dict": {"a": 1}, "pair": [("a", 1)], "string": ["a"]}[self.input_type]]
+
+
+#: Multiplier that combines two hashes; odd, so no bit is lost.
+_COMBINE = np.uint32(0x5BD1E995)
+
+Features = tuple[NDArray[np.uint32], NDArray[np.float64]]
+
+
+class _NamespaceHasher(TransformerMixin, BaseEstimator):
+    """Rows in memory; see :class:`NamespaceHasher`."""
+
+    def __init__(
+        self,
+        n_features: int = 2**18,
+        *,
+        interactions: Iterable[tuple[str, str]] = (),
+        alternate_sign: bool = True,
+        dtype: Any = np.float64,
+    ) -> None:
+        self.n_features = n_features
+        self.interactions = interactions
+        self.alternate_sign = alternate_sign
+        self.dtype = dtype
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.dict, tags.input_tags.two_d_array = True, False
+        tags.no_validation = True
+        return tags
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:
+        if not (isinstance(self.n_features, Integral) and 1 <= self.n_features < 2**31):
+            raise InvalidParameterError(
+                f"n_features={self.n_features!r}: use an integer from 1 to 2**31 - 1."
+            )
+        if any(len(pair) != 2 for pair in self.interactions):
+            raise InvalidParameterError(
+                f"interactions={self.interactions!r}: name two namespaces in each."
+            )
+        return self
+
+    def transform(self, X: Any) -> Any:
+        columns, values, lengths = [], [], []
+        for row in X:
+            hashes, numbers = self._row(row)
+            columns.append(hashes)
+            values.append(numbers)
+            lengths.append(len(hashes))
+        every = np.concatenate([np.empty(0, np.uint32), *columns])
+        numbers = np.concatenate([np.empty(0), *values])
+        if self.alternate_sign:
+            # The highest bit has no part in the column.
+            numbers = np.where(every >> np.uint32(31), -numbers, numbers)
+        indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        at = ((every & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
+        rows = sparse.csr_array(
+            (numbers.astype(self.dtype), at, indptr), shape=(len(lengths), self.n_features)
+        )
+        rows.sum_duplicates()
+        return rows
+
+    def _row(self, row: Any) -> Features:
+        if not isinstance(row, Mapping):
+            raise InvalidDataError(
+                f"A row is a {type(row).__name__}. Pass dicts from namespace to text, tokens or "
+                "{name: value}."
+            )
+        spaces = {space: _hash(space, features) for space, features in row.items()}
+        found = list(spaces.values())
+        for a, b in self.interactions:
+            if a in spaces and b in spaces:
+                found.append(_products(spaces[a], spaces[b], same=a == b))
+        if not found:
+            return np.empty(0, np.uint32), np.empty(0)
+        return np.concatenate([h for h, _ in found]), np.concatenate([v for _, v in found])
+
+
+class NamespaceHasher(BlockTransformer, _NamespaceHasher):
+    """Hash features of namespaces, and the products of namespaces, to columns.
+
+    Parameters
+    ----------
+    n_features : int, default=2**18
+        Columns of the result.
+    interactions : iterable of (str, str), default=()
+        Pairs of namespaces whose features are multiplied, each with each; a namespace with itself
+        gives each unordered pair once. Nothing of it is stored: it is hashed on the fly.
+    alternate_sign : bool, default=True
+        Give half of the features a negative sign, so that collisions cancel on average.
+    dtype : dtype, default=float64
+
+    Notes
+    -----
+    A row is a dict from namespace to its features: a text (split at spaces), tokens, or a dict of
+    values. A feature's hash is MurmurHash3 of its name with that of the namespace as seed; a
+    product's hash is ``hash_a * 0x5bd1e995 + hash_b`` (mod 2**32).
+
+    References
+    ----------
+    Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning"; Agarwal et al.
+    (2014), "A Reliable Effective Terascale Linear Learning System" (Vowpal Wabbit).
+
+    Examples
+    --------
+    >>> from daskml_dist.feature_extraction import NamespaceHasher
+    >>> hasher = NamespaceHasher(2**10, interactions=[("user", "page")])
+    >>> hasher.fit_transform([{"user": "anna", "page": {"length": 2.5, "age": 3}}]).nnz
+    5
+    """
+
+    _numeric: ClassVar[bool] = False
+    _of_rows: ClassVar[bool] = False
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:
+        """Check the parameters.
+
+        Parameters
+        ----------
+        X, y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            `n_features` or `interactions` have no meaning.
+        """
+        check_items(X)
+        _NamespaceHasher.fit(self)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """Check the parameters and transform; see :meth:`transform`."""
+        return self.fit(X).transform(X)
+
+    def _sample(self, X: Any) -> Any:
+        return [{"a": "b"}]
+
+
+def _hash(space: str, features: Any) -> Features:
+    """Hashes and values of a namespace's features."""
+    if isinstance(features, str):
+        features = features.split()
+    if not isinstance(features, Iterable):
+        raise InvalidDataError(
+            f"Namespace {space!r} holds {features!r}. Give its features: a text, a list of names, "
+            "or a mapping of names to numbers, such as {'price': 2.5}."
+        )
+    pairs = features.items() if isinstance(features, Mapping) else zip(features, repeat(1.0))
+    seed = murmurhash3_32(space, positive=True)
+    items = list(pairs)
+    hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name, _ in items]
+    return np.array(hashes, dtype=np.uint32), np.array([value for _, value in items], dtype=float)
+
+
+def _products(a: Features, b: Features, same: bool) -> Features:
+    """Hashes and values of the products of two namespaces' features."""
+    first, second = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
+    if same:
+        first, second = np.triu_indices(len(a[0]))
+    return a[0][first] * _COMBINE + b[0][second], a[1][first] * b[1][second]

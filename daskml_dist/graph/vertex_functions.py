@@ -1,0 +1,429 @@
+"""Graphs"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
+from daskml_dist.data.keyed.ids import convert_ids
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.parameters.checks import check_count, check_number, check_one_of, check_run
+from daskml_dist.parameters.run import Run
+from daskml_dist.solvers.graph import (
+    COMBINE_FUNCTIONS,
+    DIRECTIONS,
+    ConnectedComponentsSolver,
+    PageRankSolver,
+    VertexShares,
+    VertexSolver,
+    edge_sides,
+)
+from daskml_dist.solvers.keyed import EntrySide
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.keyed_fit import KeyedFit
+
+__all__ = ["VertexProgram", "connected_components", "pagerank"]
+
+_USED = ("n_lanes", "deterministic")
+
+
+def edges_fit(
+    edges: Any,
+    names: tuple[Any, Any, Any],
+    vertices: Any,
+    sides: Sequence[EntrySide],
+    run: Run | None,
+    client: Any,
+    name: str,
+    callbacks: object,
+) -> KeyedFit:
+    """A fit over the vertices of some edges, to be entered."""
+    source, target, weight = names
+    columns = EntryColumns(source, target, weight, least=0.0, shared=True)
+    settings = check_run(run, "cpu", name=name, used=_USED)
+    more = None if vertices is None else convert_ids(vertices, "vertices")
+    told = CallbackList(callbacks)
+    return KeyedFit(read_frame_entries(edges, columns, sides, more), settings, client, told)
+
+
+def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> VertexShares | None:
+    """Shares that a user gives some vertices, by their numbers."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        if not hasattr(given, "to_dict"):
+            raise InvalidDataError(
+                f"{name}={given!r}: give a dict from vertex to share, or a pandas Series."
+            )
+        given = given.to_dict()
+    ids = convert_ids(_column(list(given)), name)
+    shares = _shares(list(given.values()), name)
+    numbers = fit.numbers(side, ids)
+    if (numbers < 0).any():
+        unknown = ids[numbers < 0][:5].tolist()
+        raise InvalidDataError(
+            f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
+            "vertices that are the source or target of an edge, with ids of the same type."
+        )
+    order = np.argsort(numbers)
+    return VertexShares(numbers[order], shares[order] / shares.sum())
+
+
+def _shares(given: list[Any], name: str) -> NDArray[np.float64]:
+    """Shares as numbers, the largest of which is 1: their sum may be no finite number else."""
+    try:
+        shares = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
+    if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():
+        raise InvalidDataError(
+            f"{name} must give its vertices finite shares of at least 0, one of them above 0."
+        )
+    scaled: NDArray[np.float64] = shares / shares.max()
+    return scaled
+
+
+def _column(values: list[Any]) -> NDArray[Any]:
+    """Ids as a column would hold them."""
+    found: NDArray[Any] = np.asarray(load_pandas().Series(values))
+    return found
+
+
+def result_frame(ids: NDArray[Any], name: str, values: NDArray[Any]) -> Any:
+    """A frame of vertices, sorted, and a value of each."""
+    return load_pandas().DataFrame({"vertex": ids, name: values})
+
+
+def warn_unsettled(function: str, n_iter: int, message: str, remedy: str) -> None:
+    """Warn that an iteration ended before it settled."""
+    warnings.warn(
+        f"{function} did not converge in {n_iter} iteration(s): {message}. {remedy}",
+        ConvergenceWarning,
+        stacklevel=user_stack_level(),
+    )
+
+
+@telling_arguments
+def connected_components(
+    edges: Any,
+    *,
+    source: Any = "source",
+    target: Any = "target",
+    vertices: Any = None,
+    run: Run | None = None,
+    callbacks: Any = None,
+    client: Any = None,
+) -> Any:
+    """Find the connected components of a graph, whichever way its edges point.
+
+    The rounds that it takes grow with the logarithm of the longest way in the graph.
+
+    Parameters
+    ----------
+    edges, source, target, vertices, run, callbacks, client
+        As of :func:`pagerank`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns ``vertex``, sorted, and ``component``: numbers from 0, in the order of each
+        component's smallest vertex, as :func:`scipy.sparse.csgraph.connected_components` has them.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        Before any round, naming the remedy.
+    TrainingError
+        When it cannot go on.
+
+    References
+    ----------
+    Zhang, Azad and Hu, "FastSV: a distributed-memory connected component algorithm with fast
+    convergence", SIAM PP 2020.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.graph import connected_components
+    >>> edges = pd.DataFrame({"source": ["b", "c", "e"], "target": ["a", "b", "d"]})
+    >>> connected_components(edges)["component"].tolist()
+    [0, 0, 0, 1, 1]
+    """
+    names, sides = (source, target, None), ConnectedComponentsSolver.sides
+    name = "connected_components"
+    with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
+        solution, _, _ = fit.solve(ConnectedComponentsSolver(), CallbackList(callbacks))
+    _, component = np.unique(solution.values["vertex"], return_inverse=True)
+    return result_frame(solution.ids["vertex"], "component", component)
+
+
+@telling_arguments
+def pagerank(
+    edges: Any,
+    damping: float = 0.85,
+    *,
+    personalization: Any = None,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    nstart: Any = None,
+    dangling: Any = None,
+    source: Any = "source",
+    target: Any = "target",
+    weight: Any = None,
+    vertices: Any = None,
+    run: Run | None = None,
+    callbacks: Any = None,
+    client: Any = None,
+) -> Any:
+    """Rank the vertices of a graph by PageRank.
+
+    The parameters are those of :func:`networkx.pagerank`, and so are the ranks of its directed
+    (multi)graphs. Each worker holds ranges of the vertices, with all edges that end at these; in
+    every iteration it fetches the ranks that they touch. The edges must fit in the memory of all
+    workers together (about 4 bytes an edge, 12 with weights; some three times as many while they
+    are sorted); a lost worker costs some iterations at most, and changes no digit.
+
+    Parameters
+    ----------
+    edges : pandas.DataFrame or dask DataFrame
+        A row for each edge. Edges that come several times count as often; their weights add up.
+    damping : float, default=0.85
+        How often a surfer follows an edge, rather than jump; networkx calls it `alpha`.
+    personalization : dict or Series, default=None
+        Shares of some vertices, at which the surfer arrives who jumps. None: all alike.
+    max_iter : int, default=100
+    tol : float, default=1e-6
+        The iteration ends where the absolute changes of all ranks add up to less than `tol` times
+        the number of vertices.
+    nstart : dict or Series, default=None
+        Ranks of some vertices to start from. None: all alike.
+    dangling : dict or Series, default=None
+        Shares of some vertices, at which the surfer arrives who finds no edge to follow. None: as
+        `personalization`.
+    source, target : str, default="source", "target"
+        Columns that hold the vertices' ids: numbers or text, not both.
+    weight : str, default=None
+        Column that holds the edges' weights, at least 0; None: all are alike.
+    vertices : array-like, default=None
+        Ids of vertices that there are besides, which may have no edge.
+    run : Run or None, default=None
+        `n_lanes`, ranges of vertices: with a number the ranks do not depend on the workers, to the
+        bit. None: one a worker thread.
+    callbacks : callback, sequence of callbacks, or None, default=None
+        Each iteration is a pass; its ``"loss"`` is the sum of the changes.
+    client : distributed.Client or None, default=None
+        None: the current client; without one a pandas frame is ranked in this process.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns ``vertex``, sorted, and ``rank``; the ranks add up to 1.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        Before any iteration, naming the remedy.
+    TrainingError
+        When it cannot go on.
+
+    See Also
+    --------
+    connected_components, VertexProgram
+
+    References
+    ----------
+    Page, Brin, Motwani and Winograd, "The PageRank citation ranking: bringing order to the web",
+    1999.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.graph import pagerank
+    >>> edges = pd.DataFrame({"source": ["a", "b", "c"], "target": ["b", "c", "b"]})
+    >>> pagerank(edges).sort_values("rank", ascending=False)["vertex"].tolist()
+    ['b', 'c', 'a']
+    """
+    check_number("damping", damping, lambda v: 0 <= v <= 1, "from 0 to 1")
+    check_count("max_iter", max_iter)
+    check_number("tol", tol)
+    names, sides = (source, target, weight), PageRankSolver.sides
+    with edges_fit(edges, names, vertices, sides, run, client, "pagerank", callbacks) as fit:
+        solver = PageRankSolver(
+            float(damping),
+            int(max_iter),
+            float(tol),
+            find_chosen(fit, "in", personalization, "personalization"),
+            find_chosen(fit, "in", dangling, "dangling"),
+            find_chosen(fit, "in", nstart, "nstart"),
+        )
+        solution, _, _ = fit.solve(solver, CallbackList(callbacks))
+    if not solution.converged:
+        warn_unsettled("pagerank", solution.n_iter, solution.message, "Increase max_iter, or tol.")
+    return result_frame(solution.ids["vertex"], "rank", solution.values["vertex"])
+
+
+class VertexProgram(ABC):
+    """Base class of iterations along the edges of a graph, of a user's own.
+
+    Every vertex has a number. In each iteration it gathers messages along its edges, which are
+    combined, and makes its next number of its old one and of these; until no number changes. The
+    methods take arrays, of many edges or vertices at once, and must not look at anything else: so
+    a program gives the same numbers on any workers, and after a loss.
+
+    Attributes
+    ----------
+    direction : {"in", "out", "both"}, default="in"
+        Along which edges a vertex gathers: those that end at it, those that begin at it, or both.
+    combine : {"sum", "min", "max"}, default="sum"
+        How its messages come together.
+    max_iter : int, default=100
+        Iterations at most.
+    tol : float, default=0.0
+        A number that moves by at most so much counts as unchanged.
+
+    See Also
+    --------
+    pagerank, connected_components
+
+    References
+    ----------
+    Malewicz et al., "Pregel: a system for large-scale graph processing", SIGMOD 2010; Gonzalez et
+    al., "PowerGraph", OSDI 2012.
+
+    Examples
+    --------
+    Lengths of the shortest ways from a vertex:
+
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from daskml_dist.graph import VertexProgram
+    >>> class ShortestWays(VertexProgram):
+    ...     combine = "min"
+    ...     def __init__(self, origin):
+    ...         self.origin = origin
+    ...     def start(self, vertices, degree):
+    ...         return np.where(vertices == self.origin, 0.0, np.inf)
+    ...     def gather(self, value, degree, weight):
+    ...         return value + weight
+    ...     def apply(self, old, total):
+    ...         return np.minimum(old, total)
+    >>> roads = pd.DataFrame(
+    ...     {"source": ["a", "a", "b"], "target": ["b", "c", "c"], "km": [1.0, 5.0, 2.0]}
+    ... )
+    >>> ShortestWays("a").run(roads, weight="km")
+      vertex  value
+    0      a    0.0
+    1      b    1.0
+    2      c    3.0
+    """
+
+    direction: ClassVar[str] = "in"
+    combine: ClassVar[str] = "sum"
+    max_iter: int = 100
+    tol: float = 0.0
+
+    @abstractmethod
+    def start(self, vertices: NDArray[Any], degree: NDArray[np.float64]) -> Any:
+        """First numbers of some vertices.
+
+        Parameters
+        ----------
+        vertices : ndarray of shape (n,)
+            Their ids.
+        degree : ndarray of float64 of shape (n,)
+            Sum of the weights of the edges along which each of them sends messages (their number,
+            without weights).
+
+        Returns
+        -------
+        array-like of shape (n,), or float
+        """
+
+    def gather(
+        self, value: NDArray[np.float64], degree: NDArray[np.float64], weight: NDArray[np.float64]
+    ) -> Any:
+        """Messages along some edges: by default the senders' numbers.
+
+        Parameters
+        ----------
+        value, degree : ndarray of float64 of shape (n,)
+            Of the vertex that sends along each edge.
+        weight : ndarray of float64 of shape (n,)
+            Of the edges; ones without weights.
+
+        Returns
+        -------
+        array-like of shape (n,), or float
+        """
+        return value
+
+    @abstractmethod
+    def apply(self, old: NDArray[np.float64], total: NDArray[np.float64]) -> Any:
+        """Next numbers of some vertices.
+
+        Parameters
+        ----------
+        old : ndarray of float64 of shape (n,)
+        total : ndarray of float64 of shape (n,)
+            Their messages combined; without any 0 for ``"sum"``, infinity for ``"min"`` and minus
+            infinity for ``"max"``.
+
+        Returns
+        -------
+        array-like of shape (n,)
+        """
+
+    def run(
+        self,
+        edges: Any,
+        *,
+        source: Any = "source",
+        target: Any = "target",
+        weight: Any = None,
+        vertices: Any = None,
+        run: Run | None = None,
+        callbacks: Any = None,
+        client: Any = None,
+    ) -> Any:
+        """Iterate over a graph.
+
+        Parameters
+        ----------
+        edges, source, target, weight, vertices, run, callbacks, client
+            As of :func:`daskml_dist.graph.pagerank`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns ``vertex``, sorted, and ``value``.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any iteration, naming the remedy.
+        DivergedError
+            A number became NaN.
+        """
+        name = type(self).__name__
+        check_one_of("direction", self.direction, tuple(DIRECTIONS))
+        check_one_of("combine", self.combine, tuple(COMBINE_FUNCTIONS))
+        check_count("max_iter", self.max_iter)
+        check_number("tol", self.tol)
+        sides = edge_sides(self.direction)
+        names = source, target, weight
+        with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
+            solution, _, _ = fit.solve(VertexSolver(self), CallbackList(callbacks))
+        if not solution.converged:
+            warn_unsettled(name, solution.n_iter, solution.message, "Increase max_iter, or tol.")
+        space = VertexSolver.space
+        return result_frame(solution.ids[space], "value", solution.values[space])

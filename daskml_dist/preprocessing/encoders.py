@@ -1,0 +1,407 @@
+"""Encoders."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import NDArray
+from sklearn import preprocessing
+from sklearn.base import clone
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.column_statistics import find_distinct_rows
+from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import (
+    as_column,
+    convert_missing_to_nan,
+    convert_to_host,
+    copy_to_host,
+)
+from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted
+from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.inference.transform import map_blocks, sample_rows
+
+__all__ = ["CategoryTransformer", "LabelEncoder", "OneHotEncoder", "OrdinalEncoder"]
+
+#: Rows from which on distinct values are looked for: for fewer, looking at each costs less.
+_MANY_ROWS = 256
+
+
+class CategoryTransformer(BlockTransformer):
+    """An encoder whose fitted state follows from the categories of each column and their rows."""
+
+    _numeric = False
+    #: Rows of each category of each column, while scikit-learn's `fit` looks at categories alone.
+    _counts: tuple[int, list[NDArray[np.int64]]] | None = None
+
+    def _read(self, X: Any) -> Any:
+        return X  # distinct values alone are made plain
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Categories of each column, their rows, and the number of rows."""
+        few, places = find_distinct_rows(X)
+        few = convert_missing_to_nan(few)
+        # Given categories are checked against the rows; found ones are collected.
+        given = self.categories
+        if not isinstance(given, str):
+            clone(self).set_params(min_frequency=None, max_categories=None).fit(few)
+        plain = preprocessing.OrdinalEncoder(
+            categories=given,
+            handle_unknown="use_encoded_value",
+            unknown_value=-1,
+            encoded_missing_value=-2,
+        )
+        codes = plain.fit_transform(few)
+        counts = []
+        for j, categories in enumerate(plain.categories_):
+            column, each = codes[:, j], np.bincount(places[j], minlength=len(codes))
+            column = np.where(column == -2, len(categories) - 1, column)  # missing values come last
+            rows = np.zeros(len(categories), dtype=np.int64)
+            known = column >= 0
+            np.add.at(rows, column[known].astype(np.int64), each[known])
+            counts.append(rows)
+        return plain.categories_, counts, X.shape[0], is_dataframe_like(X)
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        categories, counts, rows, frames = zip(*summaries, strict=True)
+        join = _join if isinstance(self.categories, str) else _add
+        merged = [
+            join(list(found), list(sums))
+            for found, sums in zip(
+                zip(*categories, strict=True), zip(*counts, strict=True), strict=True
+            )
+        ]
+        return [c for c, _ in merged], [n for _, n in merged], sum(rows), frames[0]
+
+    def _finish(self, summary: Any) -> None:
+        """Fit scikit-learn on a few rows that hold all categories."""
+        categories, counts, n_rows, is_frame = summary
+        small = self._rows_of(categories, is_frame)
+        self._counts = n_rows, counts
+        try:
+            super().fit(small)
+        except ValueError as error:  # such as a category to drop that is not there
+            raise InvalidParameterError(
+                f"{error}\nThe parameters do not fit the categories that X holds: change either."
+            ) from error
+        finally:
+            del self._counts
+
+    def _rows_of(self, categories: list[NDArray[Any]], is_frame: bool) -> Any:
+        longest = max(map(len, categories))
+        columns = [np.resize(found, longest) for found in categories]
+        if not is_frame:
+            return np.column_stack(columns)
+        names = getattr(self, "feature_names_in_", range(len(columns)))
+        return _frame(names, columns)
+
+    def _fit_infrequent_category_mapping(
+        self, n_samples: int, category_counts: Any, missing_indices: Any
+    ) -> None:
+        # scikit-learn's hook: the few rows that it sees are not the rows that count.
+        if self._counts is not None:
+            n_samples, category_counts = self._counts
+        super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
+
+    def _rows_to_transform(self, X: Any) -> Any:
+        # Of many rows distinct values alone are made plain.
+        many = is_dataframe_like(X) and len(X) >= _MANY_ROWS
+        return X if many else self._plain(X)
+
+    def _transform(self, X: Any, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the code of each value of X, and whether it is known.
+
+        scikit-learn's hook of all encoders. It looks each value up in Python, which we leave to the
+        distinct values of a column.
+        """
+        if np.shape(X)[0] < _MANY_ROWS or not (is_dataframe_like(X) or isinstance(X, np.ndarray)):
+            known = super()._transform(X, *args, **options)
+            return known[0], known[1]
+        few, places = find_distinct_rows(X)
+        codes, are_known = super()._transform(convert_missing_to_nan(few), *args, **options)
+        at = np.stack(places, axis=1), np.arange(len(places))
+        return codes[at], are_known[at]
+
+    def _sample(self, X: Any) -> Any:
+        if not hasattr(self, "categories_") or not all(map(len, self.categories_)):
+            return sample_rows(X)
+        first = [found[:1] for found in self.categories_]
+        if not hasattr(X, "columns"):
+            return np.column_stack(first)
+        return _frame(X.columns, first)
+
+
+def _frame(names: Any, columns: list[NDArray[Any]]) -> Any:
+    # Left to itself, pandas makes strings of objects, and NaN of the None among them.
+    series = load_pandas().Series
+    made = [series(column, dtype=column.dtype) for column in columns]
+    return load_pandas().DataFrame(dict(zip(names, made, strict=True)))
+
+
+def _add(
+    categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Sums of the rows of given categories, which keep the user's order."""
+    return categories[0], np.sum(counts, axis=0)
+
+
+def _join(
+    categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Union of the categories of a column, in scikit-learn's order, and the sums of their rows."""
+    dtypes = {found.dtype for found in categories}
+    if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
+        # A block without a value of the column may have another dtype; numbers join as numbers.
+        categories = [found.astype(object) for found in categories]
+    every = np.concatenate(categories)[:, None]
+    encoder = preprocessing.OrdinalEncoder(encoded_missing_value=-2).fit(every)
+    (union,) = encoder.categories_
+    at = encoder.transform(every)[:, 0].astype(np.int64)
+    at[at == -2] = len(union) - 1
+    sums = np.zeros(len(union), dtype=np.int64)
+    np.add.at(sums, at, np.concatenate(counts))
+    return union, sums
+
+
+class OrdinalEncoder(CategoryTransformer, preprocessing.OrdinalEncoder):
+    """:class:`sklearn.preprocessing.OrdinalEncoder` for Dask collections; exact.
+
+    Parameters
+    ----------
+    categories : "auto" or list of array-like, default="auto"
+    dtype : number type, default=float64
+    handle_unknown : {"error", "use_encoded_value"}, default="error"
+        An error is raised when the result is computed, and names the block.
+    unknown_value : int or numpy.nan, default=None
+    encoded_missing_value : int or numpy.nan, default=numpy.nan
+    min_frequency : int or float, default=None
+    max_categories : int, default=None
+
+    Attributes
+    ----------
+    categories_ : list of ndarray
+    infrequent_categories_ : list of ndarray
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import OrdinalEncoder
+    >>> X = np.array([['clerk'], ['nurse'], ['clerk']], dtype=object)
+    >>> OrdinalEncoder().fit_transform(X)
+    array([[0.],
+           [1.],
+           [0.]])
+    """
+
+
+class OneHotEncoder(CategoryTransformer, preprocessing.OneHotEncoder):
+    """:class:`sklearn.preprocessing.OneHotEncoder` for Dask collections; exact.
+
+    Parameters
+    ----------
+    categories : "auto" or list of array-like, default="auto"
+    drop : {"first", "if_binary"}, array-like or None, default=None
+    sparse_output : bool, default=True
+        A Dask Array then has CSR chunks.
+    dtype : number type, default=float64
+    handle_unknown : {"error", "ignore", "infrequent_if_exist", "warn"}, default="error"
+        What to do with categories that `fit` has not seen. An error is raised when the result is
+        computed, and names the block.
+    min_frequency : int or float, default=None
+    max_categories : int, default=None
+    feature_name_combiner : "concat" or callable, default="concat"
+
+    Attributes
+    ----------
+    categories_ : list of ndarray
+    drop_idx_ : ndarray or None
+    infrequent_categories_ : list of ndarray
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.preprocessing import OneHotEncoder
+    >>> frame = pd.DataFrame({'job': ['clerk', 'nurse', 'clerk']})
+    >>> encoder = OneHotEncoder(sparse_output=False).fit(frame)
+    >>> encoder.categories_[0].tolist()
+    ['clerk', 'nurse']
+    >>> encoder.transform(frame)
+    array([[1., 0.],
+           [0., 1.],
+           [1., 0.]])
+    >>> encoder.get_feature_names_out().tolist()
+    ['job_clerk', 'job_nurse']
+    """
+
+
+class LabelEncoder(
+    TranslatesSklearnErrors,
+    NamedParameters,
+    Exported,
+    preprocessing.LabelEncoder,
+    auto_wrap_output_keys=None,
+):
+    """:class:`sklearn.preprocessing.LabelEncoder` for Dask Arrays and Series; exact.
+
+    Labels of a Dask collection are read in one pass; `transform` and `inverse_transform` are lazy.
+    The classifiers of this package need none: they take labels of any kind.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Sorted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import LabelEncoder
+    >>> encoder = LabelEncoder().fit(np.array(['no', 'yes', 'no']))
+    >>> encoder.transform(np.array(['yes', 'no']))
+    array([1, 0])
+    >>> encoder.inverse_transform(np.array([1, 0])).tolist()
+    ['yes', 'no']
+    """
+
+    def fit(self, y: Any) -> Self:
+        """Find the labels.
+
+        Parameters
+        ----------
+        y : array-like, dask Array or dask Series of shape (n_rows,)
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            `y` has several columns or no rows.
+        InvalidTypeError
+            Labels are neither all strings nor all numbers.
+        """
+        y = join_delayed(convert_to_host(y), 1)
+        if not is_dask(y):
+            preprocessing.LabelEncoder.fit(self, y)
+            return self
+        column = _one_column(y)
+        X = column.to_frame() if is_series_like(column) else column[:, None]
+        with reading(type(self).__name__):
+            found = reduce_parts(as_collection(X, numeric=False), _labels_of, _union)
+        if found is None:
+            raise InvalidDataError(
+                "y holds 0 labels in all its blocks. Check the filter or the path that made it."
+            )
+        self.classes_ = found
+        return self
+
+    def transform(self, y: Any) -> Any:
+        """Position of each label in ``classes_``.
+
+        Parameters
+        ----------
+        y : array-like, dask Array or dask Series of shape (n_rows,)
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int of shape (n_rows,)
+
+        Raises
+        ------
+        InvalidDataError
+            A label that `fit` has not seen; of a Dask collection when computed.
+        """
+        return self._map("transform", y, np.empty(0, dtype=np.intp))
+
+    def fit_transform(self, y: Any) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same labels; parameters as there."""
+        if not is_dask(y := convert_to_host(y)):
+            return preprocessing.LabelEncoder.fit_transform(self, y)
+        return self.fit(y).transform(y)
+
+    def inverse_transform(self, y: Any) -> Any:
+        """Labels of positions.
+
+        Parameters
+        ----------
+        y : array-like, dask Array or dask Series of int of shape (n_rows,)
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,)
+        """
+        check_fitted(self)
+        return self._map("inverse_transform", y, self.classes_[:0])
+
+    def _map(self, method: str, y: Any, meta: NDArray[Any]) -> Any:
+        check_fitted(self)
+        y = join_delayed(convert_to_host(y), 1)
+        if not is_dask(y):
+            return getattr(preprocessing.LabelEncoder, method)(self, y)
+        return map_blocks(partial(_apply, copy.copy(self), method), _one_column(y), meta)
+
+
+def _one_column(y: Any) -> Any:
+    """Labels as a Dask Array or Series of one dimension."""
+    if isinstance(y, da.Array) and y.ndim == 2 and y.shape[1] == 1:
+        return y[:, 0]
+    if (isinstance(y, da.Array) and y.ndim == 1) or is_series_like(y):
+        return y
+    raise InvalidDataError(
+        f"y should be a 1d array, got {type(y).__name__} of {getattr(y, 'ndim', 'no')} dimensions "
+        "instead. Pass one column, or encode columns of X by OrdinalEncoder."
+    )
+
+
+def _labels_of(index: int, X: Any, y: Any, sample_weight: Any) -> NDArray[Any] | None:
+    """Labels of a block; None of an empty one."""
+    if X.shape[0] == 0:
+        return None
+    try:
+        few = convert_missing_to_nan(find_distinct_rows(copy_to_host(X))[0])
+        return _sorted(as_column(few, name="y", index=index))
+    except (ValueError, TypeError) as error:
+        raise as_ours(error, f"Block {index} of y: ") from error
+
+
+def _union(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+    found = [part for part in parts if part is not None]
+    kinds = {part.dtype.kind for part in found}
+    if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would make strings of numbers
+        found = [part.astype(object) for part in found]
+    try:
+        return _sorted(np.concatenate(found)) if found else None
+    except (ValueError, TypeError) as error:
+        raise as_ours(error) from error
+
+
+def _sorted(labels: NDArray[Any]) -> NDArray[Any]:
+    classes: NDArray[Any] = preprocessing.LabelEncoder().fit(labels).classes_
+    return classes
+
+
+def _apply(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> NDArray[Any]:
+    few, (places,) = find_distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
+    values = as_column(convert_missing_to_nan(few), name="y")
+    try:
+        found: NDArray[Any] = getattr(preprocessing.LabelEncoder, method)(encoder, values)
+    except ValueError as error:
+        raise InvalidDataError(
+            f"{error}. Fit on labels that hold them all, or drop these rows."
+        ) from error
+    return found[places]

@@ -1,0 +1,261 @@
+"""KBins and polynomials."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn import preprocessing
+from sklearn.utils import assert_all_finite
+
+from daskml_dist.data.blocks import convert_weights
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import as_rows, convert_to_host
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.quantiles import (
+    ColumnSketch,
+    compute_rank_error,
+    merge_sketches,
+    sketch_columns,
+)
+from daskml_dist.data.reduce import PassGenerator
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.estimators.transformer import BlockTransformer
+
+__all__ = ["KBinsDiscretizer", "PolynomialFeatures"]
+
+#: Width from which on scikit-learn takes a bin for one.
+_NARROW = 1e-8
+#: Quantiles that weighted rows have.
+_WEIGHTED = ("averaged_inverted_cdf", "inverted_cdf")
+
+
+class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
+    """:class:`sklearn.preprocessing.KBinsDiscretizer` for Dask collections.
+
+    All rows count. ``strategy="uniform"`` is exact; edges of ``"quantile"`` and ``"kmeans"`` come
+    from a sketch of each column, exact up to 8192 different values a column; beyond that the rank
+    of each edge of ``"quantile"`` is wrong by `rank_error_` of the rows at most (about ``1e-4``),
+    and ``"kmeans"`` groups the 8192 values of the sketch, weighted by the rows they stand for.
+
+    Parameters
+    ----------
+    n_bins : int or array-like of shape (n_features,), default=5
+    encode : {"onehot", "onehot-dense", "ordinal"}, default="onehot"
+        With ``"onehot"`` a Dask Array has CSR chunks.
+    strategy : {"uniform", "quantile", "kmeans"}, default="quantile"
+    quantile_method : str, default="averaged_inverted_cdf"
+        As in :func:`numpy.quantile`. Weighted rows have the default and ``"inverted_cdf"`` alone.
+    dtype : {numpy.float32, numpy.float64}, default=None
+        Of the result; None: that of the rows.
+    subsample : int or None, default=200_000
+        Of rows in memory alone.
+    random_state : int, RandomState instance or None, default=None
+        Of the subsample.
+
+    Attributes
+    ----------
+    bin_edges_ : ndarray of object of shape (n_features,)
+        One ndarray of float64 of shape (n_bins + 1,) a feature.
+    n_bins_ : ndarray of int of shape (n_features,)
+        Bins that are left: narrow ones go, with a warning.
+    rank_error_ : float
+        Largest error of a rank, as a share of the rows (Dask collections only).
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import KBinsDiscretizer
+    >>> X = np.array([[0.0, 10.0], [5.0, 20.0], [10.0, 60.0]])
+    >>> KBinsDiscretizer(n_bins=2, encode='ordinal', strategy='uniform').fit_transform(X)
+    array([[0., 0.],
+           [1., 0.],
+           [1., 1.]])
+    """
+
+    _remedy = "Fill missing values first (SimpleImputer)."
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the bins of rows in memory or, in one pass, of a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+
+        Returns
+        -------
+        self
+        """
+        X, sample_weight = convert_to_host(X, sample_weight)
+        if is_dask(X) or is_dask(sample_weight):
+            return self._fit_lazy(X, None, sample_weight)
+        preprocessing.KBinsDiscretizer.fit(self, self._plain(X), y, sample_weight)
+        self._keep(X)
+        return self
+
+    def _transformed(self, X: Any, **options: Any) -> Any:
+        one = self
+        if "_encoder" in vars(self):
+            # scikit-learn's sets a dtype of its encoder meanwhile, which threads must not share.
+            one = copy.copy(self)
+            one._encoder = copy.copy(self._encoder)
+        return super(KBinsDiscretizer, one)._transformed(X, **options)
+
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
+        weighted = sample_weight is not None
+        if weighted and self.strategy == "quantile" and self.quantile_method not in _WEIGHTED:
+            raise InvalidParameterError(
+                "When fitting with strategy='quantile' and sample weights, quantile_method should "
+                "either be set to 'averaged_inverted_cdf' or 'inverted_cdf', got "
+                f"quantile_method={self.quantile_method!r} instead."
+            )
+        yield from super()._passes(X, y, sample_weight)
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        rows = as_rows(X, any_order=True)
+        if sparse.issparse(rows):
+            raise InvalidDataError(
+                "KBinsDiscretizer does not support sparse input: zero would fall into some bin. "
+                "Make the rows dense: X.map_blocks(lambda block: block.toarray())."
+            )
+        assert_all_finite(rows, input_name="X")
+        weighted = sample_weight is not None
+        if weighted:
+            sample_weight = convert_weights(np.asarray(sample_weight), np.float64, None)
+        if self.strategy == "uniform":
+            some = rows[sample_weight > 0] if weighted else rows
+            if len(some):
+                some = np.stack([some.min(axis=0), some.max(axis=0)])
+            rows, sample_weight = some, None
+        return sketch_columns(rows, sample_weight), rows.dtype, weighted
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        sketches, dtypes, weighted = zip(*summaries, strict=True)
+        columns = [merge_sketches(list(column)) for column in zip(*sketches, strict=True)]
+        return columns, np.result_type(*dtypes), any(weighted)
+
+    def _finish(self, summary: Any) -> None:
+        sketches, dtype, weighted = summary
+        if not all(len(sketch.values) for sketch in sketches):
+            raise InvalidDataError("All rows have weight 0. Give some a weight above 0.")
+        n_bins = self._validate_n_bins(len(sketches))
+        edges = np.empty(len(sketches), dtype=object)
+        for j, sketch in enumerate(sketches):
+            edges[j] = self._edges(j, sketch, int(n_bins[j]), weighted)
+            n_bins[j] = len(edges[j]) - 1
+        self.rank_error_ = compute_rank_error(sketches)
+        self.bin_edges_, self.n_bins_ = edges, n_bins
+        self.__dict__.pop("_encoder", None)
+        if self.encode != "ordinal":
+            self._encoder = preprocessing.OneHotEncoder(
+                categories=[np.arange(n) for n in n_bins],
+                sparse_output=self.encode == "onehot",
+                dtype=self.dtype or dtype,
+            ).fit(np.zeros((1, len(n_bins))))
+
+    def _edges(
+        self, number: int, sketch: ColumnSketch, n_bins: int, weighted: bool
+    ) -> NDArray[np.float64]:
+        """Edges of the bins of a column."""
+        low, high = sketch.values[[0, -1]]
+        if low == high:
+            warnings.warn(
+                f"Feature {number} is constant and will be replaced with 0.",
+                stacklevel=user_stack_level(),
+            )
+            return np.array([-np.inf, np.inf])
+        even = np.linspace(low, high, n_bins + 1)
+        if self.strategy == "uniform":
+            return even
+        # In per cent, as scikit-learn asks NumPy: a share of the rows meets the same digits.
+        shares = np.linspace(0, 100, n_bins + 1) / 100
+        if self.strategy == "kmeans":
+            edges = _between_centres(sketch, even)
+        elif weighted:
+            average = self.quantile_method == "averaged_inverted_cdf"
+            edges = sketch.weighted_quantile(shares, average)
+        else:
+            # Before its version 1.9 scikit-learn's default was a word for "linear".
+            method = "linear" if self.quantile_method == "warn" else self.quantile_method
+            edges = sketch.quantile(shares, method)
+        edges = edges[np.ediff1d(edges, to_begin=np.inf) > _NARROW]
+        if len(edges) <= n_bins:
+            warnings.warn(
+                f"Bins whose width are too small (i.e., <= {_NARROW:.0e}) in feature {number} are "
+                "removed. Consider decreasing the number of bins.",
+                stacklevel=user_stack_level(),
+            )
+        return edges
+
+
+def _between_centres(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Edges in the middle between the centres of k-means, which start in even bins."""
+    first = (even[1:] + even[:-1])[:, None] * 0.5
+    if len(sketch.values) <= len(first):
+        centres = sketch.values
+    else:
+        from sklearn.cluster import KMeans  # slow to load, and few callers need it
+
+        found = KMeans(len(first), init=first, n_init=1).fit(
+            sketch.values[:, None], sample_weight=sketch.weights
+        )
+        centres = np.sort(found.cluster_centers_[:, 0])
+    return np.concatenate([even[:1], (centres[1:] + centres[:-1]) * 0.5, even[-1:]])
+
+
+class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
+    """:class:`sklearn.preprocessing.PolynomialFeatures` for Dask collections, sparse ones too.
+
+    A fit learns the number of columns alone, and reads no row where Dask knows it. Rows with
+    missing values are refused when a result is computed.
+
+    Parameters
+    ----------
+    degree : int or tuple (min_degree, max_degree), default=2
+    interaction_only : bool, default=False
+    include_bias : bool, default=True
+    order : {"C", "F"}, default="C"
+        Of dense blocks.
+
+    Attributes
+    ----------
+    powers_ : ndarray of int of shape (n_output_features, n_features)
+    n_output_features_, n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import PolynomialFeatures
+    >>> PolynomialFeatures(degree=2).fit_transform(np.array([[2.0, 3.0]]))
+    array([[1., 2., 3., 4., 6., 9.]])
+    """
+
+    _remedy = "Fill missing values first (SimpleImputer)."
+
+    def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
+        if collection.n_features is not None:
+            return collection.n_features, None
+        return (yield from super()._summary_of(collection))
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> None:
+        return None
+
+    def _merge(self, summaries: list[Any]) -> None:
+        return None
+
+    def _finish(self, summary: None) -> None:
+        names = self.__dict__.pop("feature_names_in_", None)
+        preprocessing.PolynomialFeatures.fit(self, np.zeros((1, self.n_features_in_)))
+        if names is not None:
+            self.feature_names_in_ = names

@@ -1,0 +1,353 @@
+"""Decision trees that stand alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.utils import Bunch
+
+from daskml_dist.estimators.trees import BaseTrees, TreesClassifier, TreesRegressor
+from daskml_dist.models.grown_tree import cut_weakest_links
+from daskml_dist.models.row_models import TreeRowsModel
+from daskml_dist.models.tree_view import TreeView, make_tree_view
+from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import check_one_of
+from daskml_dist.parameters.run import Run
+from daskml_dist.solvers import Solution
+from daskml_dist.training.dataset_info import DatasetInfo
+
+__all__ = ["DecisionTreeClassifier", "DecisionTreeRegressor"]
+
+
+class BaseDecisionTree(BaseTrees):
+    """Base class of decision trees: a forest of one tree, of all rows."""
+
+    splitter: str
+    n_outputs_: int
+
+    def _check_params(self) -> None:
+        check_one_of("splitter", self.splitter, ("best", "random"))
+        super()._check_params()
+
+    @property
+    def _n_trees(self) -> int:
+        return 1
+
+    @property
+    def _random_cuts(self) -> bool:
+        return self.splitter == "random"
+
+    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
+        super()._set_fitted(solution, model, rows)
+        self.max_features_ = self._features_of(model.n_features)
+
+    @classmethod
+    def _of(cls, trees: Trees, impurity: NDArray[Any], **attributes: Any) -> BaseDecisionTree:
+        """Estimator of a tree of a forest."""
+        tree = cls()
+        tree._trees, tree._impurity = trees, impurity
+        for name, value in attributes.items():
+            setattr(tree, name, value)
+        return tree
+
+    @property
+    def tree_(self) -> TreeView:
+        """Nodes as arrays, by scikit-learn's names."""
+        self._check_fitted()
+        n_classes = np.atleast_1d(getattr(self, "n_classes_", np.ones(self.n_outputs_, int)))
+        return make_tree_view(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
+
+    def get_depth(self) -> int:
+        """Edges from the root to the deepest leaf."""
+        self._check_fitted()
+        return self._trees.tree(0).max_depth
+
+    def get_n_leaves(self) -> int:
+        """Leaves."""
+        self._check_fitted()
+        return self._trees.tree(0).n_leaves
+
+    def cost_complexity_pruning_path(self, X: Any, y: Any, sample_weight: Any = None) -> Bunch:
+        """Fit a tree, and cut its subtrees one after the other as `ccp_alpha` does.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        Bunch
+            ``ccp_alphas``: ndarray of float64, from which on each tree of the path is the best;
+            ``impurities``: ndarray of float64, of the leaves of these trees, weighted by their
+            shares of the rows.
+        """
+        tree = clone(self).set_params(ccp_alpha=0.0).fit(X, y, sample_weight).tree_
+        cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
+        leaves = tree.children_left < 0
+        path = [(0.0, float(cost[leaves].sum()))]
+        links = cut_weakest_links(tree.children_left, tree.children_right, cost)
+        path += [(alpha, whole) for alpha, _, whole in links]
+        alphas, impurities = np.array(path).T
+        return Bunch(ccp_alphas=alphas, impurities=impurities)
+
+    @property
+    def _n_leaf_columns(self) -> None:
+        return None
+
+    def decision_path(self, X: Any) -> csr_matrix:
+        """Nodes that rows come through.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`, in memory
+
+        Returns
+        -------
+        csr_matrix of int64 of shape (n_rows, n_nodes)
+        """
+        return self._paths(X)[0]
+
+
+class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
+    """Classification tree.
+
+    Grown on all rows. Features are binned, a byte an entry, and what decides is sums of whole
+    numbers and draws hashed from the seed: the tree is the same on any number of workers and lanes,
+    under either `decomposition`, and after any loss.
+
+    Parameters
+    ----------
+    criterion : {"gini", "entropy", "log_loss"}, default="gini"
+        What a split is to lower: the Gini impurity, or Shannon's entropy.
+    splitter : {"best", "random"}, default="best"
+        ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
+        largest value.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default=None
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    class_weight : dict, list of dict, "balanced" or None, default=None
+        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
+        multiplied.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
+        classes.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,), or a list of them
+        Of several outputs, each output's.
+    n_classes_ : int or list of int
+    tree_ : TreeView
+        The nodes as arrays, by scikit-learn's names.
+    max_features_ : int
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    L. Breiman, J. Friedman, R. Olshen and C. Stone, "Classification and Regression Trees", 1984.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.tree import DecisionTreeClassifier
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = DecisionTreeClassifier(random_state=0).fit(X, X[:, 0] > 99)
+    >>> model.predict(np.array([[10.0], [150.0]])).tolist()
+    [False, True]
+    """
+
+    def __init__(
+        self,
+        *,
+        criterion: str = "gini",
+        splitter: str = "best",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = None,
+        random_state: Any = None,
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        class_weight: Any = None,
+        ccp_alpha: float = 0.0,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        verbose: int = 0,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.criterion = criterion
+        self.splitter = splitter
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.random_state = random_state
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.class_weight = class_weight
+        self.ccp_alpha = ccp_alpha
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.verbose = verbose
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+
+class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
+    """Regression tree.
+
+    Grown on all rows. Features are binned, a byte an entry, and what decides is sums of whole
+    numbers and draws hashed from the seed: the tree is the same on any number of workers and lanes,
+    under either `decomposition`, and after any loss.
+
+    Parameters
+    ----------
+    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
+        What a split is to lower: the variance; absolute errors from medians, for which a trainer
+        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
+        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
+        splits of ``"squared_error"``.
+    splitter : {"best", "random"}, default="best"
+        ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
+        largest value.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default=None
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
+
+    Attributes
+    ----------
+    tree_ : TreeView
+        The nodes as arrays, by scikit-learn's names.
+    max_features_ : int
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    L. Breiman, J. Friedman, R. Olshen and C. Stone, "Classification and Regression Trees", 1984.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.tree import DecisionTreeRegressor
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = DecisionTreeRegressor(random_state=0).fit(X, 1.0 * (X[:, 0] > 99))
+    >>> model.predict(np.array([[10.0], [190.0]])).tolist()
+    [0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        criterion: str = "squared_error",
+        splitter: str = "best",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = None,
+        random_state: Any = None,
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        ccp_alpha: float = 0.0,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        verbose: int = 0,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.criterion = criterion
+        self.splitter = splitter
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.random_state = random_state
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.ccp_alpha = ccp_alpha
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.verbose = verbose
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
