@@ -195,6 +195,7 @@ COMMANDS: dict[str, Callable[[str], None] | None] = {
     "sphinx-build ": None,
     "pre-commit install": None,
     "bash .ci/run": None,
+    "bash .ci/newest": None,
     "python -m benchmarks gpu": None,  # tests/benchmarks
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,21 +25,21 @@ def _read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def _conda(text: str) -> dict[str, str]:
-    """Least versions of packages that a recipe or an environment lists."""
+def _conda(text: str) -> dict[str, SpecifierSet]:
+    """Return the bounds of versions of packages that a recipe or an environment lists."""
     return {
-        CONDA.get(name, name): version
-        for name, version in re.findall(r"^ +- ([\w-]+) ?>=([\d.]+)", text, re.MULTILINE)
+        CONDA.get(name, name): SpecifierSet(bounds)
+        for name, bounds in re.findall(r"^ +- ([\w-]+) ?(>=[\d.,<]+)", text, re.MULTILINE)
     }
 
 
 @pytest.mark.parametrize("file", ["recipe/meta.yaml", "environment.yml"])
 def test_conda_asks_for_the_same_versions(file: str) -> None:
-    least = _conda(_read(file))
+    bounds = _conda(_read(file))
     for name, requirement in REQUIRED.items():
-        if name != "fsspec" or name in least:  # which Dask brings
-            assert str(requirement.specifier) == f">={least[name]}", name
-    assert f">={least['python']}" == PROJECT["project"]["requires-python"]
+        if name != "fsspec" or name in bounds:  # which Dask brings
+            assert requirement.specifier == bounds[name], name
+    assert str(bounds["python"]) == PROJECT["project"]["requires-python"]
 
 
 def test_the_recipe_is_of_this_version() -> None:
@@ -66,12 +67,14 @@ def test_the_image_is_made_of_what_there_is() -> None:
 
 def test_the_page_tells_what_is_required() -> None:
     text = _read("docs/versions.md")
-    told = dict(re.findall(r"^\| ([\w, -]+) \| ([\d., ]+) \|$", text, re.MULTILINE))
-    assert told.pop("Python").split(", ") == PYTHONS
+    rows = re.findall(r"^\| ([\w, -]+) \| ([\d., ]+) \| ([\d.]*) ?\|$", text, re.MULTILINE)
+    told = {names: (least, below) for names, least, below in rows}
+    assert told.pop("Python") == (", ".join(PYTHONS), "")
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
-    for names, version in told.items():
+    for names, (least, below) in told.items():
         for name in names.split(", "):
-            assert str(REQUIRED[name].specifier) == f">={version}", name
+            bounds = f">={least}" + (f",<{below}" if below else "")
+            assert REQUIRED[name].specifier == SpecifierSet(bounds), name
 
 
 def test_the_page_of_installing_lists_every_extra() -> None:
