@@ -15,7 +15,14 @@ from benchmarks._gpu_device import Case, Device, Measured, largest_difference
 from benchmarks.boosting import rows
 from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
-from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
+from daskml_dist.backends.trees import (
+    CONSTANT,
+    EXACT,
+    ROUNDED,
+    LeafPartition,
+    SplitFacts,
+    SplitLeaf,
+)
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from daskml_dist.solvers.boosting_losses import BinomialBoostLoss
 
@@ -93,7 +100,7 @@ def _whole(mode: int, on: Device) -> Measured:
 def _parted(on: Device) -> Measured:
     """The second time rows lie as they are to, which costs the same."""
     n, gpu, cpu = _lanes(on, EXACT)
-    part = [Part(0, (np.arange(256) < 128).astype(np.uint8), slice(0, n), 1)]
+    part = [LeafPartition(0, (np.arange(256) < 128).astype(np.uint8), slice(0, n), 1)]
     for lane in (gpu, cpu):
         lane.whole(EXACT, 0)
     found = on.backend.to_numpy(gpu.parted(part, EXACT, 0)[0])

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import Calls
-from daskml_dist.backends.trees import EXACT, Part, SplitFacts
+from daskml_dist.backends.trees import EXACT, LeafPartition, SplitFacts
 
-__all__ = ["TreeCalls", "Work"]
+__all__ = ["LeafWork", "TreeCalls"]
 
 #: Neighbours of an index that a block parts; the word of tree_tasks.cuh.
 _TILE = 1024
@@ -28,7 +28,7 @@ _TOLD = 12
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Work:
+class LeafWork:
     """Leaves whose rows are parted and summed together, as a device is told of them.
 
     Parameters
@@ -99,7 +99,7 @@ class TreeCalls(Calls):
         self._tree("tree_gradients", "tree_quantise", n, *arrays, n, mode, key, g_scale, h_scale)
         return sums
 
-    def work(self, parts: Sequence[Part], mode: int, words: int) -> Work:
+    def work(self, parts: Sequence[LeafPartition], mode: int, words: int) -> LeafWork:
         """Tell the device of some leaves."""
         n_groups = words if mode == EXACT else -(-words // _WORDS)
         rows = [part.at.stop - part.at.start for part in parts]
@@ -117,9 +117,11 @@ class TreeCalls(Calls):
         # `tree_scan` writes the middles, and histograms of all rows read none.
         middles = self.cupy.empty(len(parts), np.int64)
         on_device = self.copy_together(tasks, tables)
-        return Work(on_device[0], on_device[1], middles, tile, n_groups, unit, slot, chunk, mode)
+        return LeafWork(
+            on_device[0], on_device[1], middles, tile, n_groups, unit, slot, chunk, mode
+        )
 
-    def part(self, work: Work, bins: Any, index: Any, spare: Any) -> None:
+    def part(self, work: LeafWork, bins: Any, index: Any, spare: Any) -> None:
         """Bring the rows of leaves that go left before the others, in their order."""
         n_tasks, n_tiles, width = len(work.middles), work.n_tiles, bins.shape[1]
         counts = self.cupy.empty(n_tiles, np.int32)
@@ -131,7 +133,7 @@ class TreeCalls(Calls):
         self._tree("tree_partition", "tree_part", n_tiles, *given, *parted, *ends, width)
         self._tree("tree_partition", "tree_back", n_tiles, index, work.tasks, spare, *ends)
 
-    def histograms(self, work: Work, bins: Any, packed: Any, index: Any, out: Any) -> None:
+    def histograms(self, work: LeafWork, bins: Any, packed: Any, index: Any, out: Any) -> None:
         """Add the histograms that are asked for to `out`, (n_slots, d, n_bins, channels)."""
         _, d, n_bins, channels = out.shape
         numbers = (

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.cupy_tree_calls import TreeCalls, Work
+from daskml_dist.backends.cupy_tree_calls import LeafWork, TreeCalls
 from daskml_dist.backends.device_memory import device_memory
-from daskml_dist.backends.trees import ROUNDED, Part, SplitFacts, SplitLeaf
+from daskml_dist.backends.trees import ROUNDED, LeafPartition, SplitFacts, SplitLeaf
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["CupyRows", "CupyTrees"]
+__all__ = ["CupyTreeRows", "CupyTrees"]
 
 Array = NDArray[Any]
 
@@ -47,10 +47,10 @@ class CupyTrees:
         self._calls = TreeCalls(backend.calls.cupy, backend.calls.address)
         self._facts: tuple[SplitFacts, slice, list[Any]] | None = None
 
-    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> list[CupyRows]:
+    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> list[CupyTreeRows]:
         """Return the rows of all lanes as one."""
         with self.memory(sum(room.n for room in rooms)):
-            return [CupyRows(rooms, shape, self._backend, self._calls)]
+            return [CupyTreeRows(rooms, shape, self._backend, self._calls)]
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Say what did not fit in the memory of the GPU."""
@@ -92,7 +92,7 @@ class CupyTrees:
         told[told[:, :1].view(np.float64)[:, 0] > 0, 1] += first
 
 
-class CupyRows:
+class CupyTreeRows:
     """Rows of a trainer's lanes in the leaves of a tree, on a GPU.
 
     Parameters
@@ -178,10 +178,12 @@ class CupyRows:
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram."""
         self._index[...] = self._first
-        every = Part(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL)
+        every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL)
         return self._histograms(self._work([every], mode), output)
 
-    def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
+    def parted(
+        self, parts: Sequence[LeafPartition], mode: int, output: int
+    ) -> tuple[Any, list[int]]:
         """Part the rows of some leaves; histograms, and where the right children begin."""
         work = self._work(parts, mode)
         self._calls.part(work, self._bins, self._index, self._spare)
@@ -193,10 +195,10 @@ class CupyRows:
         middles: list[int] = self._backend.to_numpy(work.middles).tolist()
         return hist, middles
 
-    def _work(self, parts: Sequence[Part], mode: int) -> Work:
+    def _work(self, parts: Sequence[LeafPartition], mode: int) -> LeafWork:
         return self._calls.work(parts, mode, self._bins.shape[1] // 8)
 
-    def _histograms(self, work: Work, output: int) -> Any:
+    def _histograms(self, work: LeafWork, output: int) -> Any:
         """Histograms of the leaves that ask for one, which lie one behind the other."""
         out = self._calls.cupy.zeros((work.n_slots, *self._shape), np.int64)
         self._calls.histograms(work, self._bins, self._packed[output], self._index, out)

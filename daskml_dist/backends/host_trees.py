@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.trees import Part, SplitFacts, SplitLeaf
+from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf
 
 __all__ = ["HostRows", "HostTrees"]
 
@@ -148,7 +148,7 @@ class HostRows:
             stop = min(room.n, start + _TILE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
         if room.n <= _SMALL:
-            everywhere = Part(0, _ALL_LEFT, slice(0, room.n), 0)
+            everywhere = LeafPartition(0, _ALL_LEFT, slice(0, room.n), 0)
             return self.parted([everywhere], mode, output)[0]
         from daskml_dist.backends.tree_kernels import sum_all
 
@@ -157,7 +157,9 @@ class HostRows:
         sum_all(mode, room.rows, packed, self._one, self._two, out)
         return out
 
-    def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Array, list[int]]:
+    def parted(
+        self, parts: Sequence[LeafPartition], mode: int, output: int
+    ) -> tuple[Array, list[int]]:
         """Part the rows of some leaves; histograms, and where the right children begin."""
         from daskml_dist.backends.tree_kernels import part_and_sum
 

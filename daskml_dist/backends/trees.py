@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "CONSTANT", "EXACT", "ROUNDED", "Part", "SplitFacts", "SplitLeaf", "TreeDevice", "TreeRows",
+    "CONSTANT", "EXACT", "ROUNDED", "LeafPartition", "SplitFacts", "SplitLeaf", "TreeDevice",
+    "TreeRows",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -26,7 +27,7 @@ CONSTANT, EXACT, ROUNDED = 0, 1, 2
 
 
 @dataclass(eq=False, slots=True)
-class Part:
+class LeafPartition:
     """Rows of a leaf that are to be parted.
 
     Parameters
@@ -128,7 +129,9 @@ class TreeRows(Protocol):
             Where the device keeps it; good until the next call.
         """
 
-    def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
+    def parted(
+        self, parts: Sequence[LeafPartition], mode: int, output: int
+    ) -> tuple[Any, list[int]]:
         """Part the rows of some leaves.
 
         Returns

@@ -16,7 +16,14 @@ from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._roles import TEST, FoldAssignment
 from daskml_dist.model_selection._split_rows import n_rows_of
 
-__all__ = ["Answers", "Asked", "answered", "check_known_classes", "has_decisions", "lacking_labels"]
+__all__ = [
+    "Answers",
+    "MemberAssignments",
+    "answered",
+    "check_known_classes",
+    "has_decisions",
+    "lacking_labels",
+]
 
 Floats = NDArray[Any]
 
@@ -40,7 +47,7 @@ class Answers:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class MemberAssignments:
     """Classifiers, and who of them answers which rows. Picklable.
 
     Parameters
@@ -60,7 +67,7 @@ class Asked:
     classes: NDArray[Any]
     apart: bool
 
-    def __call__(self) -> Asked:
+    def __call__(self) -> MemberAssignments:
         """Itself: what is shared is a function."""
         return self
 
@@ -120,7 +127,7 @@ class Asked:
 
 
 def _answers_of_block(asked: Any, X: Any, codes: Any, y: Any, weight: Any) -> Any:
-    own: Asked = asked()
+    own: MemberAssignments = asked()
     if not n_rows_of(X):
         return [None] * (len(own.fits) if own.apart else 1)
     return own.of(X, codes, y, weight)

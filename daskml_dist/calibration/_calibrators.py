@@ -16,7 +16,7 @@ from daskml_dist.calibration._answers import Answers
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics._runs import Run, make_run, merge_runs
+from daskml_dist.metrics._runs import ScoreRun, make_run, merge_runs
 
 __all__ = ["MAX_SCORES", "by_scores", "by_temperature"]
 
@@ -44,7 +44,7 @@ def by_scores(
 def _runs_of(
     index: int, answers: list[Answers | None], y: Any, w: Any, *, labels: Any, limit: int
 ) -> Any:
-    found: list[list[tuple[Run, Any] | None]] = []
+    found: list[list[tuple[ScoreRun, Any] | None]] = []
     for lot, columns in zip(answers, labels, strict=True):
         if lot is None:
             found.append([None] * len(columns))
@@ -75,7 +75,7 @@ def _one_of(runs: list[Any], limit: int) -> Any:
     return merge_runs([run for run, _ in filled], limit), filled[0][1]
 
 
-def _sums(run: Run, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
+def _sums(run: ScoreRun, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Scores, and the weights of other labels and of the class at each."""
     weights = np.zeros((len(run.low), 2))
     weights[:, run.labels.astype(np.int64)] = run.weights
@@ -83,14 +83,14 @@ def _sums(run: Run, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
     return ((run.low + run.high) / 2).astype(dtype)[some], weights[some]
 
 
-def _isotonic(run: Run, dtype: Any) -> Any:
+def _isotonic(run: ScoreRun, dtype: Any) -> Any:
     scores, weights = _sums(run, dtype)
     total = weights.sum(axis=1)
     fitted = IsotonicRegression(out_of_bounds="clip")
     return fitted.fit(scores, weights[:, 1] / total, sample_weight=total)
 
 
-def _sigmoid(run: Run, dtype: Any) -> Any:
+def _sigmoid(run: ScoreRun, dtype: Any) -> Any:
     scores, weights = _sums(run, np.float64)
     labels = np.repeat([0.0, 1.0], len(scores))
     of_labels, n_labels = weights.T.ravel(), np.tile(scores, 2)

@@ -15,7 +15,7 @@ from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.calibration._answers import (
-    Asked,
+    MemberAssignments,
     check_known_classes,
     has_decisions,
     lacking_labels,
@@ -169,7 +169,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             fits = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
         if roles is not None:
             check_known_classes(fits, classes, self.method, apart)
-        asked = Asked(fits, roles, classes, apart)
+        asked = MemberAssignments(fits, roles, classes, apart)
         if apart:
             final = fits
         else:

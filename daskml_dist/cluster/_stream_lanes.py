@@ -12,7 +12,7 @@ from distributed import Client
 from daskml_dist.cluster._stream_looks import Looks
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming.cluster.plan import Plan
+from daskml_dist.streaming.cluster.plan import StreamLayout
 from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
@@ -36,7 +36,9 @@ class LanesOfCentres(ClusterSteps):
         Of the last call that is known to be learned, before its step.
     """
 
-    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: Steps, looks: Looks) -> None:
+    def __init__(
+        self, client: Client, plan: StreamLayout, fit: FitSpec, base: Steps, looks: Looks
+    ) -> None:
         super().__init__(client, plan, fit, base)
         self.looks, self.inertia = looks, 0.0
 

@@ -13,7 +13,7 @@ from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.plan import Plan
+    from daskml_dist.streaming.cluster.plan import StreamLayout
 
 __all__ = ["StartedCentres", "StepsOfCentres"]
 
@@ -59,7 +59,7 @@ class StartedCentres(Started):
         """As of any stream, with the rows since the last look for centres of few."""
         return {**self.likeness, "n_since": self.steps.looks.n_since}
 
-    def over_lanes(self, client: Any, plan: Plan) -> Any:
+    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
         """As of any stream, by steps of centres."""
         from daskml_dist.cluster._stream_lanes import LanesOfCentres
 

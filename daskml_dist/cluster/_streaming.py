@@ -14,7 +14,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.streaming.progress import ProgressiveLoss
     from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.start import Started
     from daskml_dist.training.spec import FitSpec
@@ -78,7 +78,7 @@ class StreamedCentres(Streamed):
         looks = Looks(fit, float(self.reassignment_ratio), every, n_since)
         return StartedCentres(**vars(started) | {"fit": fit, "steps": StepsOfCentres(fit, looks)})
 
-    def _show_stream(self, started: Started, state: ShardState, progress: Progress) -> None:
+    def _show_stream(self, started: Started, state: ShardState, progress: ProgressiveLoss) -> None:
         steps: Any = started.steps
         self._loss, self._n_since = steps.inertia, steps.looks.n_since
         super()._show_stream(started, state, progress)

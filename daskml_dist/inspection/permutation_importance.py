@@ -133,7 +133,7 @@ def permutation_importance(
     n = int(facts.counts.sum())
     seed, m = seed_of(random_state), _drawn(max_samples, n)
     target = Target(facts.centre, getattr(estimator, "classes_", None))
-    work = _Work(
+    work = _PermutationTask(
         estimator, tuple(plain.values()), target, np.cumsum(np.append(0, facts.counts[:-1])),
         [PermutedRows(n, m, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
@@ -312,7 +312,7 @@ def _bytes(column: Any) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _PermutationTask:
     """Task that is done with every block.
 
     Parameters
@@ -344,7 +344,7 @@ class _Work:
 
 
 def _score_block(
-    work: _Work, index: int, X: Any, y: Any, w: Any, given: _Columns, *, first: bool
+    work: _PermutationTask, index: int, X: Any, y: Any, w: Any, given: _Columns, *, first: bool
 ) -> Any:
     """Sums of a block as it is (asked for `first`), and with each column in each repeat."""
     rows = read_rows(X, index)

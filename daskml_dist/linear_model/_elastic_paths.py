@@ -26,7 +26,7 @@ from daskml_dist.solvers.penalty_paths import (
     make_alpha_grid,
 )
 
-__all__ = ["GramPaths", "Paths", "Settings", "WidePaths"]
+__all__ = ["GramPaths", "PathSettings", "Paths", "WidePaths"]
 
 #: Bytes of what the quasi-Newton steps of columns remember at once.
 _REMEMBERED = 1 << 30
@@ -35,7 +35,7 @@ _VECTORS = 24
 
 
 @dataclass(frozen=True)
-class Settings:
+class PathSettings:
     """Parameters of the paths.
 
     Parameters
@@ -91,10 +91,10 @@ class GramPaths(Paths):
     ----------
     stack : BatchedModels
     model : LinearModel
-    asked : Settings
+    asked : PathSettings
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, asked: Settings) -> None:
+    def __init__(self, stack: BatchedModels, model: LinearModel, asked: PathSettings) -> None:
         self._model, self._asked, self._moments = model, asked, moments_of(stack.rows)
         least = asked.grid or float(asked.given[-1])
         found = stack(stack.model(model), FoldedReduction(l2=least, of_mean=True, **self._moments))
@@ -147,7 +147,7 @@ class WidePaths(Paths):
     ----------
     stack : BatchedModels
     model : LinearModel
-    asked : Settings
+    asked : PathSettings
 
     Raises
     ------
@@ -155,7 +155,7 @@ class WidePaths(Paths):
         Coefficients are to be positive.
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, asked: Settings) -> None:
+    def __init__(self, stack: BatchedModels, model: LinearModel, asked: PathSettings) -> None:
         if asked.positive:
             raise InvalidParameterError(
                 f"positive=True needs the Gram matrix of {model.n_features} features, for which "

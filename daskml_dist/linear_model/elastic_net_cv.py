@@ -15,7 +15,7 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.linear_model._cross_validated import CrossValidated
-from daskml_dist.linear_model._elastic_paths import GramPaths, Settings, WidePaths
+from daskml_dist.linear_model._elastic_paths import GramPaths, PathSettings, WidePaths
 from daskml_dist.linear_model._least_squares import gram_fits, model_of
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
@@ -156,7 +156,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
         if isinstance(self.alphas, Integral):
             grid = AlphaGrid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
         given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
-        asked = Settings(
+        asked = PathSettings(
             ratios=ratios,
             grid=grid,
             given=np.sort(given)[::-1],

@@ -14,15 +14,15 @@ from daskml_dist.metrics._indicators import read_indicators
 from daskml_dist.metrics._means import mean_of_blocks
 from daskml_dist.metrics._ovr import average_scores, merge_each, runs_of
 from daskml_dist.metrics._readers import check_not_negative, read_scores
-from daskml_dist.metrics._runs import Run
+from daskml_dist.metrics._runs import ScoreRun
 
-__all__ = ["INDICATED", "SeveralLabels"]
+__all__ = ["INDICATED", "IndicatorScores"]
 
 INDICATED = Columns(read_indicators, read_scores, "y_score", several=True)
 
 
 @dataclass(frozen=True, eq=False)
-class SeveralLabels:
+class IndicatorScores:
     """Scores of indicators.
 
     Parameters
@@ -40,7 +40,7 @@ class SeveralLabels:
 
     def score(
         self,
-        of_one: Callable[[Run], tuple[float, float]],
+        of_one: Callable[[ScoreRun], tuple[float, float]],
         y_true: Any,
         y_score: Any,
         sample_weight: Any,
@@ -61,10 +61,10 @@ class SeveralLabels:
         return average_scores(runs, self.average, of_one)
 
 
-def _runs(rows: ScoredRows, limit: int | None) -> list[Run]:
+def _runs(rows: ScoredRows, limit: int | None) -> list[ScoreRun]:
     check_not_negative(rows.weights)
     return runs_of(rows.y_true, rows, limit)
 
 
-def _positive(run: Run) -> float:
+def _positive(run: ScoreRun) -> float:
     return float(run.weights[:, run.labels].sum())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._columns import ScoredRows, check_total
 from daskml_dist.metrics._readers import check_not_negative, check_one_kind, unique_labels
-from daskml_dist.metrics._runs import Run, make_run, merge_runs
+from daskml_dist.metrics._runs import ScoreRun, make_run, merge_runs
 
 __all__ = [
     "Average",
@@ -72,13 +72,13 @@ def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
     return given
 
 
-def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[Run]:
+def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
     """Make the run of each class against the rest."""
     _check_probabilities(rows, classes)
     return runs_of(rows.y_true[:, np.newaxis] == classes, rows, limit)
 
 
-def pair_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[Run]:
+def pair_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
     """Make the run of each ordered pair of classes, of the rows that have one of the two.
 
     Parameters, labels and errors are those of :func:`class_runs`. The positive class of a pair is
@@ -119,19 +119,19 @@ def _check_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
         )
 
 
-def runs_of(indicators: NDArray[np.bool_], rows: ScoredRows, limit: int | None) -> list[Run]:
+def runs_of(indicators: NDArray[np.bool_], rows: ScoredRows, limit: int | None) -> list[ScoreRun]:
     """Make the run of each column of indicators, of shape (n, n_columns), and its scores."""
     columns = zip(indicators.T, rows.y_pred.T, strict=True)
     return [make_run(is_there, scores, rows.weights, limit) for is_there, scores in columns]
 
 
-def merge_each(parts: list[list[Run]], limit: int | None) -> list[Run]:
+def merge_each(parts: list[list[ScoreRun]], limit: int | None) -> list[ScoreRun]:
     """Merge the runs of each class."""
     return [merge_runs(list(runs), limit) for runs in zip(*parts, strict=True)]
 
 
 def average_scores(
-    runs: list[Run], average: Average, score: Callable[[Run], tuple[float, float]]
+    runs: list[ScoreRun], average: Average, score: Callable[[ScoreRun], tuple[float, float]]
 ) -> tuple[Any, Any]:
     """Average the scores of the classes, and the bounds with them."""
     check_total(runs[0].weights.sum())
@@ -149,7 +149,7 @@ def average_scores(
 
 
 def average_pairs(
-    runs: list[Run], average: Average, score: Callable[[Run], tuple[float, float]]
+    runs: list[ScoreRun], average: Average, score: Callable[[ScoreRun], tuple[float, float]]
 ) -> tuple[float, float]:
     """Average the scores of all pairs of classes, and the bounds with them.
 

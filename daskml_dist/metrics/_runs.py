@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.metrics._readers import join_labels, unique_labels
 
-__all__ = ["Run", "make_run", "merge_runs", "ranked_rows"]
+__all__ = ["ScoreRun", "make_run", "merge_runs", "ranked_rows"]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ScoreRun:
     """Weights by score and label, in the order of `low`.
 
     Parameters
@@ -40,7 +40,7 @@ class Run:
 
 def make_run(
     labels: NDArray[Any], scores: NDArray[Any], weight: NDArray[np.float64], limit: int | None
-) -> Run:
+) -> ScoreRun:
     """Make the run of one or more rows."""
     names, at = unique_labels(labels)
     weights = np.zeros((len(labels), _count(names)))
@@ -49,7 +49,7 @@ def make_run(
     return _shorten(_sort(names, scores, scores, weights, np.argsort(scores)), limit)
 
 
-def merge_runs(runs: list[Run], limit: int | None) -> Run:
+def merge_runs(runs: list[ScoreRun], limit: int | None) -> ScoreRun:
     """Merge one or more runs; `limit`, what is returned and raised as in `make_run`."""
     names = join_labels([run.labels for run in runs])
     n_labels = _count(names)
@@ -62,7 +62,7 @@ def merge_runs(runs: list[Run], limit: int | None) -> Run:
 
 
 def ranked_rows(
-    run: Run, positive: Any, favourably: bool
+    run: ScoreRun, positive: Any, favourably: bool
 ) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
     """Rows that have the run's metric."""
     is_bin = run.high > run.low
@@ -74,7 +74,7 @@ def ranked_rows(
     return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
 
 
-def _of_labels(run: Run, names: NDArray[Any], n_labels: int) -> NDArray[np.float64]:
+def _of_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArray[np.float64]:
     """Weights of a run, with a column for each of the names."""
     if len(run.labels) == n_labels:
         return run.weights
@@ -98,19 +98,19 @@ def _sort(
     high: NDArray[np.float64],
     weights: NDArray[np.float64],
     order: NDArray[np.intp],
-) -> Run:
+) -> ScoreRun:
     """Bring entries into an order, in which equal ones are neighbours, and sum these."""
     low, high = low.take(order), high.take(order)
     differs = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     starts = np.flatnonzero(np.concatenate([[True], differs]))
     weights = weights.take(order, axis=0)
     if len(starts) == len(low):
-        return Run(labels, low, high, weights)
+        return ScoreRun(labels, low, high, weights)
     sums = np.add.reduceat(weights, starts, axis=0)
-    return Run(labels, low[starts], high[starts], sums)
+    return ScoreRun(labels, low[starts], high[starts], sums)
 
 
-def _shorten(run: Run, limit: int | None) -> Run:
+def _shorten(run: ScoreRun, limit: int | None) -> ScoreRun:
     """Sum neighbours into bins of nearly equal weight, each label counting as much as the other."""
     if limit is None or len(run.low) <= limit:
         return run
@@ -122,4 +122,4 @@ def _shorten(run: Run, limit: int | None) -> Run:
     at = np.minimum(at, limit - 1)
     starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
     high = np.maximum.reduceat(run.high, starts)
-    return Run(run.labels, run.low[starts], high, np.add.reduceat(run.weights, starts, axis=0))
+    return ScoreRun(run.labels, run.low[starts], high, np.add.reduceat(run.weights, starts, axis=0))

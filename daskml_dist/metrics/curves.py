@@ -18,7 +18,7 @@ from daskml_dist.metrics._columns import Columns, ScoredRows
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._means import add
 from daskml_dist.metrics._readers import join_labels, read_labels, read_scores, unique_labels
-from daskml_dist.metrics._runs import Run
+from daskml_dist.metrics._runs import ScoreRun
 from daskml_dist.metrics.ranking import COLUMNS, MAX_THRESHOLDS, check_limit, one_run
 
 __all__ = ["calibration_curve", "det_curve", "precision_recall_curve", "roc_curve"]
@@ -145,7 +145,7 @@ def _join_bins(parts: list[_Bins]) -> _Bins:
 
 
 def _of_run(
-    run: Run, scores: NDArray[np.float64], edges: NDArray[np.float64]
+    run: ScoreRun, scores: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     at, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
     sums = [

@@ -36,7 +36,7 @@ def _tweedie(y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0) 
     return float(mean_of_blocks(each, SINGLE, y_true, y_pred, sample_weight)[0])
 
 
-class _Deviance(NamedTuple):
+class _DevianceSums(NamedTuple):
     n_rows: int
     sums: NDArray[np.float64]  # of weights, of deviances and of the potential of y_true
     targets: WeightedMoments
@@ -59,20 +59,22 @@ def _d2(y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0) -> An
     return explained(np.array([deviance]), np.maximum(spread, 0.0), "uniform_average")
 
 
-def _deviance(rows: ScoredRows, power: float) -> _Deviance:
+def _deviance(rows: ScoredRows, power: float) -> _DevianceSums:
     weights = rows.weights
     check_not_negative(weights)
     sums = block_sums(partial(theirs.mean_tweedie_deviance, power=power), rows)
     potential = weights @ _potential(rows.y_true.astype("float64", copy=False), power)
-    return _Deviance(len(weights), np.r_[sums, potential], WeightedMoments.of(rows.y_true, weights))
+    return _DevianceSums(
+        len(weights), np.r_[sums, potential], WeightedMoments.of(rows.y_true, weights)
+    )
 
 
-def _merge(parts: list[_Deviance]) -> _Deviance:
+def _merge(parts: list[_DevianceSums]) -> _DevianceSums:
     n_rows, sums, targets = zip(*parts, strict=True)
     spread = targets[0]
     for other in targets[1:]:
         spread = spread + other
-    return _Deviance(sum(n_rows), add(list(sums)), spread)
+    return _DevianceSums(sum(n_rows), add(list(sums)), spread)
 
 
 def _potential(y: NDArray[np.float64], power: float) -> NDArray[np.float64]:

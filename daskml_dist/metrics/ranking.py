@@ -22,7 +22,7 @@ from daskml_dist.metrics._columns import (
     is_lazy,
 )
 from daskml_dist.metrics._indicators import are_indicators
-from daskml_dist.metrics._labels_ranked import SeveralLabels
+from daskml_dist.metrics._labels_ranked import IndicatorScores
 from daskml_dist.metrics._ovr import (
     Average,
     average_pairs,
@@ -38,7 +38,7 @@ from daskml_dist.metrics._readers import (
     read_labels,
     read_scores,
 )
-from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
+from daskml_dist.metrics._runs import ScoreRun, make_run, merge_runs, ranked_rows
 
 __all__ = [
     "COLUMNS",
@@ -155,7 +155,7 @@ def roc_auc_score(
         return _answer(score, np.zeros_like(score)[()], return_bound)
     _check_options(sklearn.metrics.roc_auc_score, average=average, multi_class=multi_class)
     if are_indicators(y_true, y_score):
-        several = SeveralLabels(sklearn.metrics.roc_auc_score, average, max_thresholds)
+        several = IndicatorScores(sklearn.metrics.roc_auc_score, average, max_thresholds)
         of_one = partial(_between, partial(_roc_auc, max_fpr=max_fpr), positive=True)
         more = {"max_fpr": max_fpr}
         return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
@@ -166,7 +166,7 @@ def roc_auc_score(
     check_classes(n_columns, multi_class, max_fpr, average, sample_weight is not None)
     classes = _labels_of(y_true, n_columns) if labels is None else np.asarray(labels)
     classes = check_class_labels(classes, n_columns)
-    summarise: Callable[..., list[Run]] = pair_runs if multi_class == "ovo" else class_runs
+    summarise: Callable[..., list[ScoreRun]] = pair_runs if multi_class == "ovo" else class_runs
     runs = COLUMNS.reduce(
         partial(summarise, classes=classes, limit=max_thresholds),
         partial(merge_each, limit=max_thresholds),
@@ -248,7 +248,7 @@ def average_precision_score(
         return _answer(score, 0.0, return_bound)
     _check_options(sklearn.metrics.average_precision_score, average=average)
     if are_indicators(y_true, y_score):
-        several = SeveralLabels(sklearn.metrics.average_precision_score, average, max_thresholds)
+        several = IndicatorScores(sklearn.metrics.average_precision_score, average, max_thresholds)
         of_one, more = partial(_precision, positive=True), {"pos_label": pos_label}
         return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
     run = one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
@@ -280,15 +280,15 @@ def _check_options(metric: Callable[..., Any], **options: Any) -> None:
     called(metric, [0, 1], [0.0, 1.0], **options)
 
 
-def one_run(collection: Collection, limit: int | None) -> Run:
+def one_run(collection: Collection, limit: int | None) -> ScoreRun:
     """Run of all rows, of at most two labels and of some weight."""
     summarise, merge = partial(_run, limit=limit), partial(merge_runs, limit=limit)
-    run: Run = COLUMNS.reduce(summarise, merge, collection)
+    run: ScoreRun = COLUMNS.reduce(summarise, merge, collection)
     check_total(run.weights.sum())
     return run
 
 
-def _run(rows: ScoredRows, limit: int | None) -> Run:
+def _run(rows: ScoredRows, limit: int | None) -> ScoreRun:
     if rows.y_pred.ndim != 1:
         raise InvalidDataError(
             f"y_score has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
@@ -319,7 +319,7 @@ def _two_labels(
 # --- from a run to its score -----------------------------------------------------------------
 
 
-def _between(metric: Callable[..., float], run: Run, *, positive: Any) -> tuple[float, float]:
+def _between(metric: Callable[..., float], run: ScoreRun, *, positive: Any) -> tuple[float, float]:
     """Middle of what the metric may be, and half the difference."""
     highest = metric(*ranked_rows(run, positive, favourably=True))
     if not (run.high > run.low).any():
@@ -333,7 +333,7 @@ def _roc_auc(y_true: Any, y_score: Any, weight: Any, max_fpr: float | None = Non
     return float(COLUMNS.in_memory(metric, y_true, y_score, weight, max_fpr=max_fpr))
 
 
-def _precision(run: Run, positive: Any) -> tuple[float, float]:
+def _precision(run: ScoreRun, positive: Any) -> tuple[float, float]:
     """Average precision of a run, and the bound of its error."""
     score, bound = _between(_average_precision, run, positive=positive)
     slack = _slack(run, positive) / 2
@@ -345,7 +345,7 @@ def _average_precision(y_true: Any, y_score: Any, weight: Any) -> float:
     return float(COLUMNS.in_memory(metric, y_true, y_score, weight))
 
 
-def _slack(run: Run, positive: Any) -> float:
+def _slack(run: ScoreRun, positive: Any) -> float:
     """Most that counting the positive rows of a bin together may add to average precision."""
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]

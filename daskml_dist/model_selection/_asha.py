@@ -21,7 +21,7 @@ from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._brackets import Bracket, best_of
 from daskml_dist.model_selection._failures import safe
-from daskml_dist.model_selection._resumed import Model, failed, pass_over
+from daskml_dist.model_selection._resumed import ResumableModel, failed, pass_over
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides, with_cut
 
 __all__ = ["Climb", "Ladder"]
@@ -187,7 +187,7 @@ class Climb:
                 raise self._splits.rows.unread(error) from error
             raise
         del self._open[job]  # what raises is let go of with all others
-        if isinstance(result, Model):
+        if isinstance(result, ResumableModel):
             result = failed(result, list(self._scorers), self._train_score, self._error_score)
         of_splits[split] = result
         if len(of_splits) < self._splits.n_splits:
@@ -219,20 +219,20 @@ def _sides(rows: Any, params: _Params) -> list[tuple[Any, Any, dict[str, Any]]]:
     return [(X, y, params(cut)) for X, y, *cut in rows]
 
 
-def _trained(given: Any, rows: Any, params: _Params, classes: Any, last: int) -> Model:
+def _trained(given: Any, rows: Any, params: _Params, classes: Any, last: int) -> ResumableModel:
     """A model as far as it is to come; what it is made of stays as it was."""
-    model = deepcopy(given) if isinstance(given, Model) else Model(clone(given))
+    model = deepcopy(given) if isinstance(given, ResumableModel) else ResumableModel(clone(given))
     train, _ = _sides(rows, params)
     pass_over(model, *train, classes, last)
     return model
 
 
 def _scored(
-    model: Model, rows: Any, params: _Params, scorers: dict[str, Any], train_score: bool
-) -> Fitted | Model:
+    model: ResumableModel, rows: Any, params: _Params, scorers: dict[str, Any], train_score: bool
+) -> Fitted | ResumableModel:
     """Scores of a model; a model that failed is what it is."""
     if model.error is not None:
-        return Model(clone(model.estimator), model.passes, model.seconds, model.error)
+        return ResumableModel(clone(model.estimator), model.passes, model.seconds, model.error)
     train, test = _sides(rows, params)
     begin = time.perf_counter()
     found = score_sides(scorers, model.estimator, *test, weigh=True)

@@ -22,7 +22,7 @@ from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._resumed import (
     ByPasses,
-    Model,
+    ResumableModel,
     Resumed,
     pass_over,
     resumed_stacks,
@@ -370,7 +370,7 @@ def _passed(
     estimator: Any, X: Any, y: Any, params: dict[str, Any], classes: NDArray[Any] | None, last: int
 ) -> Any:
     """An estimator after so many passes over some rows."""
-    model = Model(estimator)
+    model = ResumableModel(estimator)
     pass_over(model, X, y, params, classes, last)
     if model.error is not None:
         raise model.error

@@ -31,7 +31,15 @@ from daskml_dist.model_selection._stacking import (
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.batched_scores import ScoreParts
 
-__all__ = ["ByPasses", "Model", "Resumed", "Stacks", "failed", "pass_over", "resumed_stacks"]
+__all__ = [
+    "ByPasses",
+    "ResumableModel",
+    "Resumed",
+    "Stacks",
+    "failed",
+    "pass_over",
+    "resumed_stacks",
+]
 
 
 class Resumed(ABC):
@@ -142,7 +150,7 @@ def resumed_stacks(
 
 
 @dataclass(eq=False)
-class Model:
+class ResumableModel:
     """A model in training, and how far it came.
 
     Parameters
@@ -160,7 +168,9 @@ class Model:
     error: Exception | None = None
 
 
-def pass_over(model: Model, X: Any, y: Any, params: dict[str, Any], classes: Any, last: int) -> int:
+def pass_over(
+    model: ResumableModel, X: Any, y: Any, params: dict[str, Any], classes: Any, last: int
+) -> int:
     """Train a model by ``partial_fit``, a call a pass, up to the last; the calls made."""
     begin, before = time.perf_counter(), model.passes
     named = {} if classes is None else {"classes": classes}
@@ -174,7 +184,9 @@ def pass_over(model: Model, X: Any, y: Any, params: dict[str, Any], classes: Any
     return model.passes - before
 
 
-def failed(model: Model, names: Sequence[str], train_score: bool, error_score: Any) -> Fitted:
+def failed(
+    model: ResumableModel, names: Sequence[str], train_score: bool, error_score: Any
+) -> Fitted:
     """Scores of a model that failed."""
     assert model.error is not None
     if error_score == "raise":
@@ -207,7 +219,9 @@ class ByPasses(Resumed):
         classes: NDArray[Any] | None, *, train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
         n = splits.n_splits
-        self._models = [[Model(clone(estimator)) for _ in range(n)] for estimator in estimators]
+        self._models = [
+            [ResumableModel(clone(estimator)) for _ in range(n)] for estimator in estimators
+        ]
         self._sides = [
             [_kept(splits.side(split, role)) for role in (TRAIN, TEST)] for split in range(n)
         ]
@@ -232,7 +246,7 @@ class ByPasses(Resumed):
             for i in candidates
         ]
 
-    def _scored(self, model: Model, train: Any, test: Any) -> Fitted:
+    def _scored(self, model: ResumableModel, train: Any, test: Any) -> Fitted:
         if model.error is not None:
             return failed(model, list(self._scorers), self._train_score, self._error_score)
         begin = time.perf_counter()

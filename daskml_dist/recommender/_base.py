@@ -25,7 +25,7 @@ from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.hits import gains, hits_of
 from daskml_dist.inference.transform import map_pieces
 from daskml_dist.parameters.checks import check_count, check_flag
-from daskml_dist.recommender._scores import Fitted, Seen, find_ids, first_items, highest
+from daskml_dist.recommender._scores import FittedFactors, Seen, find_ids, first_items, highest
 from daskml_dist.solvers.als import SIDES
 
 __all__ = ["BaseRecommender", "predictions", "scored"]
@@ -301,8 +301,8 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
                 "appropriate arguments before using this estimator."
             )
 
-    def _fitted(self) -> Fitted:
-        return Fitted(
+    def _fitted(self) -> FittedFactors:
+        return FittedFactors(
             self.user_ids_,
             self.item_ids_,
             self.user_factors_,
@@ -330,7 +330,7 @@ def _column(rows: Any, name: Any, at: int) -> Any:
     return pairs[:, at]
 
 
-def predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
+def predictions(fitted: FittedFactors, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
     """Prediction of each pair of a frame or an array."""
     tables = fitted.user_ids, fitted.item_ids
     users, items = (
@@ -340,7 +340,7 @@ def predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np
 
 
 def _recommended(
-    fitted: Fitted,
+    fitted: FittedFactors,
     names: tuple[Any, Any],
     n: int,
     seen: Seen | None,
@@ -386,7 +386,7 @@ def _positions(
 
 
 def scored(
-    fitted: Fitted, names: tuple[Any, Any], entries: NumberedEntries
+    fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Some ratings, and the scores of their pairs."""
     users, items = (
@@ -400,7 +400,7 @@ def scored(
 
 
 def _squares(
-    fitted: Fitted, names: tuple[Any, Any], entries: NumberedEntries
+    fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum of the squared errors of some ratings, and their number."""
     values, scores = scored(fitted, names, entries)

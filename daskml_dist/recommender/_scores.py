@@ -13,7 +13,7 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.keyed.ids import convert_ids, find_positions
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["Fitted", "Seen", "find_ids", "first_items", "highest"]
+__all__ = ["FittedFactors", "Seen", "find_ids", "first_items", "highest"]
 
 Positions = NDArray[np.int64]
 
@@ -41,7 +41,7 @@ def _kind(ids: NDArray[Any]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedFactors:
     """Factors, biases and ids of a fit.
 
     Parameters
@@ -150,7 +150,11 @@ class Seen:
 
 
 def first_items(
-    fitted: Fitted, users: Positions, n: int, seen: Seen | None, hidden: Positions | None = None
+    fitted: FittedFactors,
+    users: Positions,
+    n: int,
+    seen: Seen | None,
+    hidden: Positions | None = None,
 ) -> tuple[Positions, Positions, NDArray[Any]]:
     """The items with the highest scores for each user, but for `hidden` ones."""
     step = max(1, _BYTES // (4 * max(len(fitted.item_ids), 1)))

@@ -8,8 +8,8 @@ from distributed import Client
 
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
-from daskml_dist.recommender._stream_steps import Ratings, StepsOfPairs
-from daskml_dist.streaming.cluster.plan import Plan
+from daskml_dist.recommender._stream_steps import StepsOfPairs, UnnumberedRatings
+from daskml_dist.streaming.cluster.plan import StreamLayout
 from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
@@ -32,13 +32,15 @@ class LanesOfPairs(ClusterSteps):
 
     _base: StepsOfPairs
 
-    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: StepsOfPairs) -> None:
+    def __init__(
+        self, client: Client, plan: StreamLayout, fit: FitSpec, base: StepsOfPairs
+    ) -> None:
         super().__init__(client, plan, fit, base)
         #: Steps of the state that a course begins with, before its first one.
         self._before = base.shard.step
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
-        ratings: Ratings = block
+        ratings: UnnumberedRatings = block
         if (sizes := self._base.sizes(ratings)) is not None:
             self._grow(*sizes)
         self._base.number(rows, ratings)

@@ -13,7 +13,7 @@ from daskml_dist.recommender._stream_ids import Ids, plain_ids
 from daskml_dist.streaming.start import Started
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.plan import Plan
+    from daskml_dist.streaming.cluster.plan import StreamLayout
 
 __all__ = ["StartedPairs"]
 
@@ -39,7 +39,7 @@ class StartedPairs(Started):
         room = [model.n_users, model.n_items]
         return {**self.likeness, "ids": ids, "room": room, "offset": float(model.offset)}
 
-    def over_lanes(self, client: Any, plan: Plan) -> Any:
+    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
         """As of any stream, by steps of factors."""
         from daskml_dist.recommender._stream_lanes import LanesOfPairs
 

@@ -19,7 +19,7 @@ from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Ratings", "StepsOfPairs", "roomy"]
+__all__ = ["StepsOfPairs", "UnnumberedRatings", "roomy"]
 
 Array = NDArray[Any]
 #: Users, or items, that there is room for at first.
@@ -27,7 +27,7 @@ _ROOM = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Ratings:
+class UnnumberedRatings:
     """Ratings of a call, with ids that nobody has numbered yet."""
 
     entries: NumberedEntries
@@ -71,7 +71,7 @@ class StepsOfPairs(Steps):
         self.number(rows, block)
         return super().take(rows, block)
 
-    def sizes(self, block: Ratings) -> tuple[int, int] | None:
+    def sizes(self, block: UnnumberedRatings) -> tuple[int, int] | None:
         """Users and items to have room for, for those of a call too; None: there is room."""
         there = self._model.n_users, self._model.n_items
         both = list(zip(self.ids, block.entries.ids, there, strict=True))
@@ -97,7 +97,7 @@ class StepsOfPairs(Steps):
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
             self._grown(fit)
 
-    def number(self, rows: BatchRows, block: Ratings) -> None:
+    def number(self, rows: BatchRows, block: UnnumberedRatings) -> None:
         """Have the rows of the parameters in place of the ids of a call, and its targets."""
         entries = block.entries
         users, items = (

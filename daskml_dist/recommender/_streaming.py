@@ -18,8 +18,8 @@ from daskml_dist.streaming import Streamed
 if TYPE_CHECKING:
     from daskml_dist.recommender._stream_ids import Ids
     from daskml_dist.recommender._stream_start import StartedPairs
-    from daskml_dist.recommender._stream_steps import Ratings
-    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.recommender._stream_steps import UnnumberedRatings
+    from daskml_dist.streaming.progress import ProgressiveLoss
     from daskml_dist.streaming.saved import Saved
     from daskml_dist.training.spec import FitSpec
 
@@ -143,18 +143,18 @@ class StreamedPairs(Streamed):
 
     def _ratings_of(self, ids: tuple[Ids, Ids]) -> Any:
         """Function that makes ratings of a call, checked."""
-        from daskml_dist.recommender._stream_steps import Ratings
+        from daskml_dist.recommender._stream_steps import UnnumberedRatings
 
         estimator: Any = self
 
-        def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Ratings]:
+        def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, UnnumberedRatings]:
             entries = self._numbered(X)
             for own, given in zip(ids, entries.ids, strict=True):
                 own.check(given)
             if entries.values is not None:
                 ends = [entries.values.min(), entries.values.max()]
                 estimator._loss().check_target(np.array(ends, np.float64))
-            return BatchRows(None), Ratings(entries)
+            return BatchRows(None), UnnumberedRatings(entries)
 
         return make
 
@@ -167,7 +167,7 @@ class StreamedPairs(Streamed):
             raise InvalidDataError("The call holds no ratings. Leave it out.")
         return found
 
-    def _show_stream(self, started: Any, state: ShardState, progress: Progress) -> None:
+    def _show_stream(self, started: Any, state: ShardState, progress: ProgressiveLoss) -> None:
         state, self._ids = started.sorted_state(state)
         n_users, n_items = map(len, self._ids)
         model = dataclasses.replace(started.fit.steps.model, n_users=n_users, n_items=n_items)

@@ -25,7 +25,7 @@ from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._base import BaseRecommender, predictions, scored
 from daskml_dist.recommender._moving import moved
-from daskml_dist.recommender._scores import Fitted
+from daskml_dist.recommender._scores import FittedFactors
 from daskml_dist.recommender._streaming import StreamedPairs
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
@@ -373,7 +373,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         if model.biased:
             self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()
 
-    def _fitted(self) -> Fitted:
+    def _fitted(self) -> FittedFactors:
         fitted, loss = super()._fitted(), self._last_model.loss
         if fitted.user_biases is None:
             # The mean is part of every prediction.
@@ -389,7 +389,9 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         return partial(predictions, self._fitted(), self._names)
 
 
-def _right(fitted: Fitted, names: tuple[Any, Any], entries: NumberedEntries) -> tuple[Any, Any]:
+def _right(
+    fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
+) -> tuple[Any, Any]:
     """Ratings on whose side of 0 their scores are, and all of them."""
     values, scores = scored(fitted, names, entries)
     return np.array([((values > 0) == (scores > 0)).sum()]), np.array([len(values)])

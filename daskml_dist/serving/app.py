@@ -21,8 +21,8 @@ from daskml_dist.serving.calls import (
     INDEX,
     MODEL,
     PATHS,
-    Call,
     Said,
+    ServedRequest,
     parts_of,
     readiness,
     refusal,
@@ -131,7 +131,9 @@ class App:
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
-        call = Call(scope["method"], scope["path"], dict(scope["headers"]), scope.get("client"))
+        call = ServedRequest(
+            scope["method"], scope["path"], dict(scope["headers"]), scope.get("client")
+        )
         try:
             said = await self._answer(call, receive)
         except ClientDisconnectedError:
@@ -142,7 +144,7 @@ class App:
         unread = receive if CLOSE in headers and status != 408 else None
         await respond(send, status, headers, body, call.method == "HEAD", unread)
 
-    def _end(self, call: Call, said: Said) -> Said:
+    def _end(self, call: ServedRequest, said: Said) -> Said:
         """Count a request that is answered, write its line, and return the answer as it is sent."""
         status, headers, body = said
         if self._compress_from is not None and status == 200:
@@ -184,7 +186,7 @@ class App:
 
     # --- routes --------------------------------------------------------------------------------
 
-    async def _answer(self, call: Call, receive: Receive) -> Said:
+    async def _answer(self, call: ServedRequest, receive: Receive) -> Said:
         path = call.path
         if path == "/v2/health/live":
             call.must_be("GET", "HEAD")
@@ -206,7 +208,7 @@ class App:
             return 200, ((b"content-type", CONTENT_TYPE),), self.metrics.render()
         raise RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
 
-    async def _index(self, call: Call, receive: Receive) -> Said:
+    async def _index(self, call: ServedRequest, receive: Receive) -> Said:
         """Versions of all models, as the protocol's extension of repositories lists them."""
         call.must_be("POST", "GET")
         async with self._bodies.of(receive, call.headers):
@@ -219,7 +221,7 @@ class App:
         ]
         return 200, JSON, json_body(listed)
 
-    async def _of_model(self, call: Call, receive: Receive) -> Said:
+    async def _of_model(self, call: ServedRequest, receive: Receive) -> Said:
         name, version, action = parts_of(call.path)
         if action == "infer":
             call.must_be("POST")
@@ -234,7 +236,9 @@ class App:
 
     # --- inference -----------------------------------------------------------------------------
 
-    async def _infer(self, call: Call, receive: Receive, name: str, version: str | None) -> Said:
+    async def _infer(
+        self, call: ServedRequest, receive: Receive, name: str, version: str | None
+    ) -> Said:
         codec = codec_of(call.headers)
         async with self._bodies.of(receive, call.headers) as body:
             question, waiting = self._asked_of(call, codec, body, name, version)
@@ -256,7 +260,9 @@ class App:
         self, head: Head, body: bytes, client: Any, tell: Callable[[int, Any, bytes], None]
     ) -> None:
         """Answer a request that came whole, without a task."""
-        reply = Reply(self._end, Call("POST", head.path, head.headers, client), head.codec, tell)
+        reply = Reply(
+            self._end, ServedRequest("POST", head.path, head.headers, client), head.codec, tell
+        )
         try:
             reply.question, waiting = self._asked_of(
                 reply.call, head.codec, body, head.name, head.version, reply
@@ -270,7 +276,7 @@ class App:
 
     def _asked_of(
         self,
-        call: Call,
+        call: ServedRequest,
         codec: Any,
         body: bytes,
         name: str,

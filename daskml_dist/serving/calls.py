@@ -13,8 +13,8 @@ __all__ = [
     "INDEX",
     "MODEL",
     "PATHS",
-    "Call",
     "Said",
+    "ServedRequest",
     "parts_of",
     "readiness",
     "refusal",
@@ -34,7 +34,7 @@ MODEL, _VERSION = "/v2/models/", "/versions/"
 Said = tuple[int, Any, bytes]
 
 
-class Call:
+class ServedRequest:
     """A request, and what is known of it so far."""
 
     __slots__ = ("began", "client", "headers", "method", "model", "n_rows", "path", "version")
@@ -90,7 +90,7 @@ def status_of(error: BaseException, found: bool) -> int:
     return 422 if isinstance(error, (ValueError, TypeError)) else 500
 
 
-def refusal(error: Exception, call: Call) -> Said:
+def refusal(error: Exception, call: ServedRequest) -> Said:
     """The answer to a request that failed; what no client is to know goes to the log."""
     status = status_of(error, bool(call.model))
     headers = error.headers if isinstance(error, RequestError) else ()

@@ -15,7 +15,7 @@ from typing import Any
 from daskml_dist.errors import DaskMLDistError, ServingError
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models
-from daskml_dist.serving.supervisor import Place
+from daskml_dist.serving.supervisor import ProcessSlot
 from daskml_dist.serving.tls import Certificates
 
 __all__ = ["answer", "check_installed"]
@@ -44,7 +44,7 @@ def check_installed() -> Any:
 
 
 def answer(
-    place: Place,
+    place: ProcessSlot,
     listener: socket.socket,
     make_models: Callable[[Metrics], Models],
     make_app: Callable[[Models, Metrics], App],
@@ -140,7 +140,7 @@ class _Closing:
 async def _served(
     uvicorn: Any,
     config: Any,
-    place: Place,
+    place: ProcessSlot,
     listener: socket.socket,
     keep_alive: float,
     meanwhile: Iterable[Task],

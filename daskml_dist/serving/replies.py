@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
 from daskml_dist.inference.joined_rows import joined
-from daskml_dist.serving.calls import Call, Said, refusal
+from daskml_dist.serving.calls import Said, ServedRequest, refusal
 from daskml_dist.serving.protocol import Answer, Question
 
 __all__ = ["Product", "Reply", "said_of"]
@@ -48,8 +48,8 @@ class Reply:
 
     def __init__(
         self,
-        finish: Callable[[Call, Said], Said],
-        call: Call,
+        finish: Callable[[ServedRequest, Said], Said],
+        call: ServedRequest,
         codec: Any,
         tell: Callable[[int, Any, bytes], None],
     ) -> None:
@@ -91,7 +91,9 @@ class Reply:
         self._tell(*self._finish(self.call, said))
 
 
-def said_of(call: Call, codec: Any, question: Question, outputs: list[tuple[str, Any]]) -> Said:
+def said_of(
+    call: ServedRequest, codec: Any, question: Question, outputs: list[tuple[str, Any]]
+) -> Said:
     """An answer, written."""
     call.n_rows = len(outputs[0][1])
     headers, body = codec.write(Answer(call.model, call.version, outputs), question)

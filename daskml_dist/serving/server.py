@@ -16,7 +16,7 @@ from daskml_dist.serving.child import App, answer, check_installed
 from daskml_dist.serving.entries import path_of
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models
-from daskml_dist.serving.supervisor import Place, Supervisor
+from daskml_dist.serving.supervisor import ProcessSlot, Supervisor
 from daskml_dist.serving.tls import Certificates
 
 __all__ = ["listen", "serve"]
@@ -145,7 +145,7 @@ def serve(
             given=given,
         )  # fmt: skip
 
-    def work(place: Place) -> None:
+    def work(place: ProcessSlot) -> None:
         answer(
             place, listener, make_models,
             lambda models, counted: kind(models, counted, **settings), metrics,

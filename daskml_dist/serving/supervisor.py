@@ -22,7 +22,7 @@ from typing import Any
 
 from daskml_dist.errors import ServingError
 
-__all__ = ["Place", "Supervisor"]
+__all__ = ["ProcessSlot", "Supervisor"]
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -33,7 +33,7 @@ _SOONEST, _LATEST = 0.1, 10.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessSlot:
     """Things that a forked process knows of its parent."""
 
     slot: int  # a number that no other living process has
@@ -88,7 +88,7 @@ class Supervisor:
 
     def __init__(
         self,
-        work: Callable[[Place], None],
+        work: Callable[[ProcessSlot], None],
         n_children: int,
         *,
         start_within: float = 300.0,
@@ -291,13 +291,13 @@ class Supervisor:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            self._be_child(Place(free[0], self._life[0], told), pipe)
+            self._be_child(ProcessSlot(free[0], self._life[0], told), pipe)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.close(told)
         self._children.append(_Child(pid, free[0], pipe, time.monotonic(), replaces=replaces))
         return True
 
-    def _be_child(self, place: Place, pipe: int) -> Any:
+    def _be_child(self, place: ProcessSlot, pipe: int) -> Any:
         status = 1
         try:
             signal.set_wakeup_fd(-1)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.host_trees import HostTrees
-from daskml_dist.backends.trees import Part, SplitFacts, SplitLeaf, TreeDevice
+from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf, TreeDevice
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.models.trees import Tree, goes_left
@@ -360,7 +360,9 @@ class TreeGrower:
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int, int | None]]
     ) -> tuple[Array, list[int]]:
         """Partition a lane's rows of some leaves; return histograms, and the children's border."""
-        some = [Part(feature, table, at[i], side, n) for feature, table, at, side, n in tasks]
+        some = [
+            LeafPartition(feature, table, at[i], side, n) for feature, table, at, side, n in tasks
+        ]
         return self.lanes[i].parted(some, *self._packed)
 
     def _sum_histograms(self, parts: Sequence[Any]) -> Any:

@@ -16,9 +16,9 @@ __all__ = ["Lanes", "check_lanes"]
 def check_lanes(estimator: Any) -> Any:
     """Layout of an estimator's stream on a cluster."""
     # It loads the engine of clusters, which streams of this process do without.
-    from daskml_dist.streaming.cluster.plan import Plan
+    from daskml_dist.streaming.cluster.plan import StreamLayout
 
-    return Plan.of(estimator)
+    return StreamLayout.of(estimator)
 
 
 class Lanes:

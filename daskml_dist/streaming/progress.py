@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Progress"]
+__all__ = ["ProgressiveLoss"]
 
 
-class Progress:
+class ProgressiveLoss:
     """Sums of a stream's losses, each taken before the step along its own row.
 
     Every row is a test before it is learned, so the mean is an honest estimate of the loss of rows

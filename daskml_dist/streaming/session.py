@@ -19,7 +19,7 @@ from daskml_dist.errors import (
 from daskml_dist.streaming.alone import Alone
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
-from daskml_dist.streaming.progress import Progress
+from daskml_dist.streaming.progress import ProgressiveLoss
 from daskml_dist.streaming.rows import are_arrays, check_in_memory, has_no_rows
 from daskml_dist.streaming.saved import Saved
 from daskml_dist.streaming.saving import CLOSED, ENDED, TORN, Saving
@@ -92,7 +92,7 @@ class Session:
         self._position: Any = None
         #: Whether the parameters are those of whole calls.
         self._is_whole = True
-        self._progress = Progress()
+        self._progress = ProgressiveLoss()
         self._started: Started | None = None
         self._alone = Alone()
         self._lanes: Lanes | None = None  # where steps are made on a cluster

@@ -23,8 +23,8 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.plan import Plan
-    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.streaming.cluster.plan import StreamLayout
+    from daskml_dist.streaming.progress import ProgressiveLoss
     from daskml_dist.streaming.saved import Saved
 
 __all__ = ["Started", "batch_rows_of", "check_streams", "resume", "start"]
@@ -58,11 +58,11 @@ class Started:
         """Facts from which the stream starts again, as JSON can hold them."""
         return self.likeness
 
-    def n_seen(self, progress: Progress) -> float:
+    def n_seen(self, progress: ProgressiveLoss) -> float:
         """Rows that the state was trained on, of a fit before too."""
         return self.seen + progress.n_rows - self.steps.n_behind
 
-    def over_lanes(self, client: Any, plan: Plan) -> Any:
+    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
         """Steps of lanes on a cluster, which take the place of those of this process."""
         from daskml_dist.streaming.cluster.steps import ClusterSteps
 

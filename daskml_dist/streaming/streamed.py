@@ -14,7 +14,7 @@ from daskml_dist.streaming.watching import Watch
 from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.streaming.progress import ProgressiveLoss
     from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.session import Session
     from daskml_dist.streaming.start import Started
@@ -178,7 +178,7 @@ class Streamed:
         """Rule of steps of so many rows; the same for all, as it is by default."""
         return rule
 
-    def _show_stream(self, started: Started, state: ShardState, progress: Progress) -> None:
+    def _show_stream(self, started: Started, state: ShardState, progress: ProgressiveLoss) -> None:
         """Set the fitted attributes to what a stream has learned."""
         estimator: Any = self
         estimator._set_learned(state, started.fit.steps.model, started.rows)

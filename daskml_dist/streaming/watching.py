@@ -7,7 +7,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.streaming.drift import Detector
-from daskml_dist.streaming.progress import Progress
+from daskml_dist.streaming.progress import ProgressiveLoss
 
 __all__ = ["Watch"]
 
@@ -55,7 +55,7 @@ class Watch:
         self.drift = False
         self.drifts: list[int] = []
 
-    def update(self, session: Any, progress: Progress) -> None:
+    def update(self, session: Any, progress: ProgressiveLoss) -> None:
         """Take the mean loss of the last call, and do what is to be done on a drift."""
         if self._detector is None:
             return

@@ -23,7 +23,7 @@ from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.settings import RunSettings
-from daskml_dist.training.work import KeyedWork, OwnRowsWork, RoundWork, StepWork, Work
+from daskml_dist.training.work import FitWork, KeyedWork, OwnRowsWork, RoundWork, StepWork
 
 __all__ = [
     "FitSpec",
@@ -172,7 +172,7 @@ class FitSpec:
     """
 
     rows: RowsSpec
-    work: Work
+    work: FitWork
     run: RunSpec
 
     @property

@@ -1,7 +1,8 @@
 """Work of a fit: gradient steps of a model under a policy, or a solver's passes over the rows.
 
-Servers, generations, recovery and reports ask the work what `Work` declares, and nothing else. The
-loop that `Work.loop` names (`daskml_dist.training.worker.loops`) knows which subclass it is given.
+Servers, generations, recovery and reports ask the work what `FitWork` declares, and nothing else.
+The loop that `FitWork.loop` names (`daskml_dist.training.worker.loops`) knows which subclass it is
+given.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 
 __all__ = [
+    "FitWork",
     "KeyedWork",
     "OwnRowsWork",
     "ResumableWork",
     "RoundWork",
     "SolverWork",
     "StepWork",
-    "Work",
 ]
 
 
@@ -42,7 +43,7 @@ __all__ = [
 COMPRESSED_PASS_STEPS = 32
 
 
-class Work(ABC):
+class FitWork(ABC):
     """Base class of the work that the lanes of a fit do.
 
     Attributes
@@ -147,7 +148,7 @@ class Work(ABC):
     def carried_bytes(self) -> int:
         """Return the bytes of the initial parameters that travel with the specification."""
 
-    def of_lane(self, lane: int) -> Work:
+    def of_lane(self, lane: int) -> FitWork:
         """Return the work of a lane, by its number."""
         return self
 
@@ -176,7 +177,7 @@ class Work(ABC):
 
 
 @dataclass(frozen=True)
-class StepWork(Work):
+class StepWork(FitWork):
     """Gradient steps of a model under a policy.
 
     Parameters
@@ -313,7 +314,7 @@ class StepWork(Work):
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 
 
-class SolverWork(Work):
+class SolverWork(FitWork):
     """Base class of a solver's work: servers keep only the ledger, and there are no steps."""
 
     #: Servers keep the passes alone.

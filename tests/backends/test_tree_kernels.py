@@ -13,7 +13,14 @@ from daskml_dist.backends.cupy_tree_predict import packed_nodes
 from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.tree_gradients import COMPILED
-from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
+from daskml_dist.backends.trees import (
+    CONSTANT,
+    EXACT,
+    ROUNDED,
+    LeafPartition,
+    SplitFacts,
+    SplitLeaf,
+)
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.tree_predictions import RawForest, RawTrees
 from daskml_dist.models.trees import Tree, Trees
@@ -122,7 +129,7 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
         # Of the last round some leaves have no rows, and one side of others has none.
         shares = [1.0, 0.0, *[0.6] * 4][-len(at) :] if len(at) > 2 else [0.5, 0.3]
         parts = [
-            Part(int(rng.integers(d)), _table(rng, share), of_leaf, side)
+            LeafPartition(int(rng.integers(d)), _table(rng, share), of_leaf, side)
             for share, of_leaf, side in zip(shares, at, sides, strict=False)
         ]
         expected, middles = host.parted(parts, mode, 0)

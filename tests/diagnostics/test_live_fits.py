@@ -20,7 +20,7 @@ from daskml_dist.diagnostics.live.feed import HANDLER, Feed
 from daskml_dist.diagnostics.live.fits import (
     N_FITS,
     N_PASSES,
-    Fits,
+    RecentFits,
     make_lane_table,
     make_mark_table,
     make_pass_table,
@@ -61,7 +61,7 @@ def _data() -> tuple[Any, Any]:
 def test_what_is_left_is_told_where_passes_are_planned(
     planned: int | None, passes: str, left: float
 ) -> None:
-    fits = Fits()
+    fits = RecentFits()
     fits.take([BEGIN | {"fit": "a", "max_iter": planned}, _fit_of(1), _fit_of(2)])
     (fit,) = fits.all()
     assert fit.passes == passes
@@ -74,7 +74,7 @@ def _fit_of(number: int, **record: Any) -> dict[str, Any]:
 
 
 def test_tables_say_what_was_told() -> None:
-    fits = Fits()
+    fits = RecentFits()
     fits.take([{"fit": "unknown", "kind": "end", "at": 1.0, "how": "ended"}])
     assert fits.all() == []
     fits.take([BEGIN | {"fit": "a"}, {"fit": "a", "kind": "lanes", "at": 0.0, "lanes": ["u", "v"]}])
@@ -117,7 +117,7 @@ def test_tables_say_what_was_told() -> None:
 
 
 def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
-    fits = Fits()
+    fits = RecentFits()
     fits.take([BEGIN | {"fit": "a"}, *(_fit_of(number) for number in (1, 2, 3, 4))])
     lost = {"fit": "a", "kind": "generation", "at": 4.5, "text": "v was lost"}
     fits.take([lost | {"n_passes": 2}])
@@ -128,7 +128,7 @@ def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
 
 
 def test_no_more_than_the_last_are_kept() -> None:
-    fits = Fits()
+    fits = RecentFits()
     for number in range(N_FITS + 5):
         fits.take([BEGIN | {"fit": str(number)}])
     assert [fit.fit for fit in fits.all()] == [str(number) for number in range(5, N_FITS + 5)]
@@ -256,7 +256,7 @@ def test_fits_of_a_client_that_left_are_not_running(
 
 
 def test_bars_of_staleness_are_of_the_passes_that_count() -> None:
-    found = Fits()
+    found = RecentFits()
     found.take([BEGIN | {"fit": "a"}])
     counts = [[3, 1], (1, 0, 2, 5), [0, 7], []]
     found.take([_fit_of(i + 1, staleness_counts=of) for i, of in enumerate(counts)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from daskml_dist.diagnostics.live.fits import Fits
+from daskml_dist.diagnostics.live.fits import RecentFits
 from daskml_dist.diagnostics.live.plugin import NAME
 from daskml_dist.linear_model import SGDClassifier
 
@@ -86,7 +86,7 @@ def test_figures_without_values_say_why() -> None:
 
     from daskml_dist.diagnostics.live.page import show
 
-    fits = Fits()
+    fits = RecentFits()
     begin = {"estimator": "Ridge", "policy": "sync", "client": "c", "max_iter": 1, "n_lanes": 1}
     fits.take([{"fit": "a", "kind": "begin", "at": 0.0, "began": 0.0, "n_servers": 1} | begin])
     record = {"pass": 1, "loss": 0.5, "seconds": 1.0, "rows": 10, "bytes_pushed": 8}

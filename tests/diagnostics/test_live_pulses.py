@@ -11,7 +11,7 @@ import pytest
 
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.diagnostics.live import heartbeats as pulses
-from daskml_dist.diagnostics.live.fits import Fits
+from daskml_dist.diagnostics.live.fits import RecentFits
 from daskml_dist.diagnostics.live.heartbeats import (
     N_PULSES,
     Pulses,
@@ -109,7 +109,7 @@ def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
 def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixture) -> None:
     assert pulses.PULSES == pulse.PULSES
     page = TrainingPage()
-    page.fits = fits = Fits()
+    page.fits = fits = RecentFits()
     names = ("estimator", "policy", "client")
     begin = dict.fromkeys(names, "") | dict.fromkeys(("max_iter", "n_lanes", "n_servers"), 1)
     fits.take([begin | {"fit": "a", "kind": "begin", "at": 0.0, "began": 0.0}])

@@ -21,7 +21,7 @@ from daskml_dist.compose import ColumnTransformer
 from daskml_dist.data import computing
 from daskml_dist.diagnostics import works
 from daskml_dist.diagnostics.live import feed as page_feed
-from daskml_dist.diagnostics.live.fits import Fits, make_rung_table
+from daskml_dist.diagnostics.live.fits import RecentFits, make_rung_table
 from daskml_dist.diagnostics.live.page import _make_fit_list, _make_header, _name
 from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
 from daskml_dist.linear_model import SGDClassifier
@@ -52,9 +52,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
+def fits(monkeypatch: pytest.MonkeyPatch) -> RecentFits:
     """Fits as the page has them, of what a client would tell."""
-    found = Fits()
+    found = RecentFits()
     line = SimpleNamespace(tell=lambda client, event: found.take([event]))
     monkeypatch.setattr(page_feed, "get_scheduler_line", lambda client: line)
     monkeypatch.setattr("distributed.default_client", lambda: SimpleNamespace(id="c"))
@@ -62,7 +62,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
 
 
 def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
-    shown: Callable[[], list[str]], fits: Fits
+    shown: Callable[[], list[str]], fits: RecentFits
 ) -> None:
     search = HyperbandSearchCV(SGD, VALUES, max_iter=9, cv=2, random_state=0, verbose=2)
     search.fit(X, Y)
@@ -86,7 +86,7 @@ def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
     assert "HyperbandSearchCV" in _make_fit_list(fits.all())
 
 
-def test_rungs_of_halving(fits: Fits, shown: Callable[[], list[str]]) -> None:
+def test_rungs_of_halving(fits: RecentFits, shown: Callable[[], list[str]]) -> None:
     search = HalvingGridSearchCV(
         SGD, VALUES, resource="max_iter", max_resources=4, min_resources=1, factor=2, cv=2
     ).fit(X, Y)
@@ -130,7 +130,7 @@ def test_verbose_is_obeyed_on_dask_collections(name: str, shown: Callable[[], li
     assert ", last: " in line
 
 
-def test_a_work_that_fails_says_so(fits: Fits, shown: Callable[[], list[str]]) -> None:
+def test_a_work_that_fails_says_so(fits: RecentFits, shown: Callable[[], list[str]]) -> None:
     works.tell("nothing is under way")
     works.tell_rung("nothing", [{"candidate": 0, "bracket": 0, "resource": 1, "score": 1.0}])
     rung = {"bracket": 0, "resource": 1, "score": math.nan}
@@ -154,7 +154,7 @@ def test_a_work_that_fails_says_so(fits: Fits, shown: Callable[[], list[str]]) -
 def test_blocks_of_a_long_fit_are_told(
     client: Client, monkeypatch: pytest.MonkeyPatch, shown: Callable[[], list[str]]
 ) -> None:
-    gate, found, phases = Event("blocks", client=client), Fits(), []
+    gate, found, phases = Event("blocks", client=client), RecentFits(), []
 
     def hold(block: Any, block_info: Any = None) -> Any:
         if block_info and block_info[0]["chunk-location"][0]:  # the first is looked at before

@@ -30,9 +30,9 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
     """Let trainers count the steps that they make in a loop, or make none there."""
 
     def switch() -> None:
-        from daskml_dist.training.worker.loops.replicas import TeamSteps
+        from daskml_dist.training.worker.loops.replicas import ReplicaTeamSteps
 
-        kind: Any = TeamSteps
+        kind: Any = ReplicaTeamSteps
         if not hasattr(kind, "usual"):
             kind.usual = kind.take
         kind.taken = 0
@@ -49,9 +49,9 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
 
 def _taken(client: Client) -> list[int]:
     def taken() -> int:
-        from daskml_dist.training.worker.loops.replicas import TeamSteps
+        from daskml_dist.training.worker.loops.replicas import ReplicaTeamSteps
 
-        kind: Any = TeamSteps
+        kind: Any = ReplicaTeamSteps
         count: int = kind.taken
         return count
 
@@ -60,9 +60,9 @@ def _taken(client: Client) -> list[int]:
 
 def _restore(client: Client) -> None:
     def restore() -> None:
-        from daskml_dist.training.worker.loops.replicas import TeamSteps
+        from daskml_dist.training.worker.loops.replicas import ReplicaTeamSteps
 
-        kind: Any = TeamSteps
+        kind: Any = ReplicaTeamSteps
         kind.take = kind.usual
         del kind.usual, kind.taken
 

@@ -16,7 +16,7 @@ __all__ = [
     "HANDLER",
     "LEVELS",
     "Fit",
-    "Fits",
+    "RecentFits",
     "assign_colours",
     "make_lane_table",
     "make_mark_table",
@@ -147,7 +147,7 @@ class Fit:
         return rows, seconds, len(recent)
 
 
-class Fits:
+class RecentFits:
     """The last fits, oldest first."""
 
     def __init__(self) -> None:

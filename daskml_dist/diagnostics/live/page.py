@@ -13,7 +13,7 @@ from typing import Any
 from daskml_dist.diagnostics.live.fits import (
     LEVELS,
     Fit,
-    Fits,
+    RecentFits,
     assign_colours,
     make_lane_table,
     make_mark_table,
@@ -67,7 +67,7 @@ _LOADS = (
 _MARK = {"color": "#d00000", "line_dash": "dashed", "line_width": 2}
 
 
-def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
+def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     """Fill a document of bokeh's with the page, and keep it up to date."""
     from bokeh.core.properties import without_property_validation
     from bokeh.layouts import column, gridplot

@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed import SchedulerPlugin
 
-from daskml_dist.diagnostics.live.fits import HANDLER, Fits
+from daskml_dist.diagnostics.live.fits import HANDLER, RecentFits
 from daskml_dist.diagnostics.live.heartbeats import PULSES
 
 __all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
@@ -26,14 +26,14 @@ class TrainingPage(SchedulerPlugin):
 
     Attributes
     ----------
-    fits : Fits
+    fits : RecentFits
     """
 
     name = NAME
     idempotent = True
 
     def __init__(self) -> None:
-        self.fits = Fits()
+        self.fits = RecentFits()
 
     def take(self, events: list[dict[str, Any]]) -> None:
         """Take what a client tells."""
@@ -83,7 +83,7 @@ def find_dashboard(scheduler: Any) -> Any:
     return of_bokeh[0] if of_bokeh else None
 
 
-def add_tab(scheduler: Any, dashboard: Any, fits: Fits) -> None:
+def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
     """Serve the page beside the dashboard's own, and name it in their bar."""
     from tornado.ioloop import IOLoop
 

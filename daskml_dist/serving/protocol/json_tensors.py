@@ -13,8 +13,8 @@ from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol import binary_tensors
 from daskml_dist.serving.protocol.messages import Answer, Question, datatype_of, plain
 from daskml_dist.serving.protocol.requests import (
+    BinaryParameters,
     Output,
-    Parameters,
     question_of,
     read_general,
     shaped,
@@ -41,7 +41,7 @@ class _Request(msgspec.Struct):
     inputs: list[_Numbers]
     id: str | None = None
     outputs: list[Output] | None = None
-    parameters: Parameters | None = None
+    parameters: BinaryParameters | None = None
 
 
 class _Values(msgspec.Struct):

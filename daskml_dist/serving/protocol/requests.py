@@ -13,8 +13,8 @@ from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol.messages import Question, dtype_of
 
 __all__ = [
+    "BinaryParameters",
     "Output",
-    "Parameters",
     "Request",
     "Tensor",
     "question_of",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class Parameters(msgspec.Struct):
+class BinaryParameters(msgspec.Struct):
     """Those of the binary extension; others are passed over."""
 
     binary_data: bool | None = None
@@ -36,7 +36,7 @@ class Output(msgspec.Struct):
     """An output that is asked for."""
 
     name: str
-    parameters: Parameters | None = None
+    parameters: BinaryParameters | None = None
 
 
 _NOTHING = msgspec.Raw()
@@ -49,7 +49,7 @@ class Tensor(msgspec.Struct):
     shape: list[int]
     datatype: str
     data: msgspec.Raw = _NOTHING
-    parameters: Parameters | None = None
+    parameters: BinaryParameters | None = None
 
 
 class Request(msgspec.Struct):
@@ -58,7 +58,7 @@ class Request(msgspec.Struct):
     inputs: list[Tensor]
     id: str | None = None
     outputs: list[Output] | None = None
-    parameters: Parameters | None = None
+    parameters: BinaryParameters | None = None
 
 
 _REQUESTS = msgspec.json.Decoder(Request)
@@ -109,7 +109,7 @@ def question_of(request: Request, raw: memoryview | None = None) -> Question:
 
 
 def wanted(
-    identity: str | None, outputs: list[Output] | None, parameters: Parameters | None
+    identity: str | None, outputs: list[Output] | None, parameters: BinaryParameters | None
 ) -> tuple[tuple[str, ...], str | None, bool | frozenset[str]]:
     """Names of outputs that are asked for, the request's id, and which outputs go as raw bytes."""
     every = bool(parameters and parameters.binary_data_output)

@@ -11,14 +11,14 @@ from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Plan"]
+__all__ = ["StreamLayout"]
 
 #: Steps of a pass that has no end.
 _ENDLESS = 1 << 60
 
 
 @dataclass(frozen=True)
-class Plan:
+class StreamLayout:
     """Layout of a stream on a cluster.
 
     Parameters
@@ -34,7 +34,7 @@ class Plan:
     n_servers: int
 
     @classmethod
-    def of(cls, estimator: Any) -> Plan:
+    def of(cls, estimator: Any) -> StreamLayout:
         """Layout that an estimator's parameters ask for, as in a fit."""
         settings = estimator._check_settings(None)
         run, policy = settings.run, settings.policy

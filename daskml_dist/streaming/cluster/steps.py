@@ -18,7 +18,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call, deal
-from daskml_dist.streaming.cluster.plan import Plan
+from daskml_dist.streaming.cluster.plan import StreamLayout
 from daskml_dist.streaming.cluster.stream_actors import StreamActors
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.client.membership import Membership
@@ -87,14 +87,14 @@ class ClusterSteps:
     Parameters
     ----------
     client : distributed.Client
-    plan : Plan
+    plan : StreamLayout
     fit : FitSpec
         Of one lane.
     base : Steps
         In the calling process, not begun.
     """
 
-    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: Steps) -> None:
+    def __init__(self, client: Client, plan: StreamLayout, fit: FitSpec, base: Steps) -> None:
         self._client = client
         self._plan, self._fit, self._base = plan, fit, base
         self._membership = Membership(client)

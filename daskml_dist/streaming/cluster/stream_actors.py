@@ -22,7 +22,7 @@ from daskml_dist.streaming.cluster.together import mean_state
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import BUSY, Early, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.host import Outcome, ServerHost
+from daskml_dist.training.worker.host import ServerHost, ServerOutcome
 from daskml_dist.training.worker.servers import count_fit_servers
 
 __all__ = ["StreamActors"]
@@ -272,7 +272,7 @@ class StreamActors:
         whole = None
         if work.uses_shards:
             self._ask(self._hosts, "flush")
-            outcomes: list[Outcome] = self._ask(self._servers, "outcome")
+            outcomes: list[ServerOutcome] = self._ask(self._servers, "outcome")
             whole = ShardState.join([o.state for o in outcomes if o.state is not None])
         if self._states:
             for found in self._ask(self._hosts, "states"):

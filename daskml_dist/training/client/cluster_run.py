@@ -55,7 +55,7 @@ from daskml_dist.training.worker.control import (
     parse_alarm,
     say_farewell,
 )
-from daskml_dist.training.worker.host import Outcome
+from daskml_dist.training.worker.host import ServerOutcome
 from daskml_dist.training.worker.servers import (
     join_final_states,
     join_interrupted_states,
@@ -561,7 +561,7 @@ class RunEnding:
         results = self._actors.results(self._generations.trainers)
         if any(r.interrupted or r.generation != self._generations.number for r in results):
             return None
-        outcomes: list[Outcome] = told()
+        outcomes: list[ServerOutcome] = told()
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
         return self._make_result(state, outcomes[0])
 
@@ -610,7 +610,7 @@ class RunEnding:
                 pause = min(2 * pause, 0.05)
 
     def _make_result(
-        self, state: ShardState | Solution, outcome: Outcome, rows: float = 0.0
+        self, state: ShardState | Solution, outcome: ServerOutcome, rows: float = 0.0
     ) -> FitResult:
         """Return a state with what the first server knows, and `rows` that it does not know of."""
         assert outcome.stopping is not None
@@ -655,7 +655,7 @@ class RunEnding:
         ]
         results = self._actors.results(trainers)
         servers = [server.host for server in self._generations.servers]
-        outcomes: list[Outcome] = self._actors.ask_all_hosts(servers, "outcome")
+        outcomes: list[ServerOutcome] = self._actors.ask_all_hosts(servers, "outcome")
         left = join_interrupted_states(self._fit, [outcome.state for outcome in outcomes], results)
         return None if left is None else self._make_result(left.state, outcomes[0], left.rows)
 

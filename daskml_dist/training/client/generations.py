@@ -46,7 +46,7 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import give_generation_orders
 from daskml_dist.training.worker.servers import count_fit_servers
 
-__all__ = ["Generations", "Saved", "SavedSnapshots", "Server", "Standbys"]
+__all__ = ["Generations", "Saved", "SavedSnapshots", "ServerPair", "Standbys"]
 
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Generations:
         early: Early,
     ) -> None:
         self.number = -1
-        self.servers: list[Server] = []
+        self.servers: list[ServerPair] = []
         self.trainers: list[TrainerTask] = []
         #: Trainers without lanes, until they have ended.
         self.dismissed: list[TrainerTask] = []
@@ -166,7 +166,7 @@ class Generations:
         self.old_hosts = []
         return go_on
 
-    def _pause_hosts(self, server: Server) -> list[tuple[Host, AvailableSnapshots]]:
+    def _pause_hosts(self, server: ServerPair) -> list[tuple[Host, AvailableSnapshots]]:
         """Pause a server and its standby; return what each could continue from."""
         held = []
         # The server and its standby; one of them is enough to continue.
@@ -216,7 +216,7 @@ class Generations:
         self.assignments.threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
-            Server(self._actors.start_host_actor(number, address, self.number, n_trainers))
+            ServerPair(self._actors.start_host_actor(number, address, self.number, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
         self._actors.meet_all_hosts([server.host for server in self.servers])
@@ -468,7 +468,7 @@ class SavedSnapshots:
 
 
 @dataclass
-class Server:
+class ServerPair:
     """Server of the run, and its standby."""
 
     host: Host
@@ -503,7 +503,7 @@ class Standbys:
         self._every = every
         self._visit = visit
 
-    def ensure_standbys(self, servers: Sequence[Server], generation: int) -> None:
+    def ensure_standbys(self, servers: Sequence[ServerPair], generation: int) -> None:
         """See to the standbys of all servers; return before new ones are there."""
         for number, server in enumerate(servers):
             standby = server.standby
@@ -515,7 +515,7 @@ class Standbys:
                 server.standby, server.standby_ships = None, False
                 self._actors.discard_host_actor(standby)
 
-    def _mind_server(self, number: int, server: Server, generation: int) -> None:
+    def _mind_server(self, number: int, server: ServerPair, generation: int) -> None:
         """Open a server's standby, or let the server send it snapshots."""
         standby = server.standby
         if standby is not None and not self._may_stay(standby):

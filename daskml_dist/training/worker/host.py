@@ -55,8 +55,8 @@ from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = [
-    "Outcome",
     "ServerHost",
+    "ServerOutcome",
     "SnapshotShipper",
     "credentials_of",
     "find_reachable_host",
@@ -90,7 +90,7 @@ def find_reachable_host(worker: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServerOutcome:
     """Outcome of a fit, as one server knows it.
 
     Parameters
@@ -216,12 +216,12 @@ class ServerHost:
         ledger = self._server.ledger
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> ServerOutcome:
         """Return the outcome of the fit here, once its trainers have ended."""
         state, ledger, dropped = self._server.state(), self._server.ledger, self._server.dropped
         if ledger is None:
-            return Outcome(state, [], None, 0.0, dropped)
-        return Outcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
+            return ServerOutcome(state, [], None, 0.0, dropped)
+        return ServerOutcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
 
     async def rescale(self, largest: Any, norm: float) -> None:
         """Rescale the state for rows of larger values, by the largest of each row of parameters."""

@@ -25,7 +25,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import RowState, Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.reader import Batch, Blocks, Reader, RowsInTurn
+from daskml_dist.training.worker.reader import BatchReader, Blocks, LaneBatch, RowsInTurn
 from daskml_dist.training.worker.ready_blocks import get_fit_backend
 
 __all__ = ["Lane", "RowStates"]
@@ -57,7 +57,7 @@ class Lane:
         self._rows = rows
         self._blocks: Any = blocks
         # The reader knows the order of the rows; the lane knows what was computed of them.
-        self._reader = Reader(number, fit, rows, blocks, self.backend)
+        self._reader = BatchReader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
         self._own: NDArray[Any] | None = None
         self._report = PassReport([self.number])
@@ -98,7 +98,7 @@ class Lane:
         """Return the blocks of a fit over keys, one a side."""
         return [self._blocks[number].X for number in self._rows.numbers]
 
-    def draw_next_batch(self) -> Batch:
+    def draw_next_batch(self) -> LaneBatch:
         """Return the next batch; after the last pass batches are empty.
 
         Its arrays are good until the next batch is asked for.
@@ -147,7 +147,7 @@ class Lane:
             self._tell_step(self.reached + at + 1, rows[at], losses[at])
         self.reached += len(rows)
 
-    def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
+    def add_gradient(self, w: Any, batch: LaneBatch, out: Any) -> None:
         """Add the gradient sum of a batch at `w` to `out`; count its rows and loss.
 
         `w` and `out` are on the host or on the lane's device.
@@ -252,13 +252,13 @@ class Lane:
             block.check()
         self._looked = True
 
-    def compute_gradient(self, w: Any, batch: Batch) -> Any:
+    def compute_gradient(self, w: Any, batch: LaneBatch) -> Any:
         """Return the gradient sum of a batch at `w`, in a new array."""
         out = zeros(w.shape, w.dtype, like=w)
         self.add_gradient(w, batch, out)
         return out
 
-    def own_gradient(self, w: Any, batch: Batch) -> Any:
+    def own_gradient(self, w: Any, batch: LaneBatch) -> Any:
         """Return the gradient sum of a batch at `w`, in an array that the next call overwrites.
 
         A process pays for each page of a new array, of which a network's gradient has many.
@@ -275,7 +275,7 @@ class Lane:
         self.add_gradient(w, batch, self._own)
         return self._own
 
-    def _gradient_in_model_memory(self, w: Any, batch: Batch) -> Any | None:
+    def _gradient_in_model_memory(self, w: Any, batch: LaneBatch) -> Any | None:
         """Return the gradient sum in an array of the model's own; None where it has none."""
         pieces = batch.pieces if isinstance(batch.pieces, list) else []
         if not self._on_host or batch.add_gradient is not None or len(pieces) != 1:

@@ -27,9 +27,9 @@ from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, explain_memory_errors
 
 __all__ = [
-    "Batch",
+    "BatchReader",
     "Blocks",
-    "Reader",
+    "LaneBatch",
     "RowsInTurn",
     "count_batch_rows",
     "cut_blocks",
@@ -53,7 +53,7 @@ Drawn = list[tuple[Any, Any]]
 
 
 @dataclass(slots=True)
-class Batch:
+class LaneBatch:
     """Rows of one gradient.
 
     Parameters
@@ -74,7 +74,7 @@ class Batch:
     add_gradient: Callable[[Any, Any], Any] | None = None
 
 
-class Reader:
+class BatchReader:
     """Batches of a lane, one after the other. Used by one thread.
 
     Parameters
@@ -99,7 +99,7 @@ class Reader:
         self._stream = fit.work.seed, lane
         self._clock = 0
         self._draws: Iterator[Drawn] = iter(())
-        self._ready: deque[Batch] = deque()
+        self._ready: deque[LaneBatch] = deque()
         # A batch of whole blocks stays where it is, and sparse rows are read there. Whose few
         # parameters are touched is asked of all pieces, before these are read.
         at_once = self._linear is None and fit.work.micro_batch is None
@@ -150,7 +150,7 @@ class Reader:
         """Return a block of the batch that was drawn last."""
         return self._blocks[number]
 
-    def next(self, may_gather: bool) -> Batch:
+    def next(self, may_gather: bool) -> LaneBatch:
         """Return the next batch, whose arrays are valid until the next call.
 
         Its arrays are good until the next batch is asked for. `may_gather`: a gather may be used.
@@ -165,10 +165,10 @@ class Reader:
             assert gather is not None
             draws, counts = self.draw_batch_runs(gather.most)
             for add, n_rows in zip(gather(draws), counts, strict=True):
-                self._ready.append(Batch([], n_rows, None, add if n_rows else None))
+                self._ready.append(LaneBatch([], n_rows, None, add if n_rows else None))
         return self._ready.popleft()
 
-    def _make_batch(self, drawn: Drawn, clock: int) -> Batch:
+    def _make_batch(self, drawn: Drawn, clock: int) -> LaneBatch:
         """Return the batch of the rows drawn for a step."""
         n_rows = count_batch_rows(drawn)
         held: Blocks = self._blocks
@@ -181,16 +181,16 @@ class Reader:
                 blocks = [(held[number], at) for number, at in _to_positions(drawn)]
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
                 pieces = self._room.gather(blocks, n_rows, self._piece_rows, key, cut)
-                return Batch(pieces, n_rows, self._touched_parameters(pieces))
+                return LaneBatch(pieces, n_rows, self._touched_parameters(pieces))
         # Full batches of streamed rows never fit in memory: pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
-            return Batch(
+            return LaneBatch(
                 _RepeatableIterable(lambda: self._iterate_pieces(drawn, clock, held)), n_rows, None
             )
         found = list(self._iterate_pieces(drawn, clock, held))
         if self._in_arrays and self._linear is None and self._piece_rows is None:
             found = _join_if_dense(found)
-        return Batch(found, n_rows, self._touched_parameters(found))
+        return LaneBatch(found, n_rows, self._touched_parameters(found))
 
     @functools.cached_property
     def _piece_rows(self) -> int | None:

@@ -11,7 +11,7 @@ from distributed import Client, LocalCluster
 from daskml_dist import Run
 from daskml_dist.backends import cupy_tree_calls
 from daskml_dist.backends import kernels as of_cuda
-from daskml_dist.backends.cupy_trees import CupyRows, CupyTrees
+from daskml_dist.backends.cupy_trees import CupyTreeRows, CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import DeviceMemoryError
@@ -147,7 +147,7 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
-    where = CupyRows if call == "rows" else cupy_tree_calls.TreeCalls
+    where = CupyTreeRows if call == "rows" else cupy_tree_calls.TreeCalls
     monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
     with pytest.raises(DeviceMemoryError, match=r"500 rows of a worker did not fit"):
         HistGradientBoostingRegressor(device="gpu", **SMALL).fit(X, Y)

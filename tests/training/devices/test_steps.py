@@ -29,7 +29,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
-from daskml_dist.training.worker.lane import Batch
+from daskml_dist.training.worker.lane import LaneBatch
 from daskml_dist.training.worker.loops.device_placement import move_arrays
 from daskml_dist.training.worker.loops.replicas import OwnSteps
 from tests.rules import one_group
@@ -226,7 +226,7 @@ def test_lanes_without_rows_step_on_a_device() -> None:
     lane: Any = SimpleNamespace(
         backend=backend,
         gather_when_ready=None,
-        draw_next_batch=lambda: Batch([], 0, np.array([3])),
+        draw_next_batch=lambda: LaneBatch([], 0, np.array([3])),
         own_gradient=lambda w, batch: w * 0,
     )
     OwnSteps(lane, replica).take(2)

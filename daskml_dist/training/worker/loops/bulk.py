@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.server_connections import PulledParameters, ShardedConnection
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.reader import Batch
+from daskml_dist.training.worker.reader import LaneBatch
 
 __all__ = ["run_bulk_loop"]
 
@@ -47,7 +47,7 @@ class _BulkSteps:
         # them in lane order, or where each touches rows of its own.
         self._apart = self._fit.run.deterministic or self._fit.work.coordinates
         self._clock = context.clock
-        self._batches: list[Batch] = []
+        self._batches: list[LaneBatch] = []
         self._pulled: list[PulledParameters] = []
 
     def pull_first_parameters(self) -> None:
@@ -97,7 +97,7 @@ class _BulkSteps:
         self._clock = clock
         self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
-    def _push_summed(self, batches: list[Batch]) -> None:
+    def _push_summed(self, batches: list[LaneBatch]) -> None:
         """Push the sum of all lanes' gradients in one message."""
         total = self._sum_gradients(self._pulled[0].w, batches)
         rows = sum(batch.n_rows for batch in batches)
@@ -108,7 +108,7 @@ class _BulkSteps:
         # The next batches are gathered while the push travels.
         self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
-    def _sum_gradients(self, w: Any, batches: list[Batch]) -> NDArray[Any]:
+    def _sum_gradients(self, w: Any, batches: list[LaneBatch]) -> NDArray[Any]:
         """Return the sum of the gradients of all lanes."""
         # One thread: add each lane's gradient into one array.
         if self._context.pool is None:
@@ -123,16 +123,18 @@ class _BulkSteps:
             total += part
         return total
 
-    def _compute_gradients(self, batches: list[Batch], weights: list[Any]) -> list[NDArray[Any]]:
+    def _compute_gradients(
+        self, batches: list[LaneBatch], weights: list[Any]
+    ) -> list[NDArray[Any]]:
         """Return each lane's gradient, computed in the compute threads."""
 
-        def one(work: tuple[Lane, Batch, Any]) -> Any:
+        def one(work: tuple[Lane, LaneBatch, Any]) -> Any:
             lane, batch, w = work
             return lane.compute_gradient(w, batch)
 
         return self._context.map(one, zip(self._lanes, batches, weights, strict=True))
 
-    def _push_each_lane(self, batches: list[Batch]) -> None:
+    def _push_each_lane(self, batches: list[LaneBatch]) -> None:
         """Push each lane's gradient in a message of its own."""
         gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
         losses = [lane.last_batch_loss for lane in self._lanes]

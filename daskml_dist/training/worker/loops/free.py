@@ -14,7 +14,7 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.reader import Batch
+from daskml_dist.training.worker.reader import LaneBatch
 
 __all__ = ["run_free_loop"]
 
@@ -93,7 +93,7 @@ class _FreeLane:
             self._batch = lane.draw_next_batch()
         return not pass_ended or self._end_pass(lane.clock // self._fit.work.n_steps)
 
-    def _push_and_pull(self, wanted: Batch | None, flush: bool) -> None:
+    def _push_and_pull(self, wanted: LaneBatch | None, flush: bool) -> None:
         """Push what is due, and ask for parameters where that is due."""
         clock, number = self._lane.clock, self._lane.number
         # Gradients of `push_every` steps are summed into one push; a pass always ends with one.

@@ -26,8 +26,8 @@ __all__ = [
     "ExchangeBuffers",
     "Halo",
     "Owners",
-    "Part",
     "Slice",
+    "TouchedRows",
     "arrange_touched_keys",
     "cut_rows_by_entries",
     "exchange_values",
@@ -61,7 +61,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Part:
+class TouchedRows:
     """Some rows of each own lane, and the plan of the values that they touch."""
 
     fetch: Callable[[Array], Array]
@@ -122,7 +122,7 @@ def plan_row_parts(
     ready: Callable[[KeyedRows], KeyedRows],
     most: int,
     piece: int | None,
-) -> tuple[list[Part], list[Part]]:
+) -> tuple[list[TouchedRows], list[TouchedRows]]:
     """Make the parts of pieces of long rows, and of whole rows; every trainer has equally many."""
     wanted = merge_ids([block.touched for block in blocks])
     # Numbers of all touched ids, once for all parts.
@@ -139,7 +139,7 @@ def plan_row_parts(
     # Exchanges are collective: a trainer with fewer parts joins with empty ones.
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
     all_ = [found for (found,) in communicator.allgather([np.array(counts, np.int64)])]
-    rooms, found = ExchangeBuffers(), list[list[Part]]()
+    rooms, found = ExchangeBuffers(), list[list[TouchedRows]]()
     for kind, n in enumerate(np.max(all_, axis=0).tolist()):
         found.append([])
         for i in range(n):
@@ -153,7 +153,7 @@ def _make_part(
     owners: Owners,
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], Slice]],
     rooms: ExchangeBuffers,
-) -> Part:
+) -> TouchedRows:
     """Make one part, and its plan, together with all trainers."""
     wanted, used = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
@@ -169,7 +169,7 @@ def _make_part(
         rows.append(take_row_slice(lane, cut, place[lane.indices[cut.entries]]))
         first += len(own)
     del fetch.place  # it is in the rows now
-    return Part(fetch, rows)
+    return TouchedRows(fetch, rows)
 
 
 class _PartFetch:

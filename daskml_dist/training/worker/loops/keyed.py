@@ -28,7 +28,7 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.halo import (
     Halo,
     Owners,
-    Part,
+    TouchedRows,
     arrange_touched_keys,
     plan_row_parts,
 )
@@ -86,7 +86,7 @@ class _KeyedTrainer(Together):
         self._owners: dict[str, Owners] = {}
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
-        self._parts: dict[str, tuple[list[Part], list[Part]]] = {}
+        self._parts: dict[str, tuple[list[TouchedRows], list[TouchedRows]]] = {}
         self._n_rows = float(sum(context.lane_rows))
         self._is_due = False
         self._copied_at = time.perf_counter()
@@ -151,7 +151,7 @@ class _KeyedTrainer(Together):
 
     def _plan_parts(
         self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
-    ) -> tuple[list[Part], list[Part]]:
+    ) -> tuple[list[TouchedRows], list[TouchedRows]]:
         """Return the parts of a side: one of all rows where every trainer has room for it."""
         blocks, room = self._blocks[side], self._context.fit.keyed_work.room
         nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
@@ -161,7 +161,7 @@ class _KeyedTrainer(Together):
         # All ranks have room: one exchange for all rows.
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
             halo = self._get_halo(side)
-            return [], [Part(halo.fetch, [ready(rows) for rows in self._rows[side]])]
+            return [], [TouchedRows(halo.fetch, [ready(rows) for rows in self._rows[side]])]
         owners, ranges = (
             self._get_owners(blocks[0].side.columns),
             self._own_ranges[blocks[0].side.rows],

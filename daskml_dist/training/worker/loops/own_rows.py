@@ -24,7 +24,7 @@ from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.rounds import RowsLog, Together
+from daskml_dist.training.worker.loops.rounds import PausedError, RowsLog, Together
 from daskml_dist.training.worker.spill import SpillStore
 
 __all__ = ["run_own_rows_loop"]
@@ -43,8 +43,8 @@ def run_own_rows_loop(context: Context) -> Solution | None:
         rows = _TrainerRows(context, connection, rooms)
         try:
             found: Solution = context.fit.own_rows_work.solver.solve(context.fit.work.model, rows)
-        except _PausedError as paused:
-            found = Solution(np.empty(0), 0, False, "paused", {"log": paused.log})
+        except PausedError as paused:
+            found = paused.solution
         rows.end()
     finally:
         rooms.end()
@@ -63,14 +63,6 @@ def _get_spill_store(context: Context) -> SpillStore:
         context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
     rooms.begin()
     return rooms
-
-
-class _PausedError(Exception):
-    """End of a part of the fit, with the log that the next part goes on from."""
-
-    def __init__(self, log: NDArray[np.uint8]) -> None:
-        super().__init__("paused")
-        self.log = log
 
 
 @dataclass
@@ -241,7 +233,7 @@ class _TrainerRows(Together):
         # All trainers come here after the same iteration. The last one needs no pause.
         is_last = n_iter >= work.solver.max_passes
         if work.pause_at is not None and len(self._reports) >= work.pause_at and not is_last:
-            raise _PausedError(kept.packed())
+            raise PausedError(kept.packed())
 
 
 def _pack_state(state: Mapping[str, Array]) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 ``"allreduce"`` sums gradients at each step into one replica a trainer (`_SummedSteps`); ``"local"``
 and ``"average"`` let each lane step alone and average parameters now and then, or once
 (`_AveragedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
-do trainers of one host that meet in shared memory (`TeamSteps`). Lanes that hold columns or
+do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes that hold columns or
 pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
 """
 
@@ -31,14 +31,14 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
-from daskml_dist.training.worker.reader import Batch
+from daskml_dist.training.worker.reader import LaneBatch
 from daskml_dist.training.worker.ready_blocks import explain_memory_errors, get_fit_backend
 
 __all__ = [
     "DelayedAnswers",
     "OwnSteps",
+    "ReplicaTeamSteps",
     "SingleRowSteps",
-    "TeamSteps",
     "make_lane_steps",
     "run_replicas_loop",
 ]
@@ -133,7 +133,7 @@ class _SummedSteps:
         self._replica = self._home.shard(self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
-        self._team = TeamSteps(context, self._replica, self._in_order)
+        self._team = ReplicaTeamSteps(context, self._replica, self._in_order)
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; return how many were taken."""
@@ -177,7 +177,7 @@ class _SummedSteps:
             total += part
         return total
 
-    def _compute_gradient(self, lane: Lane) -> tuple[Batch, Any]:
+    def _compute_gradient(self, lane: Lane) -> tuple[LaneBatch, Any]:
         """Return a lane's next batch and its gradient."""
         batch = lane.draw_next_batch()
         w = self._replica.w if batch.index is None else self._replica.w[batch.index]
@@ -501,7 +501,7 @@ class OwnSteps:
         return count
 
 
-class TeamSteps:
+class ReplicaTeamSteps:
     """Steps by the gradients of all lanes, several in one call where all trainers share memory.
 
     Parameters

@@ -20,11 +20,11 @@ from daskml_dist.comm.array_reuse import ReusedMemory
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.solvers import Statistic
+from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 
-__all__ = ["EXTRA", "LaneSums", "RowsLog", "SumLog", "SumReports", "Together"]
+__all__ = ["EXTRA", "LaneSums", "PausedError", "RowsLog", "SumLog", "SumReports", "Together"]
 
 
 #: Numbers behind each sum on its way: loss, rows, bytes sent, bytes received.
@@ -38,6 +38,20 @@ _MEMORY = 2**28
 #: Bytes of sums from which a solver's state is taken in their place.
 _MUCH = 2**24
 Array = NDArray[Any]
+
+
+class PausedError(Exception):
+    """End of a part of a fit that runs in parts.
+
+    Parameters
+    ----------
+    log : ndarray of uint8
+        Packed log from which the next part continues.
+    """
+
+    def __init__(self, log: NDArray[np.uint8]) -> None:
+        super().__init__("paused")
+        self.solution = Solution(np.empty(0), 0, False, "paused", {"log": log})
 
 
 class Together:

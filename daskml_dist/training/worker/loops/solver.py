@@ -33,7 +33,13 @@ from daskml_dist.losses import Loss
 from daskml_dist.solvers import ReduceScatterStatistic, RowState, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, SumLog, SumReports
+from daskml_dist.training.worker.loops.rounds import (
+    EXTRA,
+    LaneSums,
+    PausedError,
+    SumLog,
+    SumReports,
+)
 
 __all__ = ["question_kinds", "run_solver_loop"]
 
@@ -64,19 +70,11 @@ def _lead_solver(context: Context, sums: _AskedSums) -> Solution:
     try:
         # The solver is ordinary code that calls `sums(statistic)`; see `solvers.Sums`.
         solution = work.solver.solve(work.model, sums, work.first())
-    except _PausedError as paused:
-        solution = Solution(np.empty(0), 0, False, "paused", {"log": paused.log.packed()})
+    except PausedError as paused:
+        solution = paused.solution
     sums.end()
     # A sum may itself be the solution, and is read-only.
     return replace(solution, w=np.require(solution.w, requirements="W"))
-
-
-class _PausedError(Exception):
-    """The fit has come as far as it is to for now."""
-
-    def __init__(self, log: SumLog) -> None:
-        super().__init__("paused")
-        self.log = log
 
 
 class _SumMaker:
@@ -275,10 +273,10 @@ class _AskedSums:
         return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.work.model))
 
     def _pause_if_due(self) -> None:
-        """Raise `_PausedError` where this part of the fit ends and its log is whole."""
+        """Raise `PausedError` where this part of the fit ends and its log is whole."""
         pause_at, log = self._context.fit.rounds.pause_at, self._rounds.log
         if pause_at is not None and self._n_asked > pause_at and log.is_whole:
-            raise _PausedError(log)
+            raise PausedError(log.packed())
 
     def _find_state_source(self, state: RowState | None) -> int:
         """Return the number of the sum that left a state as this sum is to find it."""
