@@ -355,7 +355,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         self._check_parameters()
         collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
         with reading(type(self).__name__):
-            course = fold_parts(collection, _step, _Course(begun)).ended()
+            course = fold_parts(collection, _step, _PartialComponents(begun)).ended()
         if not course.n_rows:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
@@ -377,7 +377,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
 
 
 @dataclass(frozen=True)
-class _Course:
+class _PartialComponents:
     """Components so far, and rows that are not a batch yet.
 
     Parameters
@@ -392,7 +392,7 @@ class _Course:
     left: NDArray[Any] | None = None
     n_rows: int = 0
 
-    def went_on(self, rows: NDArray[Any]) -> _Course:
+    def went_on(self, rows: NDArray[Any]) -> _PartialComponents:
         """After more rows: all batches that are whole whatever comes."""
         if self.left is not None:
             rows = np.vstack([self.left, rows])
@@ -406,7 +406,7 @@ class _Course:
             start += size
         return replace(self, model=model, left=rows[start:].copy())
 
-    def ended(self) -> _Course:
+    def ended(self) -> _PartialComponents:
         """After the last rows."""
         if self.left is None or not len(self.left):
             return self
@@ -421,7 +421,9 @@ class _Course:
         return replace(self, model=model, left=None)
 
 
-def _step(course: _Course, index: int, X: Any, y: Any, sample_weight: Any) -> _Course:
+def _step(
+    course: _PartialComponents, index: int, X: Any, y: Any, sample_weight: Any
+) -> _PartialComponents:
     rows = as_rows(X, index=index)
     rows = rows.toarray() if hasattr(rows, "toarray") else rows
     if not len(rows):
