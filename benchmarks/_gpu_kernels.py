@@ -10,8 +10,8 @@ import numpy as np
 from scipy import sparse
 
 from benchmarks._gpu_device import Case, Device, Measured, largest_difference
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import stored_dtype
-from daskml_dist.backends.step import Step
 from daskml_dist.losses import LOSSES, LogLoss, Loss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel

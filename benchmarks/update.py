@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import markdown
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.backends.step import Step
 from daskml_dist.optimizers import get_optimizer
 
 #: Parameters: a linear model's, ten of them, a network 784-256-10.

@@ -3,19 +3,135 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.centroids import assign, nearest_of_all
-from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.namespace import (
+    arithmetic_dtype,
+    cast,
+    namespace,
+    ones,
+    scalar,
+    total,
+    zeros,
+)
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.shared_buffer import SharedBuffer
-from daskml_dist.backends.step import Step
 
-__all__ = ["Backend", "SparseRows"]
+__all__ = ["Backend", "SparseRows", "Step"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer over whole parameters.
+
+    Parameters
+    ----------
+    w, grad : arrays of shape (n_rows, width)
+        Parameters, and the gradient of the summed loss; None where a device is to make it.
+    opt_state : dict of arrays
+        The optimizer's state.
+    rows : float
+        Rows of the gradient; a step of none changes nothing.
+    lr : float
+    number : int
+        From 1.
+    l1, l2 : float
+        Strengths of the penalty.
+    n_penalised : int
+        Leading rows that it applies to.
+    coordinates : bool, default=False
+        Whether it moves only parameters that rows touch; on devices without a penalty.
+    row_rate_sums, rate_sum : float64 array of shape (n_rows,) or None, float
+        Rate sum up to which each row's penalty has been applied, and the sum of the learning rates
+        by now.
+    """
+
+    w: Any
+    grad: Any
+    opt_state: dict[str, Any]
+    rows: float
+    lr: float
+    number: int
+    l1: float
+    l2: float
+    n_penalised: int
+    coordinates: bool = False
+    row_rate_sums: Any = None
+    rate_sum: float = 0.0
+
+    def state(self, optimizer: Any) -> list[Any]:
+        """The parameters, and the optimizer's state in the order of its `state_names`."""
+        return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]
+
+
+#: Products of rows and centres that are made at once.
+_PRODUCTS = 1 << 20
+#: Rows that are taken at once at least.
+_FEWEST = 256
+
+
+def assign(
+    backend: Any, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
+) -> Any:
+    """As :meth:`Backend.assign`, in the functions of the array API standard."""
+    inertia = 0.0
+    for at, rows in _near_rows(backend, X, shift, centres.shape[0]):
+        labels, apart = _nearest(backend, rows, centres)
+        some = None if weight is None else weight[at]
+        each = ones((apart.shape[0], 1), apart.dtype, like=apart)
+        backend.add_rows(each, labels, some, out[:, :1])
+        backend.add_rows(rows, labels, some, out[:, 1:])
+        apart = cast(apart, out.dtype)
+        inertia = inertia + total(apart if some is None else apart * some)
+    return scalar(inertia)
+
+
+def nearest_of_all(backend: Any, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
+    """As :meth:`Backend.nearest`, likewise."""
+    found = [
+        _nearest(backend, rows, centres)
+        for _, rows in _near_rows(backend, X, shift, centres.shape[0])
+    ]
+    labels, apart = zip(*found, strict=True)
+    xp = namespace(centres)
+    return xp.concat(labels), xp.concat(apart)
+
+
+def _near_rows(backend: Any, X: Any, shift: Any | None, width: int) -> Iterator[tuple[slice, Any]]:
+    """Some rows at a time, near the origin; `width` numbers will be made of each."""
+    step = (backend.entries_at_once or _PRODUCTS) // max(width, 1)
+    for at in row_slices(X.shape[0], max(step, _FEWEST)):
+        rows = X[at] if _is_sparse(X) else backend.rows(X, at)
+        if shift is not None:
+            whole = rows.toarray() if _is_sparse(X) else rows
+            rows = cast(whole, arithmetic_dtype(whole)) - shift
+        yield at, rows
+
+
+def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
+    xp, k = namespace(centres), centres.shape[0]
+    half = total(centres * centres, axis=1) / 2
+    apart = half - xp.reshape(backend.dot(X, centres.T), (-1, k))
+    squared = _squares(backend, X) + 2 * xp.min(apart, axis=1)
+    return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
+
+
+def _squares(backend: Any, X: Any) -> Any:
+    """The squared norm of each row, dense or sparse."""
+    if not _is_sparse(X):
+        return total(X * X, axis=1)
+    values = X.values
+    each = ones((X.shape[1], 1), X.dtype, like=values)
+    return namespace(values).reshape(backend.dot(X.with_values(values * values), each), (-1,))
+
+
+def _is_sparse(X: Any) -> bool:
+    return hasattr(X, "with_values")
 
 
 class SparseRows:

@@ -19,9 +19,9 @@ def put_in_bins(
     categorical: NDArray[np.bool_], missing: int, rows: NDArray[np.uint8],
     columns: NDArray[np.uint8], seen: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """Put the values of some rows into bins; the parameters are those of `tree_bins.to_bins`."""
+    """Put the values of some rows into bins; the parameters are those of `tree_predict.to_bins`."""
     if X.size > _FEW:
-        from daskml_dist.backends.tree_bins import to_bins
+        from daskml_dist.backends.tree_predict import to_bins
 
         to_bins(X, table, n_edges, categorical, missing, rows, columns, seen)
         return

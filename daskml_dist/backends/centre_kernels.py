@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.backends.scratch import Scratch
 
 __all__ = ["N_BOUNDS", "assign", "nearest"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.step import Step
+from daskml_dist.backends.base import Step
 
 __all__ = ["Calls", "CsrRows", "DenseRows", "KernelCall"]
 

@@ -19,18 +19,20 @@ import numpy as np
 from numba import types
 
 from daskml_dist.backends.compiled import compiled_in_turn, compiled_inside
-from daskml_dist.backends.margins import CONTRACTED, curvature, log_loss
-from daskml_dist.backends.pointers import number_at, prefetch, put_number
-from daskml_dist.backends.vectors import (
+from daskml_dist.backends.intrinsics import (
     LINE,
     load,
     multiply_add,
+    number_at,
     plus,
+    prefetch,
+    put_number,
     spread,
     store,
     store_sums,
     zeros,
 )
+from daskml_dist.backends.margins import CONTRACTED, curvature, log_loss
 
 __all__ = ["KERNELS", "kernel"]
 

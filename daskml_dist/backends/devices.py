@@ -3,16 +3,68 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.backends.base import Backend
-from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
+from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError, InvalidParameterError
 from daskml_dist.errors.suggestions import nearest
 
-__all__ = ["BACKENDS", "DEVICES", "STORED", "get_backend", "gpu_problem", "stored_dtype"]
+__all__ = [
+    "BACKENDS",
+    "DEVICES",
+    "STORED",
+    "MovedOnce",
+    "device_memory",
+    "get_backend",
+    "gpu_problem",
+    "stored_dtype",
+]
+
+
+@contextmanager
+def device_memory(what: str, remedy: str) -> Iterator[None]:
+    """Name what did not fit in the memory of a GPU, and the remedy."""
+    try:
+        yield
+    except Exception as error:
+        # CuPy's error is a MemoryError, and so is RMM's; torch's is a RuntimeError.
+        full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if not full or isinstance(error, DeviceMemoryError):
+            raise
+        raise DeviceMemoryError(
+            f"{what} did not fit in the memory of the GPU ({error}). {remedy}"
+        ) from error
+
+
+class MovedOnce:
+    """A backend that remembers what it has moved, for as long as nobody changes it on the host.
+
+    Parameters
+    ----------
+    backend : Backend
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # With the arrays themselves: another must not get the same id.
+        self._moved: dict[int, tuple[Any, Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def to_device(self, array: Any) -> Any:
+        """Move an array of the host, or return what it was moved to before; not to be changed."""
+        if not isinstance(array, np.ndarray):
+            return self._backend.to_device(array)
+        if id(array) not in self._moved:
+            self._moved[id(array)] = array, self._backend.to_device(array)
+        return self._moved[id(array)][1]
+
 
 DEVICES = ("auto", "cpu", "gpu")
 #: How a GPU may store features; None: as they are.

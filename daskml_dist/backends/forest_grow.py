@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
-from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
     BITS,
@@ -24,11 +23,16 @@ from daskml_dist.backends.forest_cuts import (
     MIN_SPLIT,
     MISSING,
     OUTPUTS,
+    SQUARED,
     D,
     any_missing,
     best_cut,
+    median_split,
+    middle,
+    note_medians,
     occupied,
     random_cut,
+    worth,
 )
 from daskml_dist.backends.forest_kernels import (
     add_line,
@@ -40,11 +44,165 @@ from daskml_dist.backends.forest_kernels import (
     part_lines,
     swap_back,
 )
-from daskml_dist.backends.forest_medians import median_split, note_medians
+from daskml_dist.backends.intrinsics import copy_values
 
-__all__ = ["cut_of", "grow", "halve", "may_split", "scratch_of_growth"]
+__all__ = [
+    "add_jobs",
+    "best_jobs",
+    "cut_jobs",
+    "cut_of",
+    "features_of",
+    "grow",
+    "halve",
+    "may_be_split",
+    "may_split",
+    "scratch_of_growth",
+    "settled",
+]
 
 _exact = compiled_entry()
+
+
+@_exact
+def may_be_split(facts: Any, tree: Any, sums: Any, reach: Any, depth: Any, out: Any) -> None:
+    """Write of each node whether it is neither too deep, nor too small, nor pure.
+
+    Parameters
+    ----------
+    facts : ndarray of int64 of shape (n_trees, n_facts)
+    tree, depth : ndarray of shape (n,)
+    sums : ndarray of int64 of shape (n, n_sums + 2)
+    reach : ndarray of float64 of shape (n, 2 * n_outputs)
+    out : ndarray of bool of shape (n,)
+    """
+    for q in range(len(tree)):
+        out[q] = may_split(facts[tree[q]], sums[q], reach[q], depth[q])
+
+
+@_exact
+def settled(
+    facts: Any, least: Any, tree: Any, sums: Any, best: Any, worths: Any, signs: Any, bounds: Any,
+    paths: Any, gain: Any, of_children: Any, ways: Any,
+) -> None:  # fmt: skip
+    """Write what the splits of nodes gain, and bounds and ways of their children.
+
+    Parameters
+    ----------
+    least : ndarray of float64 of shape (n_trees,)
+        What a split must gain at least.
+    best : ndarray of int64 of shape (n, .)
+        As `forests.ForestDevice.best` tells; `worths` are the numbers of its second column.
+    bounds : ndarray of float64 of shape (n, 3)
+    gain : ndarray of float64 of shape (n,)
+        -1 where a node is not split.
+    of_children : ndarray of float64 of shape (n, 2, 3)
+    ways : ndarray of uint64 of shape (n, 2)
+    """
+    n_sums = sums.shape[1] - 2
+    work = np.zeros((2, n_sums), np.int64)
+    for q in range(len(tree)):
+        own, j = facts[tree[q]], best[q, 0]
+        gain[q] = -1.0
+        if j < 0:
+            continue
+        before = worth(own[KIND], sums[q, :n_sums], sums[q, n_sums], own[BITS])
+        more = max(worths[q] - before, 0.0)
+        if more < least[tree[q]]:
+            continue
+        gain[q] = more
+        of_children[q, 0] = bounds[q]
+        of_children[q, 1] = bounds[q]
+        if bounds[q, 2] != 0:
+            left = best[q, 7:]
+            halve(own, sums[q], left, signs[j], bounds[q], work, of_children[q, :, :2])
+        for side in range(2):
+            ways[q, side] = child_of(paths[q], side)
+
+
+@_exact
+def features_of(paths: Any, first: Any, last: Any, d: Any, out: Any) -> None:
+    """Write the features that nodes draw, of numbers `first` to `last`."""
+    features, swaps = np.arange(d), np.zeros(d, np.int64)
+    for q in range(len(paths)):
+        for k in range(last):
+            j = draw_feature(paths[q], k, features, swaps)
+            if k >= first:
+                out[q, k - first] = j
+        for k in range(last - 1, -1, -1):
+            swap_back(features, k, swaps)
+
+
+@_exact
+def add_jobs(rows: Any, lines: Any, starts: Any, stops: Any, features: Any, hist: Any) -> None:
+    """Add the histograms of some features of each of some nodes to theirs."""
+    for q in range(len(features)):
+        for k in range(features.shape[1]):
+            add_rows(rows, lines[starts[q] : stops[q]], features[q, k], hist[q, k])
+
+
+@_exact
+def best_jobs(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
+    """Write the feature of each node's best cut (-1: there is none), and what is told of it.
+
+    See `forests.ForestDevice.best`.
+    """
+    width = told.shape[2]
+    for q in range(len(told)):
+        out[q, 0] = -1
+        best, varies, which = -np.inf, False, -1
+        for k in range(told.shape[1]):
+            if told[q, k, 2] == 0 or (one and varies):
+                continue
+            varies = True
+            if worths[q, k] > best:
+                best, which = worths[q, k], k
+        if which >= 0:
+            out[q, 0] = features[q, which]
+            for v in range(width):
+                out[q, 1 + v] = told[q, which, v]
+        out[q, 3] = varies
+
+
+@_exact
+def cut_jobs(
+    facts: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any, paths: Any,
+    features: Any, told: Any,
+) -> None:  # fmt: skip
+    """Write what is told of the best cut of each job.
+
+    Parameters
+    ----------
+    facts : ndarray of int64 of shape (n, n_facts)
+    hist : ndarray of int64 of shape (n, 256, n_sums)
+    sums : ndarray of int64 of shape (n, n_sums + 2)
+    bounds : ndarray of float64 of shape (n, 3)
+    paths : ndarray of uint64 of shape (n,)
+    features : ndarray of int64 of shape (n,)
+    told : ndarray of int64 of shape (n, forests.TOLD + n_sums + 1)
+    """
+    n_sums = hist.shape[2]
+    places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
+    found, left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
+    real = np.zeros(2)
+    for q in range(len(features)):
+        missing, j = facts[q, MISSING], features[q]
+        n = occupied(hist[q], missing, places)
+        there = False
+        for v in range(n_sums):
+            there = there or hist[q, missing, v] != 0
+        real[0] = -np.inf
+        if n + there > 1:
+            told[q, 2] = 1
+            real[0] = cut_of(
+                facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
+                -np.inf, found, left, at, work,
+            )  # fmt: skip
+            real[1] = at[0]
+            copy_values(told[q, 3:6], found)
+            copy_values(told[q, 6:], left)
+        copy_values(told[q, :2], real.view(np.int64))
+
+
 _inside = compiled_inside(error_model="numpy")
 
 #: Rows of a node below which only bins that hold some are looked at.

@@ -15,12 +15,84 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
-from daskml_dist.backends.pointers import number_at
+from daskml_dist.backends.intrinsics import number_at
 
 __all__ = [
-    "add_line", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of",
-    "node_sums", "part_lines", "swap_back",
-]  # fmt: skip
+    "add_line",
+    "add_out_of_bag",
+    "add_rows",
+    "child_of",
+    "draw_feature",
+    "draw_rows",
+    "drawn",
+    "hash_of",
+    "node_sums",
+    "part_lines",
+    "reach_of",
+    "swap_back",
+]
+
+#: Rows that go through all trees together.
+_ROWS = 4096
+
+
+@compiled_entry()
+def add_out_of_bag(
+    rows: Any, numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any, left: Any,
+    missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,
+) -> None:  # fmt: skip
+    """Add the answers of trees to binned rows that they did not draw, tree by tree.
+
+    Parameters
+    ----------
+    rows : ndarray of uint8 of shape (n, width)
+    numbers : ndarray of int64 of shape (n,)
+    keys : ndarray of uint64 of shape (n_trees,)
+    table : ndarray of uint64
+        See `forest_kernels.draw_rows`.
+    roots, feature, last, left, missing_left, value
+        Of the trees.
+    missing : int
+        Bin of missing values.
+    sums : ndarray of float64 of shape (n, n_values)
+    times : ndarray of int64 of shape (n,)
+    """
+    for start in range(0, len(numbers), _ROWS):
+        for t in range(len(keys)):
+            for i in range(start, min(start + _ROWS, len(numbers))):
+                if drawn(numbers[i], keys[t], table):
+                    continue
+                k = roots[t]
+                while feature[k] >= 0:
+                    b = rows[i, feature[k]]
+                    if b == missing:
+                        k = left[k] + 1 - missing_left[k]
+                    else:
+                        k = left[k] + (b > last[k])
+                times[i] += 1
+                for v in range(value.shape[1]):
+                    sums[i, v] += value[k, v]
+
+
+@compiled_entry()
+def reach_of(X: Any, rows: Any, low: Any, high: Any) -> None:
+    """Lower and raise the smallest and largest value of each bin.
+
+    Parameters
+    ----------
+    X : ndarray of float32 or float64 of shape (n, n_features)
+    rows : ndarray of uint8 of shape (n, at least n_features)
+    low, high : ndarray of float64 of shape (n_features, 256)
+    """
+    for j in range(X.shape[1]):
+        for i in range(len(X)):
+            value = np.float64(X[i, j])
+            b = rows[i, j]
+            if value < low[j, b]:
+                low[j, b] = value
+            if value > high[j, b]:
+                high[j, b] = value
+
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
@@ -163,7 +235,7 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
     ----------
     lines : C-ordered ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_sums + 2,)
-        Those of `forest_criteria.worth`, the packed total, and of what impurity is made.
+        Those of `forest_cuts.worth`, the packed total, and of what impurity is made.
     reach : ndarray of float64 of shape (2 * n_outputs,)
         Of each output minus the smallest, and the largest target; lowered and raised.
     """

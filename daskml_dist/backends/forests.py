@@ -13,7 +13,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOLD", "ForestDevice", "ForestFacts", "ForestLane", "Nodes"]
+from daskml_dist.backends.devices import get_backend
+
+__all__ = ["TOLD", "ForestDevice", "ForestFacts", "ForestLane", "Nodes", "forests_on"]
+
+
+def forests_on(device: str) -> ForestDevice:
+    """Return what the trees of forests grow on; called on the worker."""
+    backend: Any = get_backend(device)
+    if backend.device == "cpu":
+        from daskml_dist.backends.host_forests import HostForests
+
+        return HostForests()
+    from daskml_dist.backends.cupy_forests import CupyForests
+
+    return CupyForests(backend)
+
 
 Array = NDArray[Any]
 
@@ -117,7 +132,7 @@ class ForestLane(Protocol):
         ----------
         nodes : Nodes
         sums : ndarray of int64 of shape (n, n_sums + 2)
-            Of `forest_criteria.worth`, the packed total, and of what impurity is made; added to.
+            Of `forest_cuts.worth`, the packed total, and of what impurity is made; added to.
         reach : ndarray of float64 of shape (n, 2 * n_outputs)
             Of each output of a regression minus the smallest, and the largest target; raised.
         """

@@ -40,7 +40,7 @@ class HostForests:
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
         """The features that nodes draw."""
-        from daskml_dist.backends.forest_jobs import features_of
+        from daskml_dist.backends.forest_grow import features_of
 
         found = np.empty((len(nodes), last - first), np.int32)
         features_of(nodes.path, first, last, facts.n_features, found)
@@ -51,7 +51,7 @@ class HostForests:
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
         """Facts of the cuts of some jobs."""
-        from daskml_dist.backends.forest_jobs import cut_jobs
+        from daskml_dist.backends.forest_grow import cut_jobs
 
         n, m = features.shape
         told = np.zeros((n, m, TOLD + facts.n_sums + 1), np.int64)
@@ -66,7 +66,7 @@ class HostForests:
 
     def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """The best cut of each node."""
-        from daskml_dist.backends.forest_jobs import best_jobs
+        from daskml_dist.backends.forest_grow import best_jobs
 
         found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
         best_jobs(told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found)
@@ -140,7 +140,7 @@ class HostLane:
 
     def histograms(self, nodes: Nodes, features: Any) -> Array:
         """Histograms of some features of nodes."""
-        from daskml_dist.backends.forest_jobs import add_jobs
+        from daskml_dist.backends.forest_grow import add_jobs
 
         n, m = features.shape
         hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)

@@ -8,12 +8,32 @@ again, which takes longer than many a step.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["keeping_memory"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Scratch", "keeping_memory"]
+
+
+class Scratch:
+    """Memory of one thread, a piece for each use."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[Any]] = {}
+
+    def empty(self, use: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array with anything in it; good until the next one of that use."""
+        size, held = math.prod(shape), self._held.get(use)
+        if held is None or held.dtype != dtype or held.size < size:
+            held = self._held[use] = np.empty(size, dtype)
+        return held[:size].reshape(shape)
+
 
 #: Numbers of glibc's parameters.
 _TRIM, _MMAP = -1, -3

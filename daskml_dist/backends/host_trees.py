@@ -45,7 +45,7 @@ class HostTrees:
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, one after the other."""
-        from daskml_dist.backends.tree_splits import compiled_search
+        from daskml_dist.backends.tree_kernels import compiled_search
 
         best_split = compiled_search(bool(facts.categorical.any()))
         for leaf, own in zip(leaves, told, strict=True):
@@ -90,7 +90,7 @@ class HostRows:
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
-        from daskml_dist.backends.tree_gradients import COMPILED
+        from daskml_dist.backends.tree_kernels import COMPILED
 
         room, k = self._room, loss.n_outputs
         g, h = self._room_of(k, constant)

@@ -16,11 +16,198 @@ from typing import Any
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.step import Step
+from daskml_dist.backends.intrinsics import copy_values, prefetch
 
-__all__ = ["Updates", "compiles", "step_of", "update_loop"]
+__all__ = [
+    "CoordinateUpdates",
+    "Updates",
+    "compiles",
+    "merged",
+    "step_of",
+    "update_at",
+    "update_loop",
+]
+
+_NONE = np.empty(0)
+#: Rows ahead whose parameters are fetched: these lie anywhere.
+_AHEAD = 16
+
+
+# `_step` stands for a step of `host_update`.
+def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
+
+
+def update_at(
+    state: Any,
+    index: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    row_rate_sums: Any,
+    rate_sum: Any,
+    step_rate: Any,
+    longest: Any,
+    numbers: Any,
+) -> None:
+    """Take one step.
+
+    Parameters
+    ----------
+    state : tuple of (n_parameters,) floats
+        w and the optimizer's state.
+    index : (n_rows,) integers
+        Rows of the parameters.
+    grad : (n_rows, width) floats
+        Of the summed loss; not changed.
+    rows, rate, l1, l2 : floats of the same type
+    n_penalised : int
+        Leading rows that penalties apply to.
+    row_rate_sums : (n_parameter_rows,) floats
+        Rate sum up to which each row's penalty has been applied; empty: no penalty is pending.
+    rate_sum, step_rate : float
+        Sum of the learning rates with this step's, and this one's.
+    longest : float
+        Largest number of steps that the l2 penalty is applied for: a row not touched for long must
+        not be thrown past zero.
+    numbers : floats
+        Of the optimizer.
+    """
+    w, number, width = state[0], state[0].dtype.type, grad.shape[1]
+    n, stride = len(index), width * w.itemsize
+    for i in range(n):
+        if i + _AHEAD < n:
+            ahead = np.int64(index[i + _AHEAD])
+            for s in range(len(state)):
+                prefetch(state[s].ctypes.data + ahead * stride)
+            if len(row_rate_sums):
+                prefetch(row_rate_sums.ctypes.data + ahead * row_rate_sums.strides[0])
+        row = np.uint64(index[i])
+        elapsed = number(0)
+        if len(row_rate_sums):
+            if index[i] < n_penalised:
+                elapsed = number((rate_sum - row_rate_sums[row]) / step_rate)
+            row_rate_sums[row] = rate_sum
+        strength = l1 * elapsed
+        for c in range(width):
+            k = row * np.uint64(width) + np.uint64(c)
+            g = grad[i, c] / rows
+            if l2 > 0:
+                g += l2 * min(elapsed, longest) * w[k]
+            _step(state, k, g, rate, strength, numbers)
+
+
+def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any) -> Any:
+    """Add sorted rows to sorted rows; return how many there are in all."""
+    i, j, n = 0, 0, 0
+    while i < len(index) and j < len(other):
+        a, b = index[i], other[j]
+        both[n] = min(a, b)
+        for c in range(values.shape[1]):
+            if a < b:
+                total[n, c] = values[i, c]
+            elif b < a:
+                total[n, c] = more[j, c]
+            else:
+                total[n, c] = values[i, c] + more[j, c]
+        i += a <= b
+        j += b <= a
+        n += 1
+    for k in range(i, len(index)):
+        both[n] = index[k]
+        copy_values(total[n], values[k])
+        n += 1
+    for k in range(j, len(other)):
+        both[n] = other[k]
+        copy_values(total[n], more[k])
+        n += 1
+    return n
+
+
+def merged(
+    index: NDArray[np.int64], values: NDArray[Any], other: NDArray[np.int64], more: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Sorted union of sorted rows of two gradients, and the sum of both.
+
+    Parameters
+    ----------
+    index, other : ndarray of int64 of shape (n,), (m,)
+        Sorted and unique.
+    values, more : ndarray of shape (n, width), (m, width)
+    """
+    room = len(index) + len(other)
+    both = np.empty(room, np.int64)
+    total = np.empty((room, values.shape[1]), values.dtype)
+    n = compiled_with(_merge, exact=True)(index, values, other, more, both, total)
+    return both[:n], total[:n]
+
+
+class CoordinateUpdates:
+    """Steps of an optimizer with an `elementwise_update`, each in some rows of the same arrays.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    step : Step
+        Any of the steps: its arrays, which are contiguous and of one dtype, and its penalty.
+    row_rate_sums : ndarray of float64 of shape (n_rows,) or None
+        Rate sum up to which each row's penalty has been applied, as a sum of learning rates.
+    """
+
+    def __init__(
+        self, optimizer: Any, step: Step, row_rate_sums: NDArray[np.float64] | None
+    ) -> None:
+        self._optimizer = optimizer
+        self._number: Any = step.w.dtype.type
+        self._state = tuple(array.reshape(-1) for array in step.state(optimizer))
+        self._l1, self._l2 = (step.l1, step.l2) if row_rate_sums is not None else (0.0, 0.0)
+        self._n_penalised = step.n_penalised
+        self._row_rate_sums = row_rate_sums if self._l1 or self._l2 else None
+        self._loops = tuple(
+            compiled_with(update_at, exact=True, _step=step_of(optimizer, self._l1 * lr, lr))
+            for lr in (0.0, 1.0)
+        )
+
+    def __call__(
+        self,
+        index: NDArray[np.int64],
+        grad: NDArray[Any],
+        rows: float,
+        lr: float,
+        number: int,
+        rate_sum: float,
+    ) -> None:
+        """Take a step.
+
+        Parameters
+        ----------
+        index : ndarray of int64 of shape (n,)
+        grad : ndarray of shape (n, width)
+            Of the summed loss; not changed.
+        rows : float
+            Rows of the gradient.
+        lr : float
+        number : int
+            Of the step, from 1.
+        rate_sum : float
+            Sum of the learning rates, with this step's.
+        """
+        to, l2 = self._number, self._l2
+        has_penalty = self._row_rate_sums is not None and lr > 0
+        longest = 1 / (lr * l2) if has_penalty and l2 else 0.0
+        self._loops[lr != 0](
+            self._state, index, grad, to(rows), to(lr),
+            to(self._l1 if has_penalty else 0), to(l2 if has_penalty else 0), self._n_penalised,
+            self._row_rate_sums if has_penalty else _NONE, rate_sum, lr, to(longest),
+            tuple([to(x) for x in self._optimizer.coefficients(number)]),
+        )  # fmt: skip
+
 
 #: Classes of optimizers that numba does not compile.
 _refused: set[type] = set()
@@ -28,7 +215,6 @@ _refused: set[type] = set()
 
 # `_move` stands for an optimizer's `elementwise_update`, `_step` for one of the steps below.
 def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
-def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 
 
 def _plain(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:

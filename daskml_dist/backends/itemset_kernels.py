@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+from daskml_dist.backends.intrinsics import copy_values
 
 __all__ = [
     "add_counts",

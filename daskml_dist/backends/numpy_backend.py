@@ -9,24 +9,113 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.linalg import blas
 
-from daskml_dist.backends.base import Backend
-from daskml_dist.backends.csr_rows import CSRRows
-from daskml_dist.backends.host_kernels import (
-    FUSED,
-    FUSED_FROM,
-    centre_loops,
-    compiles,
-    has_kernel,
-)
-from daskml_dist.backends.host_products import add_matmul, curved_rows, whole_vectors
+from daskml_dist.backends.base import Backend, Step
+from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
+from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.backends.scratch import Scratch
 from daskml_dist.backends.shared_buffer import SharedBuffer
-from daskml_dist.backends.step import Step
-from daskml_dist.backends.touched_columns import TouchedColumns
 
-__all__ = ["NumpyBackend"]
+__all__ = ["FUSED", "NumpyBackend", "add_matmul", "centre_loops", "few_entries"]
+
+#: Losses that `dense_kernels` has kernels of; to look there would load numba.
+FUSED = ("log_loss",)
+#: Entries of X from which a fused kernel is worth loading numba for.
+FUSED_FROM = 1 << 13
+#: Entries of all rows of a fit up to which NumPy computes the log loss: the kernel saves a tenth of
+#: a millisecond a pass over these, and compiling it takes seconds.
+_FEW_ENTRIES = 1 << 17
+#: Products of rows and centres from which compiled loops over them are worth it, likewise.
+_CENTRES_FROM = 1 << 20
+
+
+def few_entries(n_rows: int, n_features: int) -> bool:
+    """Return whether all rows of a fit are too few for a compiled kernel of their loss."""
+    return n_rows * n_features <= _FEW_ENTRIES
+
+
+def has_kernel(
+    kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
+) -> bool:
+    """Return whether the kernels of dense rows take these."""
+    if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < FUSED_FROM:
+        return False
+    if sparse.issparse(X) or not all(a.flags.c_contiguous for a in (X, y, weight)):
+        return False
+    return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
+
+
+def centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
+    """Compiled loops over centres, where they take these rows and are worth loading numba for."""
+    if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
+        return None
+    if X.size * k < _CENTRES_FROM:
+        return None
+    from daskml_dist.backends import centre_kernels
+
+    return centre_kernels
+
+
+def compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
+    """Return whether steps along rows of a dtype can be made in one loop."""
+    state = step.state(optimizer)
+    if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
+        return False
+    if optimizer.elementwise_update is None:
+        return False
+    from daskml_dist.backends import host_update
+
+    return host_update.compiles(optimizer, step)
+
+
+#: Bytes of scaled rows of which the symmetric product is made at once.
+_SCALED = 1 << 19
+
+_GEMM = {np.dtype(np.float32): blas.sgemm, np.dtype(np.float64): blas.dgemm}
+
+
+def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """Add ``a @ b`` to `out`, in place.
+
+    Parameters
+    ----------
+    a : ndarray of shape (n, k)
+    b : ndarray of shape (k, m)
+    out : ndarray of shape (n, m)
+        C-contiguous and of the dtype of both, or NumPy makes the product: BLAS would write to a
+        copy.
+    """
+    gemm = _GEMM.get(out.dtype)
+    left, right = _columns_first(a, out.dtype), _columns_first(b, out.dtype)
+    if gemm is None or left is None or right is None or not out.flags.c_contiguous or not a.size:
+        out += a @ b
+        return
+    # BLAS counts along columns, so what it sees are transposes: out.T = b.T @ a.T.
+    (a, a_turned), (b, b_turned) = left, right
+    gemm(1.0, b, a, 1.0, out.T, b_turned, a_turned, 1)
+
+
+def _columns_first(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool] | None:
+    """The transpose of an array as BLAS takes it: in columns, and whether to be turned."""
+    if array.dtype != dtype:
+        return None
+    if array.flags.c_contiguous:
+        return array.T, False
+    return (array, True) if array.flags.f_contiguous else None
+
+
+def whole_vectors(n_columns: int) -> int:
+    """Columns with which BLAS is fastest: so many, or a few more."""
+    return -(-n_columns // 8) * 8
+
+
+def curved_rows(X: NDArray[Any]) -> int:
+    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
+    n, n_features = X.shape
+    cached = _SCALED // (n_features * X.itemsize)
+    return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
+
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
@@ -152,9 +241,9 @@ class NumpyBackend(Backend):
     ) -> float | None:
         """One reading, for losses with a kernel and weights of one column."""
         if isinstance(X, CSRRows):
-            from daskml_dist.backends import csr_gradient
+            from daskml_dist.backends import csr_kernels
 
-            return csr_gradient.add(kernel, X, self._touched, y, weight, w, out, parameters)
+            return csr_kernels.add(kernel, X, self._touched, y, weight, w, out, parameters)
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
         if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
@@ -224,9 +313,9 @@ class NumpyBackend(Backend):
         """A compiled loop, for optimizers with an `elementwise_update`."""
         if not compiles(step.w.dtype, optimizer, step):
             return None
-        from daskml_dist.backends import coordinate_update
+        from daskml_dist.backends import host_update
 
-        return coordinate_update.CoordinateUpdates(optimizer, step, row_rate_sums)
+        return host_update.CoordinateUpdates(optimizer, step, row_rate_sums)
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
@@ -250,9 +339,9 @@ class NumpyBackend(Backend):
         if shape[1] > 1 or loss.at_row is None:
             return None
         if few:
-            from daskml_dist.backends import csr_gather
+            from daskml_dist.backends import csr_team
 
-            return csr_gather.make(loss, shape, blocks, n_rows)
+            return csr_team.make(loss, shape, blocks, n_rows)
         other = (sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values())
         if n_rows > _AT_ONCE or any(other):
             return None
@@ -272,7 +361,7 @@ class NumpyBackend(Backend):
         """A compiled loop, likewise."""
         if loss.at_row is None:
             return None
-        from daskml_dist.backends.stream_gather import StreamGather
+        from daskml_dist.backends.host_gather import StreamGather
 
         return StreamGather(loss, n_features, dtype, find, n_rows, most_steps)
 

@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["row_slices"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Draw", "over_threads", "row_slices"]
+
+#: A batch's runs of neighbouring rows, by block: its number, their first rows, and their lengths;
+#: None where each is one row.
+Draw = Sequence[tuple[int, NDArray[np.intp], NDArray[np.intp] | None]]
+
+
+def over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None:
+    """Call a function of slices of rows, which lets go of the interpreter, for all rows.
+
+    In a process's main thread alone: others, as those of a Dask worker, are one of several that
+    share the cores. ``OMP_NUM_THREADS`` bounds the threads, as it does in other libraries.
+    """
+    n_threads = min(n_rows // least, _allowed())
+    if n_threads < 2:
+        work(slice(0, n_rows))
+        return
+    own, *others = row_slices(n_rows, -(-n_rows // n_threads))
+    with ThreadPoolExecutor(len(others), "daskml-rows") as pool:
+        found = [pool.submit(work, at) for at in others]
+        work(own)
+    for one in found:
+        one.result()
+
+
+def _allowed() -> int:
+    """Threads that the caller may have at work."""
+    if threading.current_thread() is not threading.main_thread():
+        return 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return max(1, min(cores, int(asked))) if asked.isdecimal() else cores
 
 
 def row_slices(n_rows: int, step: int) -> Iterator[slice]:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 from daskml_dist.backends.margins import AT_ROW
-from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["RowSteps"]
 

@@ -18,13 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.draws import Draw
-from daskml_dist.backends.flags import look, nanoseconds, pause, raise_flag, ring, yield_processor
 from daskml_dist.backends.host_update import update_loop
-from daskml_dist.backends.pointers import array_at, pointer
+from daskml_dist.backends.intrinsics import (
+    array_at,
+    look,
+    nanoseconds,
+    pause,
+    pointer,
+    raise_flag,
+    ring,
+    yield_processor,
+)
+from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import SharedBuffer
-from daskml_dist.backends.step import Step
 
 __all__ = ["TeamRun", "TeamSteps", "all_there", "tell"]
 

@@ -8,12 +8,382 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
-from daskml_dist.backends.compiled import compiled_entry
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+from daskml_dist.backends.intrinsics import copy_values
 
-__all__ = ["add_binned", "add_trees"]
+__all__ = [
+    "add_answers",
+    "add_binned",
+    "add_masked",
+    "add_trees",
+    "depth_first",
+    "leaves_of",
+    "to_bins",
+    "walk_of",
+]
 
 _exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
+#: Zeros below the lowest bit that is set.
+_zeros_below: Any = trailing_zeros
+
+#: Rows that go through a tree together, so that what they need of it stays in the nearest cache.
+_MASK_ROWS = 512
+
+
+@_exact
+def add_masked(
+    columns: Any, roots: Any, first: int, last: int, n_outputs: int, nodes: Any, value: Any,
+    missing: int, tables: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add the values of trees `first` to `last` to raw predictions.
+
+    Parameters
+    ----------
+    columns : ndarray of uint8 of shape (n_features, n)
+        Bins of rows.
+    nodes : tuple
+        Of `models.trees.Trees`: feature, bin, left, missing_left, category, bitsets.
+    missing : int
+        Bin of missing values.
+    tables : ndarray of uint32 or uint64 of shape (n_features + 3, 256)
+        Room to work in. A tree of more leaves than an entry has bits takes several turns.
+    out : ndarray of float64 of shape (n, n_outputs)
+    """
+    n, bits = len(out), 8 * tables.itemsize
+    alive = np.empty(_MASK_ROWS, tables.dtype)
+    values = np.empty(bits)
+    used = np.empty(len(tables), np.int64)
+    for t in range(first, last):
+        output = (t - first) % n_outputs
+        n_leaves = (roots[t + 1] - roots[t] + 1) // 2
+        n_words = (n_leaves + bits - 1) // bits
+        for low in range(0, n_words * bits, bits):
+            n_used = _fill(
+                roots[t],
+                roots[t + 1],
+                low,
+                n_words > 1,
+                nodes,
+                value,
+                missing,
+                tables,
+                used,
+                values,
+            )
+            for start in range(0, n, _MASK_ROWS):
+                m = min(n - start, _MASK_ROWS)
+                rest = alive[:m]
+                rest[:] = _bits(0, n_leaves - low, tables)
+                _rule_out(columns[:, start:], tables, used, n_used, rest)
+                if n_words == 1:
+                    for i in range(m):
+                        out[start + i, output] += values[_zeros_below(rest[i])]
+                else:
+                    for i in range(m):
+                        if rest[i] != 0:
+                            out[start + i, output] += values[_zeros_below(rest[i])]
+
+
+@_inside
+def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
+    """Take away the leaves that some rows cannot reach."""
+    for s in range(0, n_used, 4):
+        a, b, c, d = (
+            columns[used[s]],
+            columns[used[s + 1]],
+            columns[used[s + 2]],
+            columns[used[s + 3]],
+        )
+        of_a, of_b, of_c, of_d = tables[s], tables[s + 1], tables[s + 2], tables[s + 3]
+        for i in range(len(rest)):
+            rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
+
+
+@_inside
+def _bits(first: int, end: int, tables: Any) -> Any:
+    """Bits `first` to `end` of a word, of those that it has."""
+    word, n = tables.dtype.type, 8 * tables.itemsize
+    first, end = max(first, 0), min(end, n)
+    if end <= first:
+        return word(0)
+    return word(word(word(~word(0)) >> word(n - end + first)) << word(first))
+
+
+@_inside
+def _fill(
+    root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
+    used: Any, values: Any,
+) -> int:  # fmt: skip
+    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four."""
+    feature, bins, left, missing_left, category, bitsets = nodes
+    size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
+    slots = np.full(len(tables), -1)
+    for k in range(end - 1, root - 1, -1):
+        if feature[k] >= 0:
+            child = left[k] - root
+            size[k - root] = size[child] + size[child + 1]
+    n_used = 0
+    for k in range(root, end):
+        at = begin[k - root]
+        if feature[k] < 0:
+            if 0 <= at - low < len(values):
+                values[at - low] = value[k]
+            continue
+        child = left[k] - root
+        middle = begin[child + 1] = at + size[child]
+        begin[child] = at
+        stay = ~_bits(at - low, middle - low, tables)
+        leave = ~_bits(middle - low, at + size[k - root] - low if both else 0, tables)
+        if stay == leave:  # no leaf of the word is under the node
+            continue
+        slot = slots[feature[k]]
+        if slot < 0:
+            slot = slots[feature[k]] = n_used
+            used[slot] = feature[k]
+            tables[slot] = ~tables.dtype.type(0)
+            n_used += 1
+        table = tables[slot]
+        if category[k] >= 0:
+            for b in range(missing):
+                goes = (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 1
+                table[b] &= leave if goes else stay
+        else:
+            _and(table[bins[k] + 1 : missing], stay)
+            if both:
+                _and(table[: min(bins[k] + 1, missing)], leave)
+        table[missing] &= leave if missing_left[k] else stay
+    while n_used % 4:
+        # Once more the first: what is ruled out twice stays so.
+        used[n_used] = used[0]
+        copy_values(tables[n_used], tables[0])
+        n_used += 1
+    return n_used
+
+
+@_inside
+def _and(row: Any, word: Any) -> None:
+    for b in range(len(row)):
+        row[b] &= word
+
+
+#: Rows that go through all trees together, and those that go through a tree side by side.
+_FOREST_ROWS, _SIDE = 512, 8
+
+
+@_inside
+def _next(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
+    """The node that a row comes to after another; a leaf's is itself."""
+    x = X[i, facts[k, 0]]
+    left = facts[k, 1]
+    if x != x:
+        return left + 1 - facts[k, 2]
+    return left + np.int32(x > threshold[k])
+
+
+@_exact
+def add_answers(
+    X: Any, roots: Any, threshold: Any, facts: Any, depths: Any, values: Any, out: Any
+) -> None:
+    """Add the answers of all trees, in their order.
+
+    Parameters
+    ----------
+    X : ndarray of float32 or float64 of shape (n, n_features)
+    roots : ndarray of int64 of shape (n_trees + 1,)
+    threshold : ndarray of shape (n_nodes,)
+        In the dtype of the rows.
+    facts : ndarray of int32 of shape (n_nodes, 3)
+        Feature, left child, whether missing values go left.
+    depths : ndarray of int64 of shape (n_trees,)
+    values : ndarray of float64 of shape (n_nodes, n_values)
+    out : ndarray of float64 of shape (n, n_values)
+    """
+    n, n_values = len(X), values.shape[1]
+    at = np.empty(_FOREST_ROWS, np.int32)
+    for start in range(0, n, _FOREST_ROWS):
+        stop = min(n, start + _FOREST_ROWS)
+        for t in range(len(roots) - 1):
+            _descend(X, start, stop, roots[t], depths[t], threshold, facts, at)
+            for i in range(start, stop):
+                k = at[i - start]
+                for v in range(n_values):
+                    out[i, v] += values[k, v]
+
+
+@_inside
+def _descend(
+    X: Any, start: Any, stop: Any, root: Any, depth: Any, threshold: Any, facts: Any, at: Any
+) -> None:
+    """Write the leaves that rows end in."""
+    i = start
+    while i + _SIDE <= stop:
+        a: Any = np.int64(root)
+        b = c = d = e = f = g = h = a
+        for _ in range(depth):
+            a1 = _next(X, i, a, threshold, facts)
+            b1 = _next(X, i + 1, b, threshold, facts)
+            c1 = _next(X, i + 2, c, threshold, facts)
+            d1 = _next(X, i + 3, d, threshold, facts)
+            e1 = _next(X, i + 4, e, threshold, facts)
+            f1 = _next(X, i + 5, f, threshold, facts)
+            g1 = _next(X, i + 6, g, threshold, facts)
+            h1 = _next(X, i + 7, h, threshold, facts)
+            moved = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
+            moved |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
+            a, b, c, d, e, f, g, h = a1, b1, c1, d1, e1, f1, g1, h1
+            if moved == 0:
+                break
+        k = i - start
+        at[k], at[k + 1], at[k + 2], at[k + 3] = a, b, c, d
+        at[k + 4], at[k + 5], at[k + 6], at[k + 7] = e, f, g, h
+        i += _SIDE
+    while i < stop:
+        last: Any = np.int64(root)
+        for _ in range(depth):
+            last = _next(X, i, last, threshold, facts)
+        at[i - start] = last
+        i += 1
+
+
+@_exact
+def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out: Any) -> None:
+    """Write the leaf of each tree that rows end in, as its number in the tree."""
+    for i in range(len(X)):
+        for t in range(len(roots) - 1):
+            k: Any = np.int64(roots[t])
+            while True:
+                after = _next(X, i, k, threshold, facts)
+                if after == k:
+                    break
+                k = after
+            out[i, t] = numbers[k]
+
+
+@_exact
+def depth_first(roots: Any, left: Any) -> Any:
+    """Number of each node in its tree where a left child follows its parent, as scikit-learn's.
+
+    Parameters
+    ----------
+    roots : ndarray of int64 of shape (n_trees + 1,)
+    left : ndarray of int32 of shape (n_nodes,)
+        Left children, behind their parents; a leaf's is itself.
+    """
+    n = len(left)
+    size, number = np.ones(n, np.int64), np.zeros(n, np.int64)
+    for k in range(n - 1, -1, -1):
+        if left[k] != k:
+            size[k] += size[left[k]] + size[left[k] + 1]
+    for k in range(n):
+        if left[k] != k:
+            number[left[k]] = number[k] + 1
+            number[left[k] + 1] = number[k] + 1 + size[left[k]]
+    return number
+
+
+@_exact
+def walk_of(left: Any, root: int) -> Any:
+    """Nodes from a root: both children of a node behind each other, the left one's first."""
+    order = np.empty(len(left), np.int64)
+    stack = np.empty(len(left), np.int64)
+    order[0], stack[0], n, n_stack = root, root, 1, 1
+    while n_stack:
+        n_stack -= 1
+        node = stack[n_stack]
+        child = left[node]
+        if child != node:
+            order[n], order[n + 1] = child, child + 1
+            stack[n_stack], stack[n_stack + 1] = child + 1, child
+            n, n_stack = n + 2, n_stack + 2
+    return order[:n]
+
+
+#: Cells of a feature's grid, which tells roughly in which bin a value is.
+_CELLS = 1024
+
+
+def to_bins(
+    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
+    seen: Any,
+) -> None:  # fmt: skip
+    """Write the bins of some rows.
+
+    Parameters
+    ----------
+    X : ndarray of float32 or float64 of shape (n, n_features)
+    table, n_edges, categorical
+        Of `models.bins.Bins`.
+    missing : int
+        Bin of missing values.
+    rows : ndarray of uint8 of shape (n, at least n_features)
+    columns : ndarray of uint8 of shape (n_features, n)
+        Where they go, in both orders.
+    seen : ndarray of uint8 of shape (n_features,)
+        Becomes 1 where a feature has missing values.
+    """
+    d = X.shape[1]
+    # Made here, since numba would compile each array that the loop makes.
+    starts, lows, scales = np.zeros((d, _CELLS + 2), np.int32), np.zeros(d), np.zeros(d)
+    _to_bins(X, table, n_edges, categorical, missing, rows, columns, seen, starts, lows, scales)
+
+
+@_exact
+def _to_bins(
+    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
+    seen: Any, starts: Any, lows: Any, scales: Any,
+) -> None:  # fmt: skip
+    """Write the bins of some rows; the last three arrays are zeros, and scratch."""
+    n, d = X.shape
+    for j in range(d):
+        m = n_edges[j]
+        low, high = (table[j, 0], table[j, m - 1]) if m else (0.0, 0.0)
+        scale = _CELLS / (high - low)
+        if not (scale > 0 and scale < 1e300):
+            scale = 0.0
+        lows[j], scales[j] = low, scale
+        for e in range(m):
+            starts[j, _cell(table[j, e], low, scale) + 1] += 1
+        for c in range(_CELLS + 1):
+            starts[j, c + 1] += starts[j, c]
+    for start in range(0, n, 256):
+        stop = start + 256 if start + 256 < n else n
+        for j in range(d):
+            edges, at, low, scale = table[j], starts[j], lows[j], scales[j]
+            for i in range(start, stop):
+                value = np.float64(X[i, j])
+                b = missing
+                if value == value:
+                    # Edges of lower cells are smaller, those of higher ones are not.
+                    c = _cell(value, low, scale)
+                    b, end = at[c], at[c + 1]
+                    while end - b > 2:
+                        middle = (b + end) >> 1
+                        if edges[middle] < value:
+                            b = middle + 1
+                        else:
+                            end = middle
+                    # Without a branch: edges from the end on, or infinity, are not smaller.
+                    b += edges[b] < value
+                    b += edges[b] < value
+                    if categorical[j] and (b >= n_edges[j] or edges[b] != value):
+                        b = missing
+                if b == missing:
+                    seen[j] = 1
+                rows[i, j] = b
+                columns[j, i] = b
+
+
+@_inside
+def _cell(value: Any, low: Any, scale: Any) -> Any:
+    """Cell of a value in an even grid; a larger value has no lower cell."""
+    at = (value - low) * scale
+    if at >= _CELLS:
+        return _CELLS
+    return np.int64(at) if at > 0 else 0
+
 
 #: Rows that go through all trees together.
 _ROWS = 256

@@ -14,10 +14,49 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.devices import get_backend
+from daskml_dist.errors import InvalidDataError
+
 __all__ = [
-    "CONSTANT", "EXACT", "ROUNDED", "LeafPartition", "SplitFacts", "SplitLeaf", "TreeDevice",
+    "CONSTANT",
+    "EXACT",
+    "ROUNDED",
+    "LeafPartition",
+    "SplitFacts",
+    "SplitLeaf",
+    "TreeDevice",
     "TreeRows",
-]  # fmt: skip
+    "check_dense",
+    "sparse_rows",
+    "trees_on",
+]
+
+
+def check_dense(X: Any) -> None:
+    """Check that rows of NumPy or CuPy are dense."""
+    if hasattr(X, "tocsr"):
+        raise sparse_rows()
+
+
+def sparse_rows() -> InvalidDataError:
+    """Return the error of sparse rows that are given to trees."""
+    return InvalidDataError(
+        "X is sparse, and trees need dense rows. Convert it: X.toarray(), X.map_blocks("
+        "lambda b: b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
+    )
+
+
+def trees_on(device: str) -> TreeDevice:
+    """Return what trees grow on; called on the worker."""
+    backend: Any = get_backend(device)
+    if backend.device == "cpu":
+        from daskml_dist.backends.host_trees import HostTrees
+
+        return HostTrees()
+    from daskml_dist.backends.cupy_trees import CupyTrees
+
+    return CupyTrees(backend)
+
 
 Array = NDArray[Any]
 
@@ -132,7 +171,7 @@ class TreeRows(Protocol):
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
-        """Part the rows of some leaves.
+        """LeafPartition the rows of some leaves.
 
         Returns
         -------
@@ -184,5 +223,5 @@ class TreeDevice(Protocol):
             What a unit of gradients, and of hessians, is.
         told : ndarray of int64 of shape (n_leaves, 12)
             Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
-            `tree_splits.best_split` found, categories that go left.
+            `tree_kernels.best_split` found, categories that go left.
         """

@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
 from daskml_dist.backends import get_backend
-from daskml_dist.backends.host_kernels import centre_loops
+from daskml_dist.backends.numpy_backend import centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

@@ -17,7 +17,7 @@ from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import get_scorer, get_scorer_names
 
-from daskml_dist.backends.dense_rows import sparse_rows
+from daskml_dist.backends.trees import sparse_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import nearest

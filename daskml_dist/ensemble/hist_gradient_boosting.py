@@ -13,8 +13,8 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist.backends.dense_rows import sparse_rows
 from daskml_dist.backends.devices import DEVICES
+from daskml_dist.backends.trees import sparse_rows
 from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_names import remember_dtypes

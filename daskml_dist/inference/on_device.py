@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import get_backend
-from daskml_dist.backends.device_memory import device_memory
+from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
 from daskml_dist.data.conversion import choose_float_dtype, copy_to_host, describe_block

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.host_kernels import few_entries
+from daskml_dist.backends.numpy_backend import few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.errors.suggestions import nearest

@@ -110,7 +110,7 @@ class GrownTree:
 
 def _walk_depth_first(left: Array, root: int = 0) -> Array:
     """Return the nodes below a root in depth-first order."""
-    from daskml_dist.backends.tree_order import walk_of
+    from daskml_dist.backends.tree_predict import walk_of
 
     found: Array = walk_of(left, root)
     return found

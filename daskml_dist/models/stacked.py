@@ -301,7 +301,7 @@ class WideLinear(StepModel):
             mask = mask * rows.weight[:, None]
         if is_host(raw) and width == 1 and each.loss.kernel == "log_loss":
             from daskml_dist.backends.margins import AT_ROW
-            from daskml_dist.backends.wide_kernels import slope_loop
+            from daskml_dist.backends.wide_gather import slope_loop
 
             raw, losses = np.ascontiguousarray(raw.reshape(n, -1)), np.zeros(n_models)
             given = np.ascontiguousarray(y), np.ascontiguousarray(mask), np.array(self._stops)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.dense_rows import check_dense
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.trees import check_dense
 from daskml_dist.models.trees import Trees, number_depth_first
 
 __all__ = ["ForestLeaves", "RawForest", "RawTrees", "TreeLeaves"]
@@ -76,7 +76,7 @@ class RawTrees:
 
         Results are on the host.
         """
-        from daskml_dist.backends.cupy_tree_predict import CupyForest
+        from daskml_dist.backends.cupy_trees import CupyForest
 
         forest = CupyForest(backend, self.trees, self.baseline)
 
@@ -89,7 +89,7 @@ class RawTrees:
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the values of some trees."""
-        from daskml_dist.backends.row_threads import over_threads
+        from daskml_dist.backends.row_slices import over_threads
 
         X = np.ascontiguousarray(X)
         n, d = X.shape
@@ -110,8 +110,7 @@ class RawTrees:
 
     def _add_masked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the predictions of some trees to `out`, by bit masks of the leaves of each tree."""
-        from daskml_dist.backends.tree_bins import to_bins
-        from daskml_dist.backends.tree_masks import add_masked
+        from daskml_dist.backends.tree_predict import add_masked, to_bins
 
         (n, d), bins, nodes = X.shape, self.trees.bins, self.trees.nodes
         rows, columns = np.empty((n, d), np.uint8), np.empty((d, n), np.uint8)
@@ -210,7 +209,7 @@ class RawForest:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return shares of classes, or means of targets, of shape (n, n_values)."""
-        from daskml_dist.backends.forest_predict import add_answers
+        from daskml_dist.backends.tree_predict import add_answers
 
         values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
@@ -224,7 +223,7 @@ class RawForest:
 
         Results are on the host.
         """
-        from daskml_dist.backends.cupy_tree_predict import CupyForest
+        from daskml_dist.backends.cupy_trees import CupyForest
 
         forest = CupyForest(backend, self.trees, np.zeros(self._values.shape[1]))
         return lambda X: forest(X) / len(self.trees)
@@ -284,7 +283,7 @@ class ForestLeaves:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the numbers of leaves, of shape (n, n_trees)."""
-        from daskml_dist.backends.forest_predict import leaves_of
+        from daskml_dist.backends.tree_predict import leaves_of
 
         found = np.empty((X.shape[0], len(self.trees)), np.int64)
         nodes, numbers = _weave_nodes(self.trees, X.dtype), number_depth_first(self.trees)

@@ -177,7 +177,7 @@ class Trees:
 
 def number_depth_first(trees: Trees) -> Array:
     """Return the number of each node in its tree in depth-first order, as users see it."""
-    from daskml_dist.backends.tree_order import depth_first
+    from daskml_dist.backends.tree_predict import depth_first
 
     found: Array = depth_first(trees.roots, trees.nodes.left)
     return found

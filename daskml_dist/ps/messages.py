@@ -135,7 +135,7 @@ def sum_in_lane_order(
         for _, _, values in parts[1:]:
             total += values
         return first, total
-    from daskml_dist.backends.coordinate_update import merged
+    from daskml_dist.backends.host_update import merged
 
     union, total = first, values
     for _, index, values in parts[1:]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import zeros
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.backends.step import Step
 from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.ps.rule import ParameterGroup
 

@@ -31,7 +31,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 def _exact_exponential(x: Array) -> Array:
     """Return exponentials in a new array, with the same bits on every machine."""
-    from daskml_dist.backends.exponential import exponential
+    from daskml_dist.backends.margins import exponential
 
     return exponential(x)
 

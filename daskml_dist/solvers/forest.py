@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.forest_devices import forests_on
-from daskml_dist.backends.forests import ForestDevice
+from daskml_dist.backends.forests import ForestDevice, forests_on
 from daskml_dist.models.bins import Bins, compute_forest_bin_edges
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
@@ -254,7 +253,7 @@ def predict_out_of_bag(
 def _predict_lane(
     room: ForestRows, keys: Array, growing: ForestContext, trees: Trees
 ) -> list[Array]:
-    from daskml_dist.backends.forest_oob import add_out_of_bag
+    from daskml_dist.backends.forest_kernels import add_out_of_bag
 
     nodes = trees.nodes
     sums = np.zeros((len(room.y), nodes.value.shape[1]))

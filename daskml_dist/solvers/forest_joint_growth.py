@@ -146,7 +146,7 @@ class JointGrower:
         self, level: list[_JointNode], small: list[_JointNode], depth: int
     ) -> list[_JointNode]:
         """Split the nodes of a level; their children."""
-        from daskml_dist.backends.forest_nodes import may_be_split
+        from daskml_dist.backends.forest_grow import may_be_split
 
         sums, reach = self._sum_nodes(level)
         if not depth:
@@ -212,7 +212,7 @@ class JointGrower:
 
     def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
         """Split nodes, where that is worth it; their children."""
-        from daskml_dist.backends.forest_nodes import settled
+        from daskml_dist.backends.forest_grow import settled
 
         gain, of_children = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
         ways = np.empty((len(nodes), 2), np.uint64)

@@ -185,7 +185,7 @@ class _LevelGrower:
 
     def _open_nodes(self, nodes: Nodes, depth: Array, store: _LevelStore) -> tuple[Array, Array]:
         """Store nodes; which may be split, and the sums of these."""
-        from daskml_dist.backends.forest_nodes import may_be_split
+        from daskml_dist.backends.forest_grow import may_be_split
 
         facts = self._facts
         sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
@@ -201,7 +201,7 @@ class _LevelGrower:
         self, nodes: Nodes, sums: Array, number: Array, store: _LevelStore
     ) -> tuple[Nodes, Array]:
         """Split nodes, where that is worth it; their children, and the numbers of those split."""
-        from daskml_dist.backends.forest_nodes import settled
+        from daskml_dist.backends.forest_grow import settled
 
         if not len(nodes):
             return nodes, number

@@ -147,7 +147,7 @@ class _TileWriter:
 
     def __call__(self, X: Array, y: Array, weight: Array | None, number: int, at: slice) -> None:
         """Put some rows, of which the first has a number among all."""
-        from daskml_dist.backends.forest_rows import reach_of
+        from daskml_dist.backends.forest_kernels import reach_of
 
         made, bins = self._made, self._bins
         of = made.rows[at]

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.tree_devices import trees_on
-from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows
+from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows, trees_on
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draw_by_hash

@@ -24,8 +24,8 @@ from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.host_products import add_matmul
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total, zeros
+from daskml_dist.backends.numpy_backend import add_matmul
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums

@@ -23,7 +23,7 @@ from scipy.optimize import OptimizeResult, minimize
 
 from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.backends.row_threads import over_threads
+from daskml_dist.backends.row_slices import over_threads
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TRAIN, FoldAssignment, WideLinear

@@ -15,8 +15,11 @@ from daskml_dist.backends.compiled import INSIDE
 
 __all__ = ["compiled_functions", "signs_of_a_width"]
 
-#: Modules whose intrinsics load, add and store whole vectors of a processor.
-_VECTORS = ("vectors", "vector_rows")
+#: Intrinsics that load, add and store whole vectors of a processor, by their module.
+_VECTORS = {
+    "intrinsics": "load multiply_add plus spread store store_sums zeros",
+    "als_kernels": "add_outer add_outer_few add_row add_rows add_rows_wide dot dot_fours",
+}
 _HERE = backends.__name__
 
 
@@ -72,7 +75,7 @@ def signs_of_a_width(function: Callable[..., Any]) -> list[str]:
             found.append(ast.unparse(node).split("\n")[0])
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             of = getattr(names.get(node.func.id), "__module__", None) or ""
-            if of.removeprefix(f"{_HERE}.") in _VECTORS:
+            if node.func.id in _VECTORS.get(of.removeprefix(f"{_HERE}."), "").split():
                 found.append(ast.unparse(node))
         elif isinstance(node, ast.Name) and node not in named and _is_size(node.id, names):
             found.append(node.id)

@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 from daskml_dist.backends import Backend, centre_kernels, get_backend
-from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.host_memory import Scratch
 
 # The last has rows for compiled loops, and rows that are left over.
 COMPILED = (3001, 30, 20)

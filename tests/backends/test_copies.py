@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import Backend, cupy_backend, get_backend
-from daskml_dist.backends.devices import stored_dtype
-from daskml_dist.backends.moved_once import MovedOnce
-from daskml_dist.backends.pinned_copy import PinnedCopy
+from daskml_dist.backends.cupy_backend import PinnedCopy
+from daskml_dist.backends.devices import MovedOnce, stored_dtype
 from daskml_dist.linear_model import SGDClassifier
 from tests.backends.batches import CONTAINERS, make_rows
 from tests.cuda_emulation import EmulatedCupy

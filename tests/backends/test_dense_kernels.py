@@ -7,7 +7,7 @@ import pytest
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.dense_kernels import KERNELS
-from daskml_dist.backends.host_kernels import FUSED as KNOWN
+from daskml_dist.backends.numpy_backend import FUSED as KNOWN
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.models.base import BatchRows

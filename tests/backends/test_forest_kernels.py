@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from daskml_dist.backends.cupy_forests import CupyForests, _numbers, _ordered
-from daskml_dist.backends.forest_criteria import ENTROPY, GINI, POISSON, SQUARED
+from daskml_dist.backends.forest_cuts import ENTROPY, GINI, POISSON, SQUARED
 from daskml_dist.backends.forests import ForestFacts, Nodes
 from daskml_dist.backends.host_forests import HostForests
-from daskml_dist.backends.logarithm import logarithm
+from daskml_dist.backends.margins import logarithm
 from tests.backends.kernel_problems import needs_compiler
 from tests.backends.test_tree_kernels import _Guards
 from tests.cuda_emulation import EmulatedCupy, library_of

@@ -10,8 +10,8 @@ import pytest
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.backends import Backend, host_kernels
-from daskml_dist.backends.step import Step
+from daskml_dist.backends import Backend, numpy_backend
+from daskml_dist.backends.base import Step
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
@@ -121,6 +121,6 @@ def test_the_entries_of_all_rows_decide_whether_a_kernel_is_compiled(
     y = (X[:, 0] + rng.normal(size=900) > 0).astype(int)
     model = estimator(max_iter=2, run=Run(n_lanes=n_lanes), **settings)
     model.fit(X, y)
-    monkeypatch.setattr(host_kernels, "_FEW_ENTRIES", X.size - 1)
+    monkeypatch.setattr(numpy_backend, "_FEW_ENTRIES", X.size - 1)
     with pytest.raises(ImportError):
         model.fit(X, y)

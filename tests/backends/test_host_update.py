@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from daskml_dist import Run
 from daskml_dist.backends import host_update, numpy_backend
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.entries import where
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.backends.step import Step
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adam, Optimizer

@@ -22,8 +22,8 @@ from scipy.special import gammaln, logsumexp, psi
 
 from daskml_dist.backends import (
     centre_kernels,
-    csr_gather,
-    csr_gradient,
+    csr_kernels,
+    csr_team,
     graph_kernels,
     itemset_kernels,
     mixture_kernels,
@@ -31,16 +31,14 @@ from daskml_dist.backends import (
     pair_kernels,
     stack_kernels,
     topic_kernels,
-    tree_gradients,
+    tree_kernels,
     wide_gather,
-    wide_kernels,
 )
-from daskml_dist.backends.coordinate_update import CoordinateUpdates
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.csr_order import Entries
-from daskml_dist.backends.csr_rows import CSRRows
-from daskml_dist.backends.scratch import Scratch
-from daskml_dist.backends.step import Step
-from daskml_dist.backends.touched_columns import TouchedColumns
+from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
+from daskml_dist.backends.host_memory import Scratch
+from daskml_dist.backends.host_update import CoordinateUpdates
 from daskml_dist.losses import LogLoss, SquaredError
 from daskml_dist.models.stacked import WideLoss
 from daskml_dist.optimizers import SGD
@@ -414,7 +412,7 @@ def log_gradient(X: Any, y: Array, weight: Array, w: Array) -> tuple[float, Arra
 @dtypes
 def test_gradients_of_sparse_rows(dtype: str) -> None:
     rng = np.random.default_rng(11)
-    for n in around(8, csr_gather._ENTRIES_AHEAD, csr_gather._ENDS_AHEAD):
+    for n in around(8, csr_team._ENTRIES_AHEAD, csr_team._ENDS_AHEAD):
         X, y, weight = sparse_rows(rng, n, dtype)
         w = rng.normal(size=41).astype(dtype)
         at, told = rng.permutation(n), f"{n} rows"
@@ -425,11 +423,11 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
         used = [*columns, 40]
         out = np.zeros((len(used), 1), dtype)
         own = np.ascontiguousarray(w[used][:, None])
-        found = csr_gradient.add("log_loss", rows, touched, y[at], weight[at], own, out, ())
+        found = csr_kernels.add("log_loss", rows, touched, y[at], weight[at], own, out, ())
         assert found == pytest.approx(loss, rel=1e-5), told
         near(out[:, 0], expected[used], dtype, told, 3)
         # The same rows where they lie, for loops that make whole steps.
-        gather = csr_gather.CSRGather(LogLoss(), {0: (X, y, weight)}, n)
+        gather = csr_team.CSRGather(LogLoss(), {0: (X, y, weight)}, n)
         index, values = np.empty(64, np.int32), np.empty(64, dtype)
         place = np.full(41, -1, np.int32)
         runs = (at, None), (np.arange(n), np.ones(n, int)), (np.zeros(1, int), np.array([n]))
@@ -504,7 +502,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
 @pytest.mark.parametrize("intercept", [False, True])
 def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
     rng = np.random.default_rng(15)
-    together = wide_kernels.TOGETHER
+    together = wide_gather.TOGETHER
     shapes = [(n, 5, 4) for n in around(together)]
     shapes += [(9, d, 4) for d in SIZES] + [(9, 5, k) for k in (*SIZES, 63, 65)]
     for n, d, k in shapes:
@@ -528,11 +526,11 @@ def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_gradients_of_boosting(weighted: bool) -> None:
     rng = np.random.default_rng(14)
-    for n in around(tree_gradients._TILE, 2 * tree_gradients._TILE):
+    for n in around(tree_kernels._GRADIENT_TILE, 2 * tree_kernels._GRADIENT_TILE):
         y, raw = rng.integers(0, 2, n).astype(float), 3 * rng.normal(size=n)
         weight = rng.random(n) if weighted else np.empty(0)
         g, h, largest = np.empty(n, np.float32), np.empty(n, np.float32), np.zeros(2, np.float32)
-        tree_gradients.binomial(y, raw, weight, g, h, largest)
+        tree_kernels.binomial(y, raw, weight, g, h, largest)
         share = 1 / (1 + np.exp(-raw))
         of_row = weight if weighted else 1.0
         np.testing.assert_allclose(g, (share - y) * of_row, 1e-6, 1e-7, err_msg=f"{n} rows")
@@ -560,23 +558,23 @@ TABLES = {
         "_screen _settle",
         "test_products_of_pairs": "pair_kernels: _add _product",
         "test_distinct_numbers": "pair_kernels: _distinct",
-        "test_gradients_of_sparse_rows": "csr_gather: _part; csr_gradient: _add; "
+        "test_gradients_of_sparse_rows": "csr_team: _part; csr_kernels: _add; "
         "csr_kernels: new_columns",
-        "test_steps_in_some_rows_of_the_parameters": "coordinate_update: update_at",
+        "test_steps_in_some_rows_of_the_parameters": "host_update: update_at",
         "test_gradients_of_many_models": "stack_kernels: log_gradients log_scores",
-        "test_gradients_of_wide_models": "wide_kernels: _products_of _shares_of _take_rows",
-        "test_gradients_of_boosting": "tree_gradients: binomial",
+        "test_gradients_of_wide_models": "wide_gather: _products_of _shares_of _take_rows",
+        "test_gradients_of_boosting": "tree_kernels: binomial",
     },
     "tests.backends.test_tree_tables": {
-        "test_boosting_of_all_numbers_of_rows_and_leaves": "tree_predict: add_trees; tree_masks: "
+        "test_boosting_of_all_numbers_of_rows_and_leaves": "tree_predict: add_trees; tree_predict: "
         "_fill _rule_out add_masked",
-        "test_forests_of_all_numbers_of_rows": "forest_predict: _descend add_answers",
-        "test_answers_out_of_bag": "forest_oob: add_out_of_bag",
+        "test_forests_of_all_numbers_of_rows": "tree_predict: _descend add_answers",
+        "test_answers_out_of_bag": "forest_kernels: add_out_of_bag",
         "test_rows_of_a_node": "forest_grow: _few_places _split; forest_kernels: add_line "
         "node_sums",
         "test_rows_that_a_tree_draws": "forest_kernels: draw_rows",
-        "test_medians": "forest_medians: note_medians",
-        "test_categories_around_whole_words": "tree_splits: _best_categories",
+        "test_medians": "forest_cuts: note_medians",
+        "test_categories_around_whole_words": "tree_kernels: _best_categories",
     },
     "tests.backends.test_tree_kernels": {
         "test_histograms_of_all_sizes_around_unrolled_loops": "tree_kernels: _add _add_pairs "
@@ -591,10 +589,10 @@ TABLES = {
         "test_curved_kernel_is_gradient_and_hessian": "dense_kernels: _curvatures",
     },
     "tests.backends.test_binning": {
-        "test_both_ways_give_the_same_bins": "tree_bins: _cell _to_bins",
+        "test_both_ways_give_the_same_bins": "tree_predict: _cell _to_bins",
     },
     "tests.backends.test_exponential": {
-        "test_few_numbers_have_the_bits_of_many": "exponential: raise_e",
+        "test_few_numbers_have_the_bits_of_many": "margins: raise_e",
     },
     "tests.backends.test_host_gather": {
         "test_gradients_of_all_sizes_around_unrolled_loops": "host_gather: _gradient _tile",
@@ -676,7 +674,7 @@ def _in_words(b: int) -> int:
 
 
 def _tiled(n: int) -> int:
-    return min(n, csr_gather._ENTRIES_AHEAD) + min(n, _SIX)
+    return min(n, csr_team._ENTRIES_AHEAD) + min(n, _SIX)
 
 
 _SIX = 6

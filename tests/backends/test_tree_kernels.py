@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from daskml_dist.backends import cupy_tree_calls, host_trees, kernels
-from daskml_dist.backends.cupy_tree_predict import packed_nodes
-from daskml_dist.backends.cupy_trees import CupyTrees
+from daskml_dist.backends import cupy_trees, host_trees, kernels
+from daskml_dist.backends.cupy_trees import CupyTrees, packed_nodes
 from daskml_dist.backends.host_trees import HostTrees
-from daskml_dist.backends.tree_gradients import COMPILED
+from daskml_dist.backends.tree_kernels import COMPILED
 from daskml_dist.backends.trees import (
     CONSTANT,
     EXACT,
@@ -181,8 +180,8 @@ def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
     # As many rows to a block as may be, all of one bin, of the largest numbers.
-    monkeypatch.setattr(cupy_tree_calls, "_LEAST", cupy_tree_calls._MOST)
-    room = _room(2 * cupy_tree_calls._MOST + 100, 1, mode, largest=True)
+    monkeypatch.setattr(cupy_trees, "_LEAST", cupy_trees._MOST)
+    room = _room(2 * cupy_trees._MOST + 100, 1, mode, largest=True)
     host, device, _ = _both(room, (1, 256, 2 if mode == CONSTANT else 3), backend)
     found = device.whole(mode, 0)
     np.testing.assert_array_equal(found, host.whole(mode, 0))

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskml_dist.backends import forest_grow, forest_kernels, forest_oob, forest_predict
-from daskml_dist.backends import forest_medians as medians
+from daskml_dist.backends import forest_cuts as medians
+from daskml_dist.backends import forest_grow, forest_kernels, tree_predict
 from daskml_dist.backends.forest_cuts import BITS
 from daskml_dist.ensemble import HistGradientBoostingRegressor
 from daskml_dist.models.bins import Bins
@@ -115,7 +115,7 @@ def test_forests_of_all_numbers_of_rows(dtype: str) -> None:
         trees = Trees.of(made, 1, bins)
         leaves = np.stack([leaves_of(tree, ByValues(X, bins)) for tree in made], axis=1)
         values = [tree.value[at] for tree, at in zip(made, leaves.T, strict=True)]
-        assert forest_predict._SIDE in SIZES
+        assert tree_predict._SIDE in SIZES
         for n in ROWS:
             found = RawForest(trees)(X[:n].copy())
             np.testing.assert_allclose(found, np.mean(values, axis=0)[:n], 1e-12, 1e-15)
@@ -138,7 +138,7 @@ def _numbers_alone(tree: Tree) -> Tree:
 
 def test_answers_out_of_bag() -> None:
     rng, missing = np.random.default_rng(4), 250
-    n = forest_oob._ROWS + 1
+    n = forest_kernels._ROWS + 1
     bins = Bins(tuple(np.sort(rng.normal(size=40)) for _ in range(7)), missing, np.zeros(7, bool))
     rows = rng.integers(0, 41, (n, 8)).astype(np.uint8)
     rows[rng.random(rows.shape) < 0.1] = missing
@@ -155,7 +155,7 @@ def test_answers_out_of_bag() -> None:
         expected += np.where(drawn[:, t : t + 1] == 0, answers, 0)
     for m in around(n - 1):
         sums, found = np.zeros((m, 1)), np.zeros(m, np.int64)
-        forest_oob.add_out_of_bag(
+        forest_kernels.add_out_of_bag(
             rows[:m], numbers[:m], keys, table, trees.roots, nodes.feature, nodes.bin, nodes.left,
             nodes.missing_left, missing, nodes.value, sums, found,
         )  # fmt: skip

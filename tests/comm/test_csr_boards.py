@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.csr_gradient import add
-from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.backends.csr_kernels import add
+from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.backends.touched_columns import TouchedColumns
 from daskml_dist.comm import shared_group
 from daskml_dist.comm.base import Communicator
 from daskml_dist.comm.server_connections import SoloCommunicator

@@ -59,7 +59,7 @@ def test_no_compiled_function_assigns_arrays() -> None:
     found = {name: copies(inspect.getsource(function)) for name, function in functions.items()}
     assert {name: lines for name, lines in found.items() if lines} == {}, (
         "numba compiles an error's text for these, two seconds long: call `copy_values` or "
-        "`copy_rows` of daskml_dist.backends.array_copies."
+        "`copy_rows` of daskml_dist.backends.intrinsics."
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy import sparse
 
-from daskml_dist.backends import cupy_tree_predict
+from daskml_dist.backends import cupy_trees
 from daskml_dist.ensemble import (
     ExtraTreesRegressor,
     HistGradientBoostingClassifier,
@@ -107,5 +107,5 @@ def test_sparse_rows_are_refused_or_made_dense(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(InvalidDataError, match="trees need dense rows"):
             apply(csr)
     raw = forest.set_params(device="cpu").fit(X, classes)._raw_prediction()
-    monkeypatch.setattr(cupy_tree_predict, "_ENTRIES", 600)  # few rows at a time
+    monkeypatch.setattr(cupy_trees, "_ENTRIES", 600)  # few rows at a time
     assert_array_equal(raw.on_device(emulated, "float32")(csr), raw(rows))

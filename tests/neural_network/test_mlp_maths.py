@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from daskml_dist import neural_network as ours
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.host_products import add_matmul
+from daskml_dist.backends.numpy_backend import add_matmul
 from daskml_dist.losses import LogLoss, Poisson, SquaredError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mlp import ACTIVATIONS, MLP

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskml_dist.backends import coordinate_update, host_update
+from daskml_dist.backends import host_update
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
 from daskml_dist.ps.rule import UpdateRule
@@ -31,7 +31,7 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops over few rows are run by Python, except where the compiled ones are under test."""
     if "compiled" not in request.function.__name__:
-        for module in (coordinate_update, host_update):
+        for module in (host_update, host_update):
             monkeypatch.setattr(module, "compiled_with", interpreted)
 
 

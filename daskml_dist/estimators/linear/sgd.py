@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.host_kernels import few_entries
+from daskml_dist.backends.numpy_backend import few_entries
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.draws import Draw
-from daskml_dist.backends.moved_once import MovedOnce
+from daskml_dist.backends.devices import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
+from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, Segment
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.device_memory import device_memory
-from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.backends.devices import device_memory, stored_dtype
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.keyed import KeyedBlock

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist.backends import cupy_tree_calls
+from daskml_dist.backends import cupy_trees
 from daskml_dist.backends import kernels as of_cuda
 from daskml_dist.backends.cupy_trees import CupyTreeRows, CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
@@ -41,13 +41,13 @@ def arrays(model: Any) -> dict[str, bytes]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the kernels of trees that were launched."""
     names: set[str] = set()
-    launch = cupy_tree_calls.TreeCalls._tree
+    launch = cupy_trees.TreeCalls._tree
 
     def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
         names.add(function)
         launch(self, source, function, *rest, **named)
 
-    monkeypatch.setattr(cupy_tree_calls.TreeCalls, "_tree", noted)
+    monkeypatch.setattr(cupy_trees.TreeCalls, "_tree", noted)
     return names
 
 
@@ -92,13 +92,13 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
 @pytest.mark.usefixtures("kernels")
 def test_lanes_of_a_trainer_share_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[list[str]] = []
-    launch = cupy_tree_calls.TreeCalls._tree
+    launch = cupy_trees.TreeCalls._tree
 
     def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
         launches[-1].append(function)
         launch(self, source, function, *rest, **named)
 
-    monkeypatch.setattr(cupy_tree_calls.TreeCalls, "_tree", noted)
+    monkeypatch.setattr(cupy_trees.TreeCalls, "_tree", noted)
     for n_lanes in (1, 3):
         launches.append([])
         HistGradientBoostingRegressor(device="gpu", run=Run(n_lanes=n_lanes), **SMALL).fit(X, Y)
@@ -147,7 +147,7 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
-    where = CupyTreeRows if call == "rows" else cupy_tree_calls.TreeCalls
+    where = CupyTreeRows if call == "rows" else cupy_trees.TreeCalls
     monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
     with pytest.raises(DeviceMemoryError, match=r"500 rows of a worker did not fit"):
         HistGradientBoostingRegressor(device="gpu", **SMALL).fit(X, Y)

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist.backends import cupy_forest_calls, cupy_forests
+from daskml_dist.backends import cupy_forests
 from daskml_dist.backends import kernels as of_cuda
 from daskml_dist.ensemble import (
     ExtraTreesClassifier,
@@ -44,13 +44,13 @@ def arrays(model: Any) -> dict[str, bytes]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the kernels of forests that were launched."""
     names: set[str] = set()
-    launch = cupy_forest_calls.ForestCalls._forest
+    launch = cupy_forests.ForestCalls._forest
 
     def noted(self: Any, source: str, function: str, *rest: Any) -> None:
         names.add(function)
         launch(self, source, function, *rest)
 
-    monkeypatch.setattr(cupy_forest_calls.ForestCalls, "_forest", noted)
+    monkeypatch.setattr(cupy_forests.ForestCalls, "_forest", noted)
     return names
 
 
@@ -140,7 +140,7 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
-    where = cupy_forests.CupyLane if call == "rows" else cupy_forest_calls.ForestCalls
+    where = cupy_forests.CupyLane if call == "rows" else cupy_forests.ForestCalls
     monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
     with pytest.raises(DeviceMemoryError, match=r"grow of on 400 rows did not fit.*decomposition"):
         RandomForestRegressor(device="gpu", **FEW).fit(X, Y)

@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.cupy_backend import CupyBackend
-from daskml_dist.backends.device_memory import device_memory
+from daskml_dist.backends.devices import device_memory
 from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import (
     DeviceMemoryError,

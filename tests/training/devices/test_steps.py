@@ -15,7 +15,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.recorded_steps import RecordedSteps
+from daskml_dist.backends.device_gather import RecordedSteps
 from daskml_dist.data import batches
 from daskml_dist.linear_model import (
     LogisticRegression,

@@ -1,0 +1,372 @@
+"""What numba lacks for compiled loops: addresses, vectors, copies, and flags in shared memory.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numba
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+from daskml_dist.backends.compiled import compiled_inside
+
+__all__ = [
+    "LINE",
+    "array_at",
+    "copy_rows",
+    "copy_values",
+    "load",
+    "look",
+    "multiply_add",
+    "nanoseconds",
+    "number_at",
+    "pause",
+    "plus",
+    "pointer",
+    "prefetch",
+    "put_number",
+    "raise_flag",
+    "ring",
+    "spread",
+    "store",
+    "store_sums",
+    "yield_processor",
+    "zeros",
+]
+
+
+@intrinsic
+def _to_pointer(context: Any, address: Any) -> Any:
+    """An address as a pointer, for `array_at`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _fetch(context: Any, address: Any) -> Any:
+    """Fetch the cache line of an address, which need not be valid."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        fetch = cgutils.get_or_insert_function(builder.module, of, "llvm.prefetch.p0")
+        builder.call(fetch, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def _number_at(context: Any, address: Any, place: Any, dtype: Any) -> Any:
+    """Read a number of a dtype, so many places behind an address, which may be any byte."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        first = builder.inttoptr(arguments[0], kind.as_pointer())
+        return builder.load(builder.gep(first, [arguments[1]]), align=1)
+
+    return dtype.dtype(types.int64, types.int64, dtype), generate
+
+
+@intrinsic
+def _put_number(context: Any, address: Any, place: Any, number: Any) -> Any:
+    """Write a number so many places behind an address, which may be any byte."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = builder.inttoptr(arguments[0], arguments[2].type.as_pointer())
+        builder.store(arguments[2], builder.gep(first, [arguments[1]]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, number), generate
+
+
+#: ``array_at(pointer(address), shape, dtype)``
+array_at: Any = numba.carray  # type: ignore[attr-defined]
+pointer: Any = _to_pointer
+prefetch: Any = _fetch
+#: ``number_at(address, place, dtype)``: as an entry of `array_at`, which takes ten times as long to
+#: compile.
+number_at: Any = _number_at
+#: ``put_number(address, place, number)``
+put_number: Any = _put_number
+
+
+#: Bytes of a vector.
+LINE = 64
+_I4 = ir.IntType(32)
+
+
+class _Vector(types.Type):
+    """Type of as many floats as are `LINE` bytes."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+@register_model(_Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _vector(kind.dtype))  # type: ignore[no-untyped-call]
+
+
+def _vector(dtype: Any) -> Any:
+    number = {32: ir.FloatType(), 64: ir.DoubleType()}[dtype.bitwidth]
+    return ir.VectorType(number, 8 * LINE // dtype.bitwidth)
+
+
+def _at(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _shuffled(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I4, len(places)), places))
+
+
+@intrinsic
+def _load(context: Any, address: Any, dtype: Any) -> Any:
+    """Floats of a dtype from an address on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _at(builder, arguments[0], _vector(signature.return_type.dtype))
+        return builder.load(place, align=1)
+
+    return _Vector(dtype.dtype)(types.int64, dtype), generate
+
+
+@intrinsic
+def _store(context: Any, address: Any, vector: Any) -> Any:
+    """Write a vector from an address on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], _at(builder, arguments[0], arguments[1].type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic
+def _zeros(context: Any, dtype: Any) -> Any:
+    """Zeros of a dtype."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = _vector(signature.return_type.dtype)
+        return ir.Constant(kind, [0.0] * kind.count)
+
+    return _Vector(dtype.dtype)(dtype), generate
+
+
+@intrinsic
+def _spread(context: Any, number: Any) -> Any:
+    """A number, in all places."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = _vector(signature.return_type.dtype)
+        empty = ir.Constant(kind, ir.Undefined)
+        one = builder.insert_element(empty, arguments[0], _I4(0))
+        return _shuffled(builder, one, empty, [0] * kind.count)
+
+    return _Vector(number)(number), generate
+
+
+@intrinsic
+def _multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, rounded once where the processor can."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[0].type
+        name = f"llvm.fmuladd.v{kind.count}f{signature.return_type.dtype.bitwidth}"
+        of = ir.FunctionType(kind, [kind] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, of, name), arguments)
+
+    return a(a, b, c), generate
+
+
+@intrinsic
+def _plus(context: Any, a: Any, b: Any) -> Any:
+    """``a + b``"""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments)
+
+    return a(a, b), generate
+
+
+@intrinsic
+def _store_sums(context: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Write the sums of four vectors' numbers behind each other."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, *vectors = arguments
+        while len(vectors) > 1:
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [_joined(builder, *pair, 4 // len(vectors)) for pair in pairs]
+        (sums,) = vectors
+        while sums.type.count > 4:
+            places = range(sums.type.count)
+            halves = [_shuffled(builder, sums, sums, list(places[i::2])) for i in (0, 1)]
+            sums = builder.fadd(*halves)
+        builder.store(sums, _at(builder, address, sums.type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, a, b, c, d), generate
+
+
+def _joined(builder: Any, a: Any, b: Any, n: int) -> Any:
+    """Two vectors as one, of which each `n` parts, one after the other, are halved by a sum."""
+    count = a.type.count
+    places = [number * count + i for number in (0, 1) for i in range(count)]
+    size = count // n
+    parts = [places[i : i + size] for i in range(0, len(places), size)]
+    low = [i for part in parts for i in part[: size // 2]]
+    high = [i for part in parts for i in part[size // 2 :]]
+    return builder.fadd(_shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
+
+
+#: ``load(address, dtype)``
+load: Any = _load
+#: ``store(address, vector)``
+store: Any = _store
+#: ``zeros(dtype)``
+zeros: Any = _zeros
+#: ``spread(number)``
+spread: Any = _spread
+#: ``multiply_add(a, b, c)``
+multiply_add: Any = _multiply_add
+#: ``plus(a, b)``
+plus: Any = _plus
+#: ``store_sums(address, a, b, c, d)``
+store_sums: Any = _store_sums
+
+
+_inside = compiled_inside(error_model="numpy")
+
+
+@_inside
+def copy_values(out: Any, values: Any) -> None:
+    """Fill a vector with as many values."""
+    for i in range(len(out)):
+        out[i] = values[i]
+
+
+@_inside
+def copy_rows(out: Any, rows: Any) -> None:
+    """Fill a matrix with one of its shape."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = rows[i, j]
+
+
+_WORD = ir.IntType(64)
+_MONOTONIC = 1
+#: What a processor calls the instruction of one that waits, and its arguments.
+_HINTS: dict[str, tuple[str, list[int]]] = {
+    "x86_64": ("llvm.x86.sse2.pause", []),
+    "aarch64": ("llvm.aarch64.hint", [1]),
+}
+
+
+@intrinsic
+def _look(context: Any, address: Any) -> Any:
+    """The number at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flag = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.load_atomic(flag, "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _raise_flag(context: Any, address: Any, value: Any) -> Any:
+    """Write a number, after all that was written before and before all that is read after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flag = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        builder.store_atomic(arguments[1], flag, "release", 8)
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def _pause(context: Any) -> Any:
+    """Tell the processor that this loop only waits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        name, given = _HINTS.get(platform.machine(), (None, []))
+        if name is not None:
+            number = ir.IntType(32)
+            of = ir.FunctionType(ir.VoidType(), [number for _ in given])
+            hint = cgutils.get_or_insert_function(builder.module, of, name)
+            builder.call(hint, [number(value) for value in given])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _yield_processor(context: Any) -> Any:
+    """Let another thread run that waits for this one's core."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of = ir.FunctionType(ir.IntType(32), [])
+        call = cgutils.get_or_insert_function(builder.module, of, "sched_yield")
+        builder.call(call, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _nanoseconds(context: Any) -> Any:
+    """Nanoseconds of a clock that only goes on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        moment = cgutils.alloca_once(builder, ir.ArrayType(_WORD, 2))
+        number = ir.IntType(32)
+        of = ir.FunctionType(number, [number, moment.type])
+        call = cgutils.get_or_insert_function(builder.module, of, "clock_gettime")
+        builder.call(call, [number(_MONOTONIC), moment])
+        seconds, rest = (builder.extract_value(builder.load(moment), i) for i in (0, 1))
+        return builder.add(builder.mul(seconds, _WORD(10**9)), rest)
+
+    return types.int64(), generate
+
+
+@intrinsic
+def _ring(context: Any, descriptor: Any) -> Any:
+    """Write a byte to a pipe; one that is full rings already."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = cgutils.alloca_once_value(builder, ir.IntType(8)(33))
+        of = ir.FunctionType(_WORD, [ir.IntType(32), byte.type, _WORD])
+        call = cgutils.get_or_insert_function(builder.module, of, "write")
+        where = builder.trunc(arguments[0], ir.IntType(32))
+        builder.call(call, [where, byte, _WORD(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+#: ``look(address)``
+look: Any = _look
+#: ``raise_flag(address, value)``
+raise_flag: Any = _raise_flag
+pause: Any = _pause
+yield_processor: Any = _yield_processor
+nanoseconds: Any = _nanoseconds
+#: ``ring(descriptor)``
+ring: Any = _ring
