@@ -216,7 +216,7 @@ def _address(array: Any) -> int:
 _COLUMN, _LINE = 4, 128
 
 
-# These stand for functions of `csr_gather`, `team_steps` and `coordinate_update`.
+# These stand for functions of `csr_team`, `team_steps` and `host_update`.
 def _gradient(
     blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
     place: Any, parameters: Any, n_features: Any,
@@ -349,11 +349,11 @@ def _csr_team_steps(
         Steps that are made, the place in `parts`, whether the own gradients of the next step are
         there, turns that were begun, those of the next step that are over, and bytes written.
     blocks, parts, parameters, like, place
-        As in `csr_gather`; batches follow each other by step, and in a step by own lane.
+        As in `csr_team`; batches follow each other by step, and in a step by own lane.
     counts, losses, busy, rows, rates, numbers, state, first
         As in `team_steps`.
     rate_sum, longest : float64 and floats (n_steps,)
-        As in `coordinate_update`.
+        As in `host_update`.
     row_rate_sums, no_rate_sums : float64 (n_parameters,) and (0,)
         Likewise; both empty where no penalty is pending.
     order : int64 (n_lanes, 2)

@@ -433,7 +433,7 @@ class CupyTreeRows:
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
-        """LeafPartition the rows of some leaves; histograms, and where the right children begin."""
+        """Part the rows of some leaves; histograms, and where the right children begin."""
         work = self._work(parts, mode)
         self._calls.part(work, self._bins, self._index, self._spare)
         hist = self._histograms(work, output)

@@ -171,7 +171,7 @@ class TreeRows(Protocol):
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
-        """LeafPartition the rows of some leaves.
+        """Part the rows of some leaves.
 
         Returns
         -------

@@ -1,6 +1,6 @@
 // Where nodes of forests are best split: features that they draw, histograms of these, the best (or
 // drawn) cut of each, and the best of a node's. They are those of the compiled loops of
-// `daskml_dist.backends` (forest_kernels, forest_cuts, forest_criteria), to the last bit. Compiled
+// `daskml_dist.backends` (forest_kernels, forest_cuts), to the last bit. Compiled
 // without fused multiply-adds.
 //
 // A warp takes a node and a feature; of a histogram each lane has eight bins.

@@ -3,7 +3,7 @@
 // to the last bit. Compiled without fused multiply-adds.
 #include "tree_tasks.cuh"
 
-// Exponential by the operations of `daskml_dist.backends.exponential`, in their order.
+// Exponential by the operations of `daskml_dist.backends.margins`, in their order.
 __device__ inline double exponential(double x) {
     if (x != x) return x;
     const double in_range = x < -746.0 ? -746.0 : (x > 710.0 ? 710.0 : x);

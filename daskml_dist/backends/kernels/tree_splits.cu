@@ -1,5 +1,5 @@
 // The best split of leaves, in histograms of whole numbers: that of
-// `daskml_dist.backends.tree_splits`, to the last bit. Compiled without fused multiply-adds.
+// `daskml_dist.backends.tree_kernels`, to the last bit. Compiled without fused multiply-adds.
 //
 // `tree_splits` gives a warp a leaf and a feature: sums of the bins up to each one are a scan, and
 // of equal gains the first in the order of the loops there counts. `tree_best` takes the first of
