@@ -294,18 +294,18 @@ def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
 
 def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
     def break_lanes():
-        from daskml_dist.streaming.cluster.gradients import Gradients
+        from daskml_dist.streaming.cluster.learner import CallReader
 
-        def of(self, w, rows):
+        def put(self, number, *rows):
             raise RuntimeError("no such shape")
 
-        Gradients.whole, Gradients.of = Gradients.of, of
+        CallReader.whole, CallReader.put = CallReader.put, put
 
     def mend_lanes():
-        from daskml_dist.streaming.cluster.gradients import Gradients
+        from daskml_dist.streaming.cluster.learner import CallReader
 
-        Gradients.of = Gradients.whole
-        del Gradients.whole
+        CallReader.put = CallReader.whole
+        del CallReader.whole
 
     model = SGDClassifier(random_state=0)
     client.run(break_lanes)

@@ -17,9 +17,8 @@ from distributed import get_worker
 from daskml_dist.comm.base import Wait
 from daskml_dist.errors import DaskMLDistError, TrainingError
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming.cluster.apart import Free, Shared
 from daskml_dist.streaming.cluster.calls import Step
-from daskml_dist.streaming.cluster.together import Averaged, Bulk, Learner, Losses, Summed
+from daskml_dist.streaming.cluster.learner import CallReader, Learner, Losses, make_learner
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import count_working_trainer
 from daskml_dist.training.worker.host import credentials_of, find_reachable_host
@@ -80,24 +79,17 @@ class _Lanes(Trainer):
     first: int
 
     def _make_lanes(self, ready: Any, stack: Any) -> list[Lane]:
-        return []
+        return [
+            Lane(spec.lane, self._fit, self._make_lane_rows(spec), {}, CallReader)
+            for spec in self._spec.lanes
+        ]
 
     def _run_loop(self, context: Context) -> None:
         connection = context.connect()
         try:
-            lanes = [spec.lane for spec in self._spec.lanes]
-            kind = _kind(self._fit)
-            self.desk.work(kind(context, connection, lanes, self.first))
+            self.desk.work(make_learner(context, connection, self.first))
         finally:
             connection.close()
-
-
-def _kind(fit: FitSpec) -> type[Learner]:
-    policy = fit.steps.policy
-    if policy.loop == "replicas":
-        return Summed if policy.sums_gradients else Averaged
-    kinds: dict[str, type[Learner]] = {"bulk": Bulk, "free": Free, "shared": Shared}
-    return kinds[policy.loop]
 
 
 class LaneHost:

@@ -74,5 +74,7 @@ class StreamLayout:
             rule=replace(work.rule, outer=outer),
             layout=ShardLayout(*work.model.parameters.shape, self.n_servers),
             n_steps=_ENDLESS,
+            single_rows=False,
+            step_callbacks=(),
             initial=state if policy.uses_shards else None,
         )

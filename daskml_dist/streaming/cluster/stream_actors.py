@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from distributed import Client
 
 from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
@@ -18,7 +19,6 @@ from daskml_dist.errors import DaskMLDistError, is_consequence
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call
 from daskml_dist.streaming.cluster.host import LaneHost
-from daskml_dist.streaming.cluster.together import mean_state
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import BUSY, Early, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec, TrainerSpec
@@ -278,7 +278,7 @@ class StreamActors:
             for found in self._ask(self._hosts, "states"):
                 lanes |= found
         if whole is None:
-            return mean_state(lanes), lanes
+            return _average_states(lanes), lanes
         if lanes:  # servers have the parameters alone
             whole.opt_state, whole.step = lanes[0].opt_state, lanes[0].step
             lanes = {0: whole}
@@ -287,3 +287,17 @@ class StreamActors:
     def load(self, state: ShardState) -> None:
         """Let lanes that hold parameters go on from others."""
         self._ask(self._hosts, "load", {0: state})
+
+
+def _average_states(states: dict[int, ShardState]) -> ShardState:
+    """Return the mean of the lanes' parameters, with the first lane's optimizer state."""
+    first = states[min(states)].part(slice(None))
+    if len(states) == 1:
+        return first
+    some = [states[lane] for lane in sorted(states)]
+    first.w = np.mean([state.w for state in some], axis=0, dtype=np.float64).astype(first.w.dtype)
+    first.rows = sum(state.rows for state in some)
+    if any(state.average is not None for state in some):
+        finals = [state.final for state in some]
+        first.average = np.mean(finals, axis=0, dtype=np.float64).astype(first.w.dtype)
+    return first

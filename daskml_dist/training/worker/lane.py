@@ -40,9 +40,18 @@ class Lane:
     fit : FitSpec
     rows : LaneRows
     blocks : mapping of int to ReadyBlock, or BlockStream
+    reader : subclass of BatchReader, default=BatchReader
+        What makes the batches.
     """
 
-    def __init__(self, number: int, fit: FitSpec, rows: LaneRows, blocks: Blocks) -> None:
+    def __init__(
+        self,
+        number: int,
+        fit: FitSpec,
+        rows: LaneRows,
+        blocks: Blocks,
+        reader: type[BatchReader] = BatchReader,
+    ) -> None:
         self.number = number
         self.clock = 0
         #: Steps that it has made gradients of, whether they counted or not.
@@ -57,7 +66,7 @@ class Lane:
         self._rows = rows
         self._blocks: Any = blocks
         # The reader knows the order of the rows; the lane knows what was computed of them.
-        self._reader = BatchReader(number, fit, rows, blocks, self.backend)
+        self.reader = reader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
         self._own: NDArray[Any] | None = None
         self._report = PassReport([self.number])
@@ -91,7 +100,7 @@ class Lane:
         """Move to a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = self.began_at = clock
         self._drawn = None
-        self._reader.seek(clock)
+        self.reader.seek(clock)
 
     @property
     def keyed_blocks(self) -> list[Any]:
@@ -103,17 +112,17 @@ class Lane:
 
         Its arrays are good until the next batch is asked for.
         """
-        return self._reader.next(self.reached >= self._reader.steps_copied)
+        return self.reader.next(self.reached >= self.reader.steps_copied)
 
     @property
     def gather_when_ready(self) -> Any | None:
         """Return the gather once it is worth compiling; None while first steps copy their rows."""
-        return None if self.reached < self._reader.steps_copied else self._reader.gather
+        return None if self.reached < self.reader.steps_copied else self.reader.gather
 
     @property
     def gather(self) -> Any | None:
         """Return the gather, which reads the rows of batches where they lie, or None."""
-        return self._reader.gather
+        return self.reader.gather
 
     def take_recorded_steps(self, recorded: Any, replica: Shard, count: int) -> None:
         """Take steps of a replica in one call, and count their rows and losses."""
@@ -123,13 +132,13 @@ class Lane:
 
     def draw_rows_ahead(self, count: int) -> None:
         """Draw the rows of steps that will be taken in one call."""
-        self._drawn = self._reader.draw_batch_runs(count)
+        self._drawn = self.reader.draw_batch_runs(count)
 
     def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
         """Return the rows of the next batches, to be counted by :meth:`count_made_steps`."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
-            return self._reader.draw_batch_runs(count)
+            return self.reader.draw_batch_runs(count)
         # Rows drawn ahead are those of exactly these steps, else the order would change.
         assert len(drawn[1]) == count, "other steps than were drawn"
         return drawn
@@ -176,9 +185,9 @@ class Lane:
         `run` takes the rows of each batch and what finds a block by its number; it returns the sum
         of their losses. Callbacks hear of one batch at a time alone.
         """
-        batches, since = self._reader.next_rows_in_turn(count), time.perf_counter()
+        batches, since = self.reader.next_rows_in_turn(count), time.perf_counter()
         n_rows = sum(len(rows) for _, rows in batches)
-        loss = run(batches, self._reader.block) if n_rows else 0.0
+        loss = run(batches, self.reader.block) if n_rows else 0.0
         self._add_busy_time(since)
         self._count_batch(n_rows, loss, count)
         return n_rows
@@ -225,7 +234,7 @@ class Lane:
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         # A GPU's rows are moved once for all statistics of this pass.
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
-        for block in self._reader.kept:
+        for block in self.reader.kept:
             block.prepare_for_statistic(statistic)
         if not statistic.shows_not_finite:
             self._check_finite_once()
@@ -248,7 +257,7 @@ class Lane:
 
     def _check_finite_once(self) -> None:
         """Raise where the rows hold NaN or infinity; checked once."""
-        for block in () if self._looked else self._reader.kept:
+        for block in () if self._looked else self.reader.kept:
             block.check()
         self._looked = True
 
@@ -289,7 +298,7 @@ class Lane:
 
     def held_out(self) -> Iterator[BatchRows]:
         """Yield the held-out rows, block by block."""
-        return self._reader.held_out()
+        return self.reader.held_out()
 
     def add_validation(self, sums: NDArray[np.float64]) -> None:
         """Add validation sums of some held-out rows to the next report."""
@@ -344,8 +353,6 @@ class RowStates:
             yield
             return
         key = (state.name, rows.block, rows.first)
-        # Taken out while it is written: after an error half-way, a stale or partial array is never
-        # seen again.
         # Taken out while the statistic writes it: an error half-way must not leave a partial array
         # behind.
         found, array = self._held.pop(key, (0, None))

@@ -12,7 +12,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import LaneBatch
 
-__all__ = ["run_bulk_loop"]
+__all__ = ["BulkSteps", "run_bulk_loop"]
 
 
 def run_bulk_loop(context: Context) -> None:
@@ -20,7 +20,7 @@ def run_bulk_loop(context: Context) -> None:
     # One connection a trainer: all its lanes speak through it.
     connection = context.connect()
     try:
-        steps = _BulkSteps(context, connection)
+        steps = BulkSteps(context, connection)
         steps.pull_first_parameters()
         for number in context.fit.work.passes(context.clock):
             steps.run_steps_of_pass(number)
@@ -31,7 +31,7 @@ def run_bulk_loop(context: Context) -> None:
         connection.close()
 
 
-class _BulkSteps:
+class BulkSteps:
     """Steps of a trainer's lanes through the servers.
 
     Lanes speak together (one summed push a trainer), unless the server must see each lane's
@@ -52,13 +52,17 @@ class _BulkSteps:
 
     def pull_first_parameters(self) -> None:
         """Draw the first batches and pull the parameters for them."""
-        for lane in self._lanes:
-            lane.seek(self._clock)
-        self._batches = [lane.draw_next_batch() for lane in self._lanes]
+        self.draw_first_batches()
         # Send all requests before any answer is awaited.
         for lanes, pull_index in self._list_messages():
             self._connection.send(lanes, self._clock, pull_index=pull_index)
         self._receive_parameters()
+
+    def draw_first_batches(self) -> None:
+        """Draw the batches of the next step; the parameters at hand are those to step from."""
+        for lane in self._lanes:
+            lane.seek(self._clock)
+        self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
     def _list_messages(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
         """Return the lanes of each message, and the rows of the parameters that it wants next."""
@@ -79,23 +83,24 @@ class _BulkSteps:
         end = number * self._fit.work.n_steps
         while self._clock < end:
             self._context.rest()
-            batches = self._batches
-            if self._apart:
-                self._push_each_lane(batches)
-            else:
-                self._push_summed(batches)
-            self._receive_parameters()
-            self._clock += 1
+            self.step()
             # The server's clock is ahead: it went on without these lanes.
             if self._pulled[0].clock > self._clock:
                 self._catch_up(min(self._pulled[0].clock, end))
 
+    def step(self) -> None:
+        """Make one step; the batches and the parameters of the next one are then at hand."""
+        if self._apart:
+            self._push_each_lane(self._batches)
+        else:
+            self._push_summed(self._batches)
+        self._receive_parameters()
+        self._clock += 1
+
     def _catch_up(self, clock: int) -> None:
         """Move to the open round where one closed without these lanes (backup workers)."""
-        for lane in self._lanes:
-            lane.seek(clock)
         self._clock = clock
-        self._batches = [lane.draw_next_batch() for lane in self._lanes]
+        self.draw_first_batches()
 
     def _push_summed(self, batches: list[LaneBatch]) -> None:
         """Push the sum of all lanes' gradients in one message."""

@@ -16,7 +16,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import LaneBatch
 
-__all__ = ["run_free_loop"]
+__all__ = ["FreeLaneSteps", "run_free_loop"]
 
 
 def run_free_loop(context: Context) -> None:
@@ -29,32 +29,44 @@ def _run_lanes_of_thread(context: Context, lanes: list[Lane]) -> None:
     connection = context.connect()
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            open_lanes = [_FreeLane(context, connection, lane) for lane in lanes]
+            open_lanes = [FreeLaneSteps(context, connection, lane) for lane in lanes]
             # Lanes take turns: while one waits for its answer, the next one computes.
             while open_lanes and not context.failed:
                 context.rest()
-                # Lanes take turns: while one waits for its answer, the next computes.
                 open_lanes = [lane for lane in open_lanes if lane.step()]
     finally:
         connection.close()
 
 
-class _FreeLane:
-    """Steps of one lane, and its messages to the servers."""
+class FreeLaneSteps:
+    """Steps of one lane, and its messages to the servers.
 
-    def __init__(self, context: Context, connection: ShardedConnection, lane: Lane) -> None:
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection
+    lane : Lane
+    ahead : bool, default=True
+        Whether the next batch is drawn, and parameters for it are asked for, as soon as a step is
+        made. Otherwise each step does so itself: its rows may not be there before.
+    """
+
+    def __init__(
+        self, context: Context, connection: ShardedConnection, lane: Lane, ahead: bool = True
+    ) -> None:
         policy = context.fit.steps.policy
         self._context = context
         self._fit = context.fit
         self._connection = connection
         self._lane = lane
+        self._ahead = ahead
         self._push_every = policy.push_every
         # A sparse batch needs its own coordinates, so they are pulled at every step.
         self._pull_every = 1 if self._fit.work.coordinates else policy.pull_every
         self._parts: list[LaneGradient] = []
         self._rows = 0.0
         self._w: Any = None
-        self._awaiting = True
+        self._awaiting = False
         self._loss = 0.0
         # After a loss each lane continues from its own clock.
         clock = context.clocks[lane.number]
@@ -63,8 +75,16 @@ class _FreeLane:
             clock > self._fit.work.first_clock and clock % self._fit.work.n_steps == 0
         )
         lane.seek(clock)
+        if ahead:
+            self._draw_and_pull()
+
+    def _draw_and_pull(self) -> None:
+        """Draw the next batch and ask for the parameters for it, where that is due."""
+        lane = self._lane
         self._batch = lane.draw_next_batch()
-        connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
+        if self._w is None or lane.clock % self._pull_every == 0:
+            self._connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
+            self._awaiting = True
 
     def step(self) -> bool:
         """Make one step; return False once the lane is done."""
@@ -72,6 +92,8 @@ class _FreeLane:
         if self._reports_first:
             self._reports_first = False
             return self._end_pass(lane.clock // self._fit.work.n_steps)
+        if not self._ahead:
+            self._draw_and_pull()
         if self._awaiting:
             pulled = self._connection.receive(lane.number)
             self._w, self._awaiting = pulled.w, False
@@ -85,7 +107,9 @@ class _FreeLane:
         self._loss += lane.last_batch_loss
         lane.clock += 1
         pass_ended = lane.clock % self._fit.work.n_steps == 0
-        if self._fit.work.coordinates:
+        if not self._ahead:
+            self._push_and_pull(None, flush=pass_ended)
+        elif self._fit.work.coordinates:
             self._batch = lane.draw_next_batch()
             self._push_and_pull(self._batch, flush=pass_ended)
         else:
@@ -98,7 +122,7 @@ class _FreeLane:
         clock, number = self._lane.clock, self._lane.number
         # Gradients of `push_every` steps are summed into one push; a pass always ends with one.
         push = flush or clock % self._push_every == 0
-        pull = flush or clock % self._pull_every == 0
+        pull = self._ahead and (flush or clock % self._pull_every == 0)
         pull_index = None if wanted is None else wanted.index
         if push:
             # One push for the gradients of several steps, at the parameters last pulled.
@@ -112,6 +136,11 @@ class _FreeLane:
         elif pull:
             self._connection.send((number,), clock, pull_index=pull_index)
         self._awaiting = pull
+
+    def push_rest(self) -> None:
+        """Push the gradients that have not been pushed, if there are any."""
+        if self._parts:
+            self._push_and_pull(None, flush=True)
 
     def _end_pass(self, number: int) -> bool:
         """Report a pass; return False when it was the last."""

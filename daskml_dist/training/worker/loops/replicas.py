@@ -1,8 +1,8 @@
 """Loop *replicas*: trainers hold the parameters themselves and meet by all-reduce.
 
-``"allreduce"`` sums gradients at each step into one replica a trainer (`_SummedSteps`); ``"local"``
+``"allreduce"`` sums gradients at each step into one replica a trainer (`SummedSteps`); ``"local"``
 and ``"average"`` let each lane step alone and average parameters now and then, or once
-(`_AveragedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
+(`AveragedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
 do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes that hold columns or
 pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
 """
@@ -35,10 +35,12 @@ from daskml_dist.training.worker.reader import LaneBatch
 from daskml_dist.training.worker.ready_blocks import explain_memory_errors, get_fit_backend
 
 __all__ = [
+    "AveragedSteps",
     "DelayedAnswers",
     "OwnSteps",
     "ReplicaTeamSteps",
     "SingleRowSteps",
+    "SummedSteps",
     "make_lane_steps",
     "run_replicas_loop",
 ]
@@ -73,9 +75,7 @@ def _choose_steps(context: Context) -> _ReplicaSteps:
     if context.fit.steps.columns is not None:
         return ColumnSteps(context)
     return (
-        _SummedSteps(context)
-        if context.fit.steps.policy.sums_gradients
-        else _AveragedSteps(context)
+        SummedSteps(context) if context.fit.steps.policy.sums_gradients else AveragedSteps(context)
     )
 
 
@@ -121,19 +121,26 @@ def _restore_lanes(context: Context, connection: ShardedConnection, run: _Replic
     run.restore(snapshots)
 
 
-class _SummedSteps:
-    """Steps of one replica a trainer, by the summed gradients of all lanes."""
+class SummedSteps:
+    """Steps of one replica a trainer, by the summed gradients of all lanes.
 
-    def __init__(self, context: Context) -> None:
+    Parameters
+    ----------
+    context : Context
+    state : ShardState, optional
+        What the replica begins with; by default the fit's own start.
+    """
+
+    def __init__(self, context: Context, state: ShardState | None = None) -> None:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
         alone = context.communicator.size == len(self._lanes) == 1
         self._home = DevicePlacement(context, alone)
-        self._replica = self._home.shard(self._fit.make_start_state())
+        self.replica = self._home.shard(state or self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
-        self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
-        self._team = ReplicaTeamSteps(context, self._replica, self._in_order)
+        self._alone = OwnSteps(self._lanes[0], self.replica, context.rest) if alone else None
+        self._team = ReplicaTeamSteps(context, self.replica, self._in_order)
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; return how many were taken."""
@@ -144,15 +151,18 @@ class _SummedSteps:
         # Several trainers on one host: many steps in one compiled loop, meeting in shared memory.
         if taken := self._team.take(clock, most):
             return taken
-        rows = self._context.step_rows(clock % self._fit.work.n_steps)
+        self.step(self._context.step_rows(clock % self._fit.work.n_steps))
+        return 1
+
+    def step(self, rows: float) -> None:
+        """Take one step along the next batches of all lanes, which have `rows` rows in all."""
         # Deterministic sums, or gradients of touched rows: gathered whole and added in lane order.
         if self._in_order:
             index, total = self._sum_in_lane_order()
             total = self._home.to_device(total)
         else:
             index, total = None, self._context.communicator.allreduce(self._sum_own_lanes())
-        self._replica.apply(total, rows, index)
-        return 1
+        self.replica.apply(total, rows, index)
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Draw the rows of the next steps."""
@@ -163,7 +173,7 @@ class _SummedSteps:
 
     def _sum_own_lanes(self) -> Any:
         """Return the sum of the own lanes' gradients."""
-        w = self._replica.w
+        w = self.replica.w
         if self._context.pool is None:
             # One thread: all lanes add into the first lane's gradient.
             first, *others = self._lanes
@@ -180,7 +190,7 @@ class _SummedSteps:
     def _compute_gradient(self, lane: Lane) -> tuple[LaneBatch, Any]:
         """Return a lane's next batch and its gradient."""
         batch = lane.draw_next_batch()
-        w = self._replica.w if batch.index is None else self._replica.w[batch.index]
+        w = self.replica.w if batch.index is None else self.replica.w[batch.index]
         return batch, lane.compute_gradient(w, batch)
 
     def _sum_in_lane_order(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
@@ -206,11 +216,11 @@ class _SummedSteps:
 
     def _take_snapshot(self) -> ShardSnapshot:
         """Return a snapshot of the replica, on the host."""
-        return self._home.leave(self._replica.snapshot())
+        return self._home.leave(self.replica.snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Continue from the parameters that came with the first lane."""
-        self._replica.restore(self._home.enter(lanes[0].held))
+        self.replica.restore(self._home.enter(lanes[0].held))
 
     def left(self) -> Left:
         """Return the replica, as far as it came."""
@@ -218,17 +228,25 @@ class _SummedSteps:
 
     def validation_weights(self) -> list[Any | None]:
         """Return the replica's parameters for each lane."""
-        return [self._replica.w] * len(self._lanes)
+        return [self.replica.w] * len(self._lanes)
 
     def state(self) -> ShardState:
         """Return the replica's state, on the host."""
-        return self._home.leave(self._replica.state())
+        return self._home.leave(self.replica.state())
 
 
-class _AveragedSteps:
-    """Steps of one replica a lane, averaged by rows every few steps and at the end."""
+class AveragedSteps:
+    """Steps of one replica a lane, averaged by rows every few steps and at the end.
 
-    def __init__(self, context: Context) -> None:
+    Parameters
+    ----------
+    context : Context
+    start : callable, optional
+        Returns the state that a lane's replica begins with, from the lane's number; by default
+        that is the fit's own start.
+    """
+
+    def __init__(self, context: Context, start: Callable[[int], ShardState] | None = None) -> None:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
@@ -239,16 +257,17 @@ class _AveragedSteps:
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
         }
         rule = self._fit.steps.rule
-        self._replicas = {
-            number: self._home.shard(self._fit.make_start_state(), rule=rule.scale_to_share(share))
+        start = start or (lambda number: self._fit.make_start_state())
+        self.replicas = {
+            number: self._home.shard(start(number), rule=rule.scale_to_share(share))
             for number, share in self._shares.items()
         }
         self._own = [
-            make_lane_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
+            make_lane_steps(context, lane, self.replicas[lane.number]) for lane in context.lanes
         ]
         self._every = context.fit.steps.policy.average_every
         # New memory is dearer than a mean.
-        w = self._replicas[context.lanes[0].number].w
+        w = self.replicas[context.lanes[0].number].w
         self._room = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
 
     def steps(self, clock: int, most: int) -> int:
@@ -260,8 +279,8 @@ class _AveragedSteps:
             # touches them.
             # Lazily regularised parameters are averaged as they are: each lane catches up on the
             # penalty when it touches them.
-            mean = self._average_lanes({n: r.w for n, r in self._replicas.items()}, self._room)
-            for replica in self._replicas.values():
+            mean = self._average_lanes({n: r.w for n, r in self.replicas.items()}, self._room)
+            for replica in self.replicas.values():
                 replica.meet(self._home.to_device(mean))
         return count
 
@@ -316,11 +335,11 @@ class _AveragedSteps:
 
     def _take_snapshot(self, number: int) -> ShardSnapshot:
         """Return a snapshot of a lane's replica, on the host."""
-        return self._home.leave(self._replicas[number].snapshot())
+        return self._home.leave(self.replicas[number].snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Continue from each lane's own parameters."""
-        for number, replica in self._replicas.items():
+        for number, replica in self.replicas.items():
             replica.restore(self._home.enter(lanes[number].held))
 
     def validation_weights(self) -> list[Any | None]:
@@ -328,7 +347,7 @@ class _AveragedSteps:
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
         # Parameters that lie side by side with what belongs to them are copied for the products.
-        found = (self._replicas[lane.number].w for lane in self._lanes)
+        found = (self.replicas[lane.number].w for lane in self._lanes)
         return [np.ascontiguousarray(w) if is_host(w) else w for w in found]
 
     def state(self) -> ShardState:
@@ -337,7 +356,7 @@ class _AveragedSteps:
 
     def _join_lanes(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
         """Return one state of all lanes' replicas, averaged by a function."""
-        states = {n: self._home.leave(r.state()) for n, r in self._replicas.items()}
+        states = {n: self._home.leave(r.state()) for n, r in self.replicas.items()}
         first = states[min(states)]
         first.w = mean({n: s.w for n, s in states.items()})
         # Lanes see their averages at different rows, so all of them or none has one.
@@ -348,7 +367,7 @@ class _AveragedSteps:
         return first
 
 
-_ReplicaSteps = _SummedSteps | _AveragedSteps | PipelineSteps | ColumnSteps
+_ReplicaSteps = SummedSteps | AveragedSteps | PipelineSteps | ColumnSteps
 
 
 class DelayedAnswers:

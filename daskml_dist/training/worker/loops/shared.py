@@ -41,7 +41,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
-__all__ = ["SharedOrAlone", "run_shared_loop"]
+__all__ = ["SharedOrAlone", "SharedReplica", "run_shared_loop"]
 
 
 #: Steps of a trainer between two meetings at the servers.
@@ -59,12 +59,12 @@ _LEAD, _NAP = 2, 5e-5
 def run_shared_loop(context: Context) -> ShardState | None:
     """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
     connection = context.connect()
-    shared = _SharedReplica(context, connection)
+    shared = SharedReplica(context, connection)
     # The servers hold the parameters, and count rows.
     context.set_left_behind(lambda: Left(shared.replica.state()))
     try:
         if context.generation:
-            shared.pull_first_parameters()
+            shared.pull_parameters()
         context.run_in_threads(shared.run)
         shared.leave()
     finally:
@@ -83,15 +83,32 @@ def _get_replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
     return replica
 
 
-class _SharedReplica:
-    """Replica that the threads of a trainer share, and its meetings at the servers."""
+class SharedReplica:
+    """Replica that the threads of a trainer share, and its meetings at the servers.
 
-    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection
+    state : ShardState, optional
+        What the replica begins with. The caller then sets the number of each step, counted over
+        all trainers (`replica.version`), and pulls the parameters before the first one. By default
+        the replica is the one of the last generation, or begins as the fit does, and counts the
+        own steps.
+    """
+
+    def __init__(
+        self, context: Context, connection: ShardedConnection, state: ShardState | None = None
+    ) -> None:
         fit = context.fit
-        share = len(context.lanes) / max(len(fit.rows.lane_rows), 1)
-        rule = dataclasses.replace(fit.steps.rule, share=share)
-        steps = sum(clock - fit.work.first_clock for clock in context.clocks.values())
-        self.replica = _get_replica(context, rule, steps)
+        share = 1.0
+        if state is None:
+            share = len(context.lanes) / max(len(fit.rows.lane_rows), 1)
+            rule = dataclasses.replace(fit.steps.rule, share=share)
+            steps = sum(clock - fit.work.first_clock for clock in context.clocks.values())
+            self.replica = _get_replica(context, rule, steps)
+        else:
+            self.replica = Shard(fit.steps.rule, state)
         self._context = context
         self._fit = fit
         self._connection = connection
@@ -104,7 +121,7 @@ class _SharedReplica:
         #: Clock, rows and loss of each lane; its thread puts a new entry for each step.
         self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
         self._told = dict(self._done)
-        self._base = self.replica.w.copy()
+        self._base = self.replica.w.copy() if state is None else self.replica.w
         self._delta = np.empty_like(self._base)
         self._clock = 0
         self._steps = self._steps_met = 0
@@ -157,6 +174,17 @@ class _SharedReplica:
 
     def _step_lane(self, lane: Lane) -> None:
         """Make a lane's next step, and meet at the servers where that is due."""
+        self.step(lane)
+        # One thread meets for all; the others step on, unless the policy says when to meet.
+        if self._is_meeting_due() and self._meeting.acquire(blocking=self._meet_every > 0):
+            try:
+                if self._is_meeting_due():
+                    self.exchange_changes()
+            finally:
+                self._meeting.release()
+
+    def step(self, lane: Lane) -> None:
+        """Make a lane's next step."""
         if self._rows is None:
             n_rows = self._step_batch(lane)
         else:
@@ -166,14 +194,6 @@ class _SharedReplica:
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
         self._steps += 1
-        # Where a policy says when to meet, threads wait for the meeting.
-        # One thread meets for all; the others step on, unless the policy says when to meet.
-        if self._is_meeting_due() and self._meeting.acquire(blocking=self._meet_every > 0):
-            try:
-                if self._is_meeting_due():
-                    self._exchange_changes()
-            finally:
-                self._meeting.release()
 
     def _step_batch(self, lane: Lane) -> int:
         """Step by a batch's gradient; return its rows."""
@@ -194,13 +214,20 @@ class _SharedReplica:
             return slowest - min(clock for clock, _, _ in self._told.values()) >= self._meet_every
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
-    def _exchange_changes(self, pull: bool = True) -> Any:
-        """Exchange changes with the other trainers, or only send the own; the lock is held."""
+    def exchange_changes(self, pull: bool = True, index: NDArray[np.int64] | None = None) -> Any:
+        """Exchange changes with the other trainers, or only send the own; the lock is held.
+
+        `index` names the rows of the parameters that have changed, where the last pull was of
+        these alone.
+        """
         since, self._steps_met = time.perf_counter(), self._steps
         # Rows and losses are counted where the changes are applied: at the server.
         progress = self._take_progress()
         # In memory that is used again: new memory is dearer than the sums.
-        delta = np.subtract(self.replica.w, self._base, out=self._delta)
+        if index is None:
+            delta = np.subtract(self.replica.w, self._base, out=self._delta)
+        else:
+            delta = self.replica.w[index] - self._base
         if self._rows is not None:
             self._rows.damp_changes(delta)
         self._clock += 1
@@ -209,6 +236,7 @@ class _SharedReplica:
             self._clock,
             progress[:, 1].sum(),
             delta,
+            index,
             progress=progress,
             pull=pull,
         )
@@ -216,9 +244,8 @@ class _SharedReplica:
             return None
         pulled = self._connection.receive(self._name)
         if self._has_others:
-            # Threads went on meanwhile: add what others changed rather than overwrite.
-            # others = pulled - (base + own changes): what the others changed, in the memory of
-            # `delta`.
+            # Threads went on meanwhile, so the others' changes are added, not their parameters
+            # taken: others = pulled - (base + own changes), in the memory of `delta`.
             delta += self._base
             others = np.subtract(pulled.w, delta, out=delta)
             with self._turns.alone():
@@ -240,17 +267,17 @@ class _SharedReplica:
             ]
         )
 
-    def pull_first_parameters(self) -> None:
-        """Take the servers' parameters after a loss."""
-        self._connection.send((self._name,), 0)
+    def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
+        """Take the servers' parameters, or some rows of them, which hold all own changes."""
+        self._connection.send((self._name,), self._clock, pull_index=index)
         pulled = self._connection.receive(self._name)
-        self.replica.replace(pulled.w)
+        self.replica.replace(pulled.w, index)
         self._base, self._stopped = pulled.w, pulled.stop
 
     def _end_pass(self, number: int, lanes: list[Lane]) -> bool:
         """Meet and report a pass; return whether the fit ends."""
         with self._meeting:
-            w = self._send_last_changes() if self._has_finished else self._exchange_changes()
+            w = self._send_last_changes() if self._has_finished else self.exchange_changes()
             stop = self._context.report(self._connection, number, lanes, [w] * len(lanes))
             self._stopped = self._stopped or stop
         return self._stopped
@@ -268,7 +295,7 @@ class _SharedReplica:
             return None  # by another thread, and what was not pulled would be sent again
         self._has_sent_all = True
         self.replica.apply_pending_penalty()
-        return self._exchange_changes(pull=pull)
+        return self.exchange_changes(pull=pull)
 
     def leave(self) -> None:
         """Send the last changes and leave the servers."""
