@@ -1,4 +1,4 @@
-"""What numba lacks for compiled loops: addresses, vectors, copies, and flags in shared memory.
+"""Intrinsics that compiled loops need beside numba: addresses, vectors, copies, and flags in shared memory.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
