@@ -62,12 +62,12 @@ class Regressors(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Numbers of a user or an item, and zeros behind them."""
+        """Return the number of factors of a user or an item, with the zeros that pad them."""
         return int(self.factors.shape[1])
 
     @property
     def whole_width(self) -> int:
-        """Numbers up to whole vectors."""
+        """Return the width rounded up to whole vectors."""
         return -(-self.width // _VECTOR) * _VECTOR
 
     def padded(self, dtype: Any) -> Regressors:
@@ -168,7 +168,7 @@ class LeastSquares:
     # -- one long row --------------------------------------------------------------------------
 
     def opened(self, by: Regressors) -> System:
-        """A system to which no rating was added."""
+        """Return the normal equations of a row before any rating is added."""
         A, b = _system(by, np.float64)
         A[: len(by.gram), : len(by.gram)] += by.gram
         return A, b
@@ -209,7 +209,9 @@ class LeastSquares:
     def _cholesky(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
     ) -> NDArray[np.intp]:
-        """Rows that are singular; where float32 has too few digits, those of float64 are taken."""
+        """Solve some rows by Cholesky, in float64 where float32 has too few digits; return singular
+        rows.
+        """
         failed = self._rows(ratings, by, out, at, out.dtype)
         if out.dtype == np.float64 or not len(failed):
             return failed
@@ -265,27 +267,27 @@ class LeastSquares:
 
 
 def _kernels() -> Any:
-    """Compiled loops, which load numba."""
+    """Import the compiled loops, which loads numba."""
     from daskml_dist.backends import als_kernels
 
     return als_kernels
 
 
 def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Zeros for a matrix and its right side."""
+    """Return zeros for the matrix and the right side of a row's normal equations."""
     A, b = _on_lines((by.whole_width, by.whole_width), dtype), _on_lines((1, by.whole_width), dtype)
     A[...], b[...] = 0, 0
     return A, b
 
 
 def _room(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Room for terms of ratings and pivots; and numbers from 0."""
+    """Return scratch for the terms of ratings and pivots, and the numbers from 0."""
     room = np.zeros((4, max(_kernels().CHUNK, by.width)), dtype)
     return room, np.arange(by.width, dtype=np.int32)
 
 
 def _on_lines(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
-    """An array whose rows begin at cache lines."""
+    """Return an uninitialised array whose rows begin at cache lines."""
     size = np.dtype(dtype).itemsize
     room = np.empty(shape[0] * shape[1] + _LINE // size, dtype)
     skipped = -room.ctypes.data % _LINE // size

@@ -45,29 +45,29 @@ class _Row:
         self.vector = ir.VectorType(self.number, LANES if is_float else LANES // 2)
 
     def entry(self, at: Any) -> Any:
-        """The entry at a position."""
+        """Emit a load of the entry at a position."""
         return self._builder.load(self._builder.gep(self._data, [at]))
 
     def put(self, at: Any, entry: Any) -> None:
-        """Write an entry at a position."""
+        """Emit a store of an entry at a position."""
         self._builder.store(entry, self._builder.gep(self._data, [at]))
 
     def at(self, row: Any, column: Any) -> Any:
-        """Position of an entry of a row."""
+        """Emit the position of an entry of a row, counted in entries from the first."""
         return self._builder.add(self._builder.mul(row, self.step), column)
 
     def place(self, position: Any) -> Any:
-        """Address at which a vector begins."""
+        """Emit the address of the vector that begins at a position."""
         pointer = self._builder.gep(self._data, [position])
         return self._builder.bitcast(pointer, ir.PointerType(self.vector))
 
     def load(self, place: Any) -> Any:
-        """The vector at a place."""
+        """Emit a load of the vector at an address."""
         return self._builder.load(place, align=4)
 
 
 def _whole(builder: Any, number: Any, vector: Any) -> Any:
-    """A vector of one number."""
+    """Emit a vector with one number in all its lanes."""
     none = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
@@ -75,12 +75,12 @@ def _whole(builder: Any, number: Any, vector: Any) -> Any:
 
 
 def _sum(builder: Any, a: Any, b: Any, total: Any) -> Any:
-    """``a b + total``, in one instruction where the processor has it."""
+    """Emit ``a * b + total``, which LLVM contracts to one instruction where the processor has it."""
     return builder.fadd(builder.fmul(a, b, flags=_FLAGS), total, flags=_FLAGS)
 
 
 def _folded(builder: Any, parts: Any) -> Any:
-    """Sum of the entries of a vector: that of its halves, and so on."""
+    """Emit the sum of the lanes of a vector, by adding halves until one lane is left."""
     index, half = ir.IntType(32), parts.type.count
     while half > 1:
         half //= 2
@@ -96,7 +96,9 @@ def _folded(builder: Any, parts: Any) -> Any:
 def _over(
     builder: Any, bounds: Sequence[Any], totals: Sequence[Any], more: Callable[[Any, Any], Any]
 ) -> list[Any]:
-    """Totals after a loop from one number to another, which stay in registers."""
+    """Emit a loop over the numbers between two bounds whose totals stay in registers; return the
+    totals.
+    """
     before = builder.block
     body, after = (builder.append_basic_block(name) for name in ("rows", "rows.end"))
     start, stop = bounds
@@ -123,7 +125,7 @@ def _over(
 
 
 def _outer(height: int) -> Any:
-    """Makes `add_outer` of so many rows of the matrix at once."""
+    """Return the intrinsic `add_outer` that updates `height` rows of the matrix at once."""
 
     def add(
         context: Any, A: Any, j: Any, k: Any, Y: Any, rows: Any, weights: Any, start: Any, stop: Any
@@ -161,7 +163,7 @@ def _outer(height: int) -> Any:
 
 
 def _rows(width: int) -> Any:
-    """Makes `add_rows` of so many vectors at once."""
+    """Return the intrinsic `add_rows` that updates `width` vectors at once."""
 
     def add(
         context: Any, out: Any, k: Any, Y: Any, rows: Any, scales: Any, start: Any, stop: Any
@@ -218,7 +220,7 @@ def _add_row(
 
 @intrinsic
 def _dot(context: Any, X: Any, i: Any, Y: Any, j: Any, start: Any, stop: Any) -> Any:
-    """Product of ``X[i, start:stop]`` and ``Y[j, start:stop]``; whole vectors."""
+    """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``, both of whole vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
@@ -300,7 +302,7 @@ def solve_rows(
     reg: float, gram: Any, least: float, most: float, A: Any, b: Any, room: Any, order: Any,
     out: Any, failed: Any, at: Any,
 ) -> int:  # fmt: skip
-    """Solve the systems of the rows ``at[0]`` to ``at[1]``; how many were nearly singular.
+    """Solve the systems of the rows ``at[0]`` to ``at[1]``; return how many were nearly singular.
 
     `A` and `b` (of one row) are room for one system, and their dtype is that of its arithmetic;
     `Y` and `gram` are of the same. `room` has four rows of `CHUNK` entries and those of a vector
@@ -379,7 +381,9 @@ def _add_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
 
 @_inside
 def _terms(value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any) -> Any:
-    """Weight in the matrix and target in the right side of a rating, of the type of a number."""
+    """Return a rating's weight in the matrix and its target in the right side, in the dtype of
+    `like`.
+    """
     kind = type(like)
     one, v = kind(1), kind(value)
     if implicit:
@@ -392,7 +396,8 @@ def _terms(value: Any, other: int, offsets: Any, implicit: bool, alpha: float, l
 def solve_system(
     A: Any, b: Any, shift: float, least: float, most: float, room: Any, order: Any, n: int
 ) -> bool:  # fmt: skip
-    """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; False: too few digits would be right.
+    """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; return False if too few digits would
+    be right.
 
     The upper triangle of `A` is read and becomes ``D U``, and `b` the solution. `room` and `order`
     as of `solve_rows`. A system is left where a pivot is below `least` of its diagonal entry, or
@@ -466,7 +471,7 @@ def conjugate_rows(
     reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, room: Any, order: Any,
     out: Any,
 ) -> None:  # fmt: skip
-    """Make some steps of conjugate gradients for each row, in place.
+    """Take some steps of conjugate gradients for each row, in place.
 
     They begin with what `out` holds and end early at `enough` of the first residual's square.
     `vectors` has four matrices of one row of padded factors, whose dtype is that of the arithmetic.
@@ -525,7 +530,7 @@ def conjugate_rows(
 
 @_inside
 def _mirror(A: Any, n: int) -> None:
-    """Fill in the lower triangle."""
+    """Copy the upper triangle of a matrix to its lower one."""
     for j in range(1, n):
         for k in range(j):
             A[j, k] = A[k, j]
@@ -535,7 +540,7 @@ def _mirror(A: Any, n: int) -> None:
 def _add_shared(
     gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, room: Any, order: Any
 ) -> None:
-    """Add the product of a vector and the part of a matrix that is there, times a sign."""
+    """Add ``sign * (gram + shift I) x`` to `out`; without `made`, the shift's part alone."""
     width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
     scale = signed * x.dtype.type(shift)
     for j in range(width):
@@ -571,7 +576,7 @@ def errors_of_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
     x: Any, X: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Add to `out` what the ratings of each row add to the loss.
+    """Add the loss of each row's ratings to `out`.
 
     `x` is room for a row of padded factors. Explicit ratings: squared errors. Implicit ones:
     ``c (p - s)**2 - s**2`` of a score s, since a pair that is not there has ``s**2``.

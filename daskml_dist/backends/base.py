@@ -65,7 +65,7 @@ class Step:
     rate_sum: float = 0.0
 
     def state(self, optimizer: Any) -> list[Any]:
-        """The parameters, and the optimizer's state in the order of its `state_names`."""
+        """Return the parameters, then the optimizer's state in the order of its `state_names`."""
         return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]
 
 
@@ -78,7 +78,9 @@ _FEWEST = 256
 def assign(
     backend: Any, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
 ) -> Any:
-    """As :meth:`Backend.assign`, in the functions of the array API standard."""
+    """Add rows to the sums of their nearest centres in array API functions; see
+    :meth:`Backend.assign`.
+    """
     inertia = 0.0
     for at, rows in _near_rows(backend, X, shift, centres.shape[0]):
         labels, apart = _nearest(backend, rows, centres)
@@ -92,7 +94,7 @@ def assign(
 
 
 def nearest_of_all(backend: Any, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-    """As :meth:`Backend.nearest`, likewise."""
+    """Return each row's nearest centre in array API functions; see :meth:`Backend.nearest`."""
     found = [
         _nearest(backend, rows, centres)
         for _, rows in _near_rows(backend, X, shift, centres.shape[0])
@@ -103,7 +105,9 @@ def nearest_of_all(backend: Any, X: Any, shift: Any | None, centres: Any) -> tup
 
 
 def _near_rows(backend: Any, X: Any, shift: Any | None, width: int) -> Iterator[tuple[slice, Any]]:
-    """Some rows at a time, near the origin; `width` numbers will be made of each."""
+    """Yield slices of rows less the shift, of as many rows as leave memory for `width` numbers
+    each.
+    """
     step = (backend.entries_at_once or _PRODUCTS) // max(width, 1)
     for at in row_slices(X.shape[0], max(step, _FEWEST)):
         rows = X[at] if _is_sparse(X) else backend.rows(X, at)
@@ -122,7 +126,7 @@ def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
 
 
 def _squares(backend: Any, X: Any) -> Any:
-    """The squared norm of each row, dense or sparse."""
+    """Return the squared norm of each row, dense or sparse."""
     if not _is_sparse(X):
         return total(X * X, axis=1)
     values = X.values
@@ -156,19 +160,19 @@ class SparseRows:
 
     @property
     def values(self) -> Any:
-        """The stored entries, one-dimensional; those of other rows may be among them."""
+        """Return the stored entries, one-dimensional; entries of other rows may be among them."""
         raise NotImplementedError
 
     def with_values(self, values: Any) -> SparseRows:
-        """The same rows with other entries in the same places."""
+        """Return the same rows with other entries in the same places."""
         raise NotImplementedError
 
     def toarray(self) -> Any:
-        """The rows as a dense array of their dtype."""
+        """Return the rows as a dense array of their dtype."""
         raise NotImplementedError
 
     def __getitem__(self, at: slice) -> SparseRows:
-        """Some of the rows."""
+        """Return the rows of a slice."""
         raise NotImplementedError
 
 
@@ -191,7 +195,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def problem(cls) -> str | None:
-        """Reason that this process cannot use it, with the remedy, or None."""
+        """Return the reason that this process cannot use the backend, with the remedy, or None."""
 
     def check_current_device(self) -> None:  # noqa: B027 (of most there is one)
         """Check that the calling thread uses the device that the other threads of a fit use."""
@@ -206,23 +210,27 @@ class Backend(ABC):
 
     @abstractmethod
     def rows(self, X: Any, rows: Any) -> Any:
-        """The rows of an array that make up (a piece of) a batch."""
+        """Return the rows of an array that make up (a piece of) a batch."""
 
     def part(self, X: Any, at: slice) -> Any:
-        """Neighbouring rows to be worked on now; good until the next call."""
+        """Return neighbouring rows to be worked on now; valid until the next call."""
         return self.rows(X, at)
 
     def row_numbers(self, rows: Any) -> Any:
-        """Numbers as :meth:`rows` takes them, once for several arrays; waits for no device."""
+        """Return row numbers as :meth:`rows` takes them, to be used for several arrays without
+        waiting.
+        """
         return rows
 
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
-        """Sorted unique columns that sparse pieces touch; renumbers the pieces to them."""
+        """Return the sorted unique columns that sparse pieces touch, and renumber the pieces to
+        them.
+        """
 
     @abstractmethod
     def dot(self, X: Any, w: Any) -> Any:
-        """Product ``X @ w`` of shape (rows, width), or (rows,) where width is 1."""
+        """Return the product ``X @ w`` of shape (rows, width), or (rows,) where width is 1."""
 
     @abstractmethod
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
@@ -259,11 +267,13 @@ class Backend(ABC):
         return assign(self, X, shift, centres, weight, out)
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
-        """Memory of each row for :meth:`assign` with k centres: nothing is known yet."""
+        """Return what :meth:`assign` is to remember of each row with k centres: nothing is known
+        yet.
+        """
         return zeros((X.shape[0], 0), X.dtype, like=getattr(X, "values", X))
 
     def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-        """The nearest centre of each row (the first of several), and the squared distance."""
+        """Return the nearest centre of each row (the first of equal ones) and its squared distance."""
         return nearest_of_all(self, X, shift, centres)
 
     @abstractmethod
@@ -275,7 +285,9 @@ class Backend(ABC):
         out += cast(a @ b, out.dtype)
 
     def matmul(self, a: Any, b: Any, use: str | None) -> Any:
-        """``a @ b``, of dense matrices of a dtype; with a `use`, good until its next product."""
+        """Return ``a @ b`` of dense matrices of one dtype; with a `use`, valid until its next
+        product.
+        """
         return a @ b
 
     def add_fused(
@@ -330,7 +342,7 @@ class Backend(ABC):
         return False
 
     def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
-        """:meth:`update` for steps that follow one, on the same arrays and under its penalty.
+        """Return :meth:`update` bound to one step's arrays and penalty, for the steps that follow.
 
         Called with the gradient, its rows, the learning rate and the step's number.
         """
@@ -341,7 +353,7 @@ class Backend(ABC):
         return update
 
     def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
-        """Steps like one, on the same arrays, in few of the rows; None: there are none.
+        """Return a callable that takes steps in few rows of the same arrays, or None.
 
         `row_rate_sums` is the rate sum up to which each row's penalty has been applied, or None.
         Called with the rows, their gradient of the summed loss, the rows of the batch, the learning
@@ -350,7 +362,7 @@ class Backend(ABC):
         return None
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
-        """Steps of a fit whose rows are copied before there is a gather.
+        """Return for how many steps of a fit rows are copied before they are read by a gather.
 
         `kernel` is what the loss calls its own, `n_entries` the entries of a batch's rows.
         """
@@ -364,7 +376,9 @@ class Backend(ABC):
         n_rows: int,
         few: bool = False,
     ) -> Any | None:
-        """Gather of rows of blocks, without copying them."""
+        """Return a callable that reads a batch's rows where the blocks lie, without copies, or
+        None.
+        """
         return None
 
     def stream_gather(
@@ -376,21 +390,25 @@ class Backend(ABC):
         n_rows: int,
         most_steps: int,
     ) -> Any | None:
-        """Gather of rows of dense blocks that come and go, for parameters of one column."""
+        """Return a gather over dense blocks that come and go, for parameters of one column, or
+        None.
+        """
         return None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
-        """Something that makes many steps in one call."""
+        """Return a callable that takes many steps of a replica in one call, or None."""
         return None
 
     def team_recorder(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
-        """Something that makes many steps by the gradients of several processes in one call."""
+        """Return a callable that takes many steps by several processes' gradients in one call, or
+        None.
+        """
         return None
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
-        """Slices of X's rows to be worked on one after the other, so that caches hold them."""
+        """Return slices of X's rows that each fit in a cache, to be worked on one after the other."""
         return (slice(0, X.shape[0]),)
 
     @abstractmethod

@@ -49,7 +49,7 @@ def assign(
     bounds: NDArray[Any] | None = None,
     before: NDArray[Any] | None = None,
 ) -> float:
-    """As :meth:`Backend.assign`, of dense rows."""
+    """Add dense rows to the sums of their nearest centres; see :meth:`Backend.assign`."""
     inertia, none = 0.0, np.empty(0, X.dtype)
     nearest = _Nearest(centres, before, scratch)
     for at, near, some in nearest.of(X, shift, bounds):
@@ -61,7 +61,7 @@ def assign(
 def nearest(
     X: NDArray[Any], shift: NDArray[Any], centres: NDArray[Any], scratch: Scratch
 ) -> tuple[NDArray[np.intp], NDArray[Any]]:
-    """The nearest centre of each row, and the squared distance to it."""
+    """Return the nearest centre of each row, and the squared distance to it."""
     labels, apart = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
     for at, near, some in _Nearest(centres, None, scratch).of(X, shift, None):
         labels[at] = some[:, 0]
@@ -106,7 +106,9 @@ class _Nearest:
     def of(
         self, X: NDArray[Any], shift: NDArray[Any], bounds: NDArray[Any] | None
     ) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
-        """Some rows near the origin, and their bounds with the labels; good until the next."""
+        """Yield slices, their rows near the origin, and their bounds with labels; valid until the
+        next.
+        """
         d = X.shape[1]
         step = min(max(_CACHED // X.itemsize // max(d, 1), _FEWEST), _MOST)
         for at in row_slices(len(X), step):
@@ -124,7 +126,7 @@ class _Nearest:
     def _label(
         self, near: NDArray[Any], squares: NDArray[Any], bounds: NDArray[Any], *, known: bool
     ) -> None:
-        """Find the centres of rows that may have changed theirs."""
+        """Find the nearest centre of the rows that may have changed theirs, in two passes."""
         n, k = near.shape[0], len(self.centres)
         if k == 1:
             bounds[...] = 0
@@ -160,7 +162,7 @@ class _Nearest:
 
 
 def _to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Distance of each centre to the nearest other one."""
+    """Return the distance of each centre to the nearest other one."""
     squares: NDArray[np.float64] = np.full(len(centres), np.inf)
     for number in range(1, len(centres)):
         apart = ((centres[number] - centres[:number]) ** 2).sum(axis=1)
@@ -171,7 +173,7 @@ def _to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _largest_other(ways: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The longest way of any centre but one, for each."""
+    """Return, for each centre, the largest move of any other centre."""
     first, *others = np.sort(ways)[::-1]
     found = np.full(len(ways), first)
     found[ways.argmax()] = others[0] if others else 0.0
@@ -193,7 +195,7 @@ def _bring(X: Any, shift: Any, rows: Any, squares: Any) -> None:
 def _screen(
     rows: Any, centres: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
 ) -> int:
-    """Numbers of the rows that may have changed their centre."""
+    """Write the numbers of the rows that may have changed their centre; return how many they are."""
     found = 0
     for i in range(rows.shape[0]):
         lower = bounds[i, 2]
@@ -227,7 +229,7 @@ def _choose(rows: Any, numbers: Any, out: Any) -> None:
 
 @_fast
 def _find(products: Any, half: Any, labels: Any, least: Any, second: Any) -> None:
-    """Half the squared distance to the nearest centre, but for the row's square; the next one."""
+    """Write each row's nearest centre, its score ``|c|**2 / 2 - x c``, and the second-best score."""
     k, n = products.shape
     for i in range(n):
         least[i] = half[0] - products[0, i]
@@ -260,7 +262,7 @@ def _settle(
 
 @_inside
 def _nearest_of(row: Any, centres: Any, half: Any, products: Any, most: Any) -> int:
-    """The nearest of the centres that products tell to be near; the first of several."""
+    """Return the nearest centre by float64 sums, of those whose score is at most `most`."""
     best, label = np.inf, 0
     for c in range(len(half)):
         if half[c] - products[c] <= most:

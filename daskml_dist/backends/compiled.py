@@ -34,7 +34,7 @@ def compiled_with(
     exact: bool = False,
     **parts: Callable[..., Any],
 ) -> Any:
-    """A loop with other functions in the places of some that it calls."""
+    """Compile a loop with given functions in the places of placeholders that it calls."""
     code = zlib.crc32(b"".join(map(_code, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
     own = {key: _inner(part) for key, part in parts.items()}
@@ -114,7 +114,7 @@ def _lock(file: Any) -> None:
 
 
 def _inner(part: Any) -> Any:
-    """A part for other loops to call, compiled with the functions that it calls itself."""
+    """Return a part compiled for other loops to call, with the helpers that it calls itself."""
     if hasattr(part, "py_func"):
         return part
     own = {name: _inner(helper) for name, helper in helpers(part).items()}
@@ -125,7 +125,7 @@ def _inner(part: Any) -> Any:
 
 
 def _code(part: Any) -> bytes:
-    """Key of a part, another for each."""
+    """Return bytes that differ between parts, for the name under which numba caches the loop."""
     function = getattr(part, "py_func", part)
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts

@@ -151,7 +151,7 @@ def _kernel(function: F) -> F:
 
 @_kernel
 def dot(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> None:
-    """out[i] += X[rows[i]] @ w."""
+    """Write ``out[i] += X[rows[i]] @ w``."""
     for i in range(len(rows)):
         row = rows[i]
         # A view of a row: vector instructions need to know where it ends.
@@ -166,7 +166,7 @@ def dot(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> No
 def dot_at(
     indptr: Any, indices: Any, data: Any, rows: Any, position: Any, w: Any, out: Any
 ) -> None:
-    """As `dot`, where column j is row position[j] of w."""
+    """Write `dot` where column j of X is row ``position[j]`` of w."""
     width = w.shape[1]
     for i in range(len(rows)):
         row = rows[i]
@@ -184,7 +184,7 @@ def dot_at(
 
 @_kernel
 def add_tdot(indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any) -> None:
-    """out += X[rows].T @ g."""
+    """Add ``X[rows].T @ g`` to `out`."""
     for i in range(len(rows)):
         row = rows[i]
         if g.shape[1] == 1:
@@ -202,7 +202,7 @@ def add_tdot(indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any) 
 def add_tdot_at(
     indptr: Any, indices: Any, data: Any, rows: Any, position: Any, g: Any, out: Any
 ) -> None:
-    """As `add_tdot`, where column j is row position[j] of out."""
+    """Add ``X[rows].T @ g`` where column j of X is row ``position[j]`` of `out`."""
     width = g.shape[1]
     for i in range(len(rows)):
         row = rows[i]
@@ -214,7 +214,7 @@ def add_tdot_at(
 
 @_kernel
 def add_gram(indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any) -> None:
-    """out += X[rows].T @ diag(weight) @ X[rows]."""
+    """Add ``X[rows].T @ diag(weight) @ X[rows]`` to `out`."""
     for i in range(len(rows)):
         row = rows[i]
         for a in range(indptr[row], indptr[row + 1]):
@@ -227,7 +227,7 @@ def add_gram(indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: 
 def add_rows(
     indptr: Any, indices: Any, data: Any, rows: Any, at: Any, weight: Any, out: Any
 ) -> None:
-    """out[at[i]] += weight[i] * X[rows[i]]; no weights: all are 1."""
+    """Add ``weight[i] * X[rows[i]]`` to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(rows)):
         row, to = rows[i], at[i]
         scale = np.float64(weight[i]) if len(weight) else 1.0
@@ -237,7 +237,7 @@ def add_rows(
 
 @_kernel
 def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
-    """As `add_rows`, for dense rows."""
+    """Add ``weight[i] * X[i]`` of dense rows to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
         row, to = X[i], out[at[i]]
@@ -247,7 +247,7 @@ def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
 
 @_kernel
 def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None:
-    """out[at[i]] += weight[i] * (X[i] - mean[at[i]]) ** 2, for dense rows; no weights: 1."""
+    """Add ``weight[i] * (X[i] - mean[at[i]]) ** 2`` of dense rows to ``out[at[i]]``."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
         row, centre, to = X[i], mean[at[i]], out[at[i]]
@@ -258,7 +258,7 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
 
 @_kernel
 def new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
-    """Columns of the rows that are not marked in `seen` yet, in order of appearance; marks them.
+    """Return the columns of rows that `seen` does not mark yet, in order of appearance; mark them.
 
     The entries are fetched on the way: what asks for the columns reads these next.
     """

@@ -40,7 +40,7 @@ Source = Callable[[], Iterable[Entries]]
 
 
 def uses_of(some: Source, n_columns: int) -> NDArray[np.int64]:
-    """Number of entries in each column."""
+    """Return the number of entries in each column."""
     uses = np.zeros(n_columns, np.int64)
     for part in some():
         # No column has two codes.
@@ -55,7 +55,7 @@ def in_rows(
     place: NDArray[np.int32],
     dtype: Any,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
-    """Entries as a CSR matrix; those of the same row and column stay apart, in their order.
+    """Return entries as a CSR matrix; duplicates stay apart, in their order.
 
     Beside `some` and what is returned there are some rows' entries once more at a time.
 
@@ -97,5 +97,5 @@ def in_rows(
 
 
 def _sorted(keys: Array, n_keys: int) -> NDArray[np.intp]:
-    """Order of some keys; NumPy counts keys of 16 bits instead of comparing them."""
+    """Return the stable order of some keys; NumPy sorts keys of 16 bits by counting."""
     return np.argsort(keys.astype(np.uint16) if n_keys <= 1 << 16 else keys, kind="stable")

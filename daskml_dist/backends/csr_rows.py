@@ -21,7 +21,7 @@ class TouchedColumns:
         self._numbered: NDArray[np.int64] | None = None
 
     def find(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
-        """Sorted unique columns of the pieces; the pieces are renumbered to them."""
+        """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
         from daskml_dist.backends import csr_kernels
 
         n_features = pieces[0].shape[1]
@@ -40,7 +40,7 @@ class TouchedColumns:
         return columns
 
     def positions(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The number of each of some columns, at its place among all."""
+        """Return an array over all columns that holds each touched column's number."""
         # Only entries of touched columns are read, so the rest may hold old numbers.
         if self._numbered is not columns:
             self._position[columns] = np.arange(len(columns), dtype=np.int32)
@@ -68,25 +68,25 @@ class CSRRows(SparseRows):
 
     @property
     def dtype(self) -> Any:
-        """Of the entries."""
+        """Return the dtype of the entries."""
         return self.X.dtype
 
     @property
     def values(self) -> NDArray[Any]:
-        """The entries of the whole block."""
+        """Return the entries of the whole block."""
         entries: NDArray[Any] = self.X.data
         return entries
 
     def with_values(self, values: Any) -> CSRRows:
-        """The same rows with other entries in the same places."""
+        """Return the same rows with other entries in the same places."""
         parts = values, self.X.indices, self.X.indptr
         return CSRRows(type(self.X)(parts, shape=self.X.shape), self.rows)
 
     def toarray(self) -> NDArray[Any]:
-        """The rows as a dense array."""
+        """Return the rows as a dense array."""
         rows: NDArray[Any] = self.X[self.rows].toarray()
         return rows
 
     def __getitem__(self, at: slice) -> CSRRows:
-        """Some of the rows."""
+        """Return the rows of a slice."""
         return CSRRows(self.X, self.rows[at])

@@ -173,7 +173,7 @@ class CSRGather:
         self.gradient = compiled_with(_csr_gradient, _part=part)
 
     def widen(self, item: int) -> None:
-        """Have columns of so many bytes, as all gathers of a loop."""
+        """Set the bytes of a column index; all gathers of a loop have the same."""
         wide = np.dtype(np.int64 if item == 8 else np.int32)
         #: An empty array of the dtype of all columns.
         self.like = np.empty(0, wide)
@@ -181,7 +181,7 @@ class CSRGather:
         self.where = np.array([[_address(a) for a in arrays] for arrays in self._held], np.int64)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Addresses of the runs of rows of batches; good as long as the batches are there."""
+        """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
         return parts_of(self._place, batches)
 
 
@@ -191,7 +191,7 @@ def make(
     blocks: Mapping[int, tuple[Any, Any, Any | None]],
     n_rows: int,
 ) -> CSRGather | None:
-    """A gather, where `csr_gradient` has one loop for the gradients of such rows."""
+    """Return a gather of CSR blocks, or None where one compiled loop cannot read them."""
     csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
     if not csr or loss.kernel not in AT_ROW or shape[0] > np.iinfo(np.int32).max:
         return None
@@ -483,7 +483,7 @@ class CSRTeam(TeamSteps):
 
 
 def _like(gathers: Sequence[CSRGather]) -> NDArray[Any]:
-    """An empty array of the dtype that all columns are read in."""
+    """Return an empty array of the widest index dtype, after widening all gathers to it."""
     widest = max(gather.like.itemsize for gather in gathers)
     for gather in gathers:
         gather.widen(widest)

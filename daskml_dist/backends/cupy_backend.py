@@ -36,7 +36,7 @@ _OF_THREAD = threading.local()
 
 
 def pinned_copy(cupy: Any) -> PinnedCopy:
-    """The calling thread's; its pinned memory is not made anew for each block."""
+    """Return the calling thread's copier, whose pinned memory is allocated once."""
     if not hasattr(_OF_THREAD, "copy"):
         _OF_THREAD.copy = PinnedCopy(cupy, import_module("cupyx").empty_pinned)
     copy: PinnedCopy = _OF_THREAD.copy
@@ -57,7 +57,7 @@ class PinnedCopy:
         self._sent = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
     def __call__(self, array: NDArray[Any]) -> Any:
-        """The array, of C order, on the device; whole when this returns."""
+        """Return a C-ordered array's copy on the device, complete when this returns."""
         cp, stream = self._cp, self._stream
         out = cp.empty(array.shape, array.dtype)
         # The memory may have been freed by work that is queued and not done yet.
@@ -107,24 +107,24 @@ class CupyRows(SparseRows):
 
     @property
     def dtype(self) -> Any:
-        """Of the entries."""
+        """Return the dtype of the entries."""
         return self.X.dtype
 
     @property
     def values(self) -> Any:
-        """The entries."""
+        """Return the entries."""
         return self.X.data
 
     def with_values(self, values: Any) -> CupyRows:
-        """The same rows with other entries in the same places."""
+        """Return the same rows with other entries in the same places."""
         return CupyRows(_with_data(self.X, values))
 
     def toarray(self) -> Any:
-        """The rows as a dense array."""
+        """Return the rows as a dense array."""
         return self.X.toarray()
 
     def __getitem__(self, at: slice) -> CupyRows:
-        """Some of the rows."""
+        """Return the rows of a slice."""
         # CuPy copies them, and waits for the device.
         every = at.indices(self.shape[0]) == (0, self.shape[0], 1)
         return self if every else CupyRows(self.X[at])
@@ -150,7 +150,7 @@ class CupyBackend(Backend):
 
     @classmethod
     def problem(cls) -> str | None:
-        """Reason that this process cannot use a GPU, with the remedy, or None."""
+        """Return the reason that this process cannot use a GPU, with the remedy, or None."""
         return _problem()
 
     def check_current_device(self) -> None:
@@ -192,19 +192,19 @@ class CupyBackend(Backend):
         return copy
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
-        """Gather rows; a view of dense ones for a slice."""
+        """Return chosen rows; a view of dense ones for a slice."""
         rows = self.row_numbers(rows)
         if self._sparse.issparse(X):
             return CupyRows(X)[rows] if isinstance(rows, slice) else CupyRows(X[rows])
         return X[rows] if isinstance(rows, slice) else self._cp.take(X, rows, axis=0)
 
     def row_numbers(self, rows: Any) -> Any:
-        """The numbers on the device, behind what is queued there."""
+        """Return row numbers on the device, copied behind the work that is queued there."""
         # `to_device` would wait for it in every step.
         return rows if isinstance(rows, slice) else self._cp.asarray(rows)
 
     def columns(self, pieces: list[CupyRows]) -> NDArray[np.int64]:
-        """Sorted unique columns of the pieces; the pieces are renumbered to them."""
+        """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
         cp = self._cp
         columns = cp.unique(cp.concatenate([piece.X.indices for piece in pieces]))
         for piece in pieces:
@@ -216,7 +216,7 @@ class CupyBackend(Backend):
         return self.to_numpy(columns).astype(np.int64)
 
     def dot(self, X: Any, w: Any) -> Any:
-        """Product ``X @ w``; 1-d where the weights have one column."""
+        """Return the product ``X @ w``; 1-d where the weights have one column."""
         factor = w[:, 0] if w.shape[1] == 1 else w
         if X.dtype == w.dtype or not X.shape[0]:
             return _matrix(X).dot(factor)
@@ -230,7 +230,7 @@ class CupyBackend(Backend):
             out += product[:, None] if product.ndim == 1 else product
 
     def _pieces(self, X: Any, out: Any) -> Iterable[slice]:
-        """Rows whose products are added up in the dtype of X, before they are in that of `out`."""
+        """Return slices whose products may be summed in the dtype of X before the sum is `out`'s."""
         n_rows = X.shape[0]
         return row_slices(n_rows, n_rows if X.dtype == out.dtype else _ADDED_ROWS)
 
@@ -244,7 +244,7 @@ class CupyBackend(Backend):
         out: Any,
         parameters: tuple[float, ...] = (),
     ) -> Any | None:
-        """One reading of the rows, for losses with a kernel and weights of one column.
+        """Add the gradient in one reading of the rows, for losses with a kernel and one output.
 
         Sums of dense rows have the same digits each time; of sparse rows not the last ones, as
         threads add to the same columns in any order.
@@ -267,13 +267,13 @@ class CupyBackend(Backend):
         return loss
 
     def _described(self, X: Any, y: Any, weight: Any) -> DenseRows | CsrRows:
-        """Rows as kernels take them."""
+        """Return rows in the form that kernel calls take."""
         if isinstance(X, CupyRows):
             return self.calls.csr_rows(X.X, y, weight)
         return self.calls.rows(X, y, weight)
 
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
-        """One reading of the rows where they are narrow and classes few.
+        """Add the softmax gradient, in one reading of narrow rows and few classes.
 
         Else two products, and one launch between them. The kernels read `y` and `weight` as
         neighbours.
@@ -302,7 +302,7 @@ class CupyBackend(Backend):
         return losses.sum(dtype=np.float64)
 
     def update(self, optimizer: Any, step: Step) -> bool:
-        """One launch over the flat parameters."""
+        """Take an optimizer's step in one launch over the flat parameters."""
         _, *opt_state = step.state(optimizer)
         arrays = [step.w, step.grad, *opt_state]
         if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
@@ -318,7 +318,7 @@ class CupyBackend(Backend):
         n_rows: int,
         few: bool = False,
     ) -> DeviceGather | None:
-        """Gather of rows for kernels that read rows of that width by their addresses."""
+        """Return a gather for kernels that read rows by their addresses, or None."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)
         if loss.kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
@@ -336,11 +336,12 @@ class CupyBackend(Backend):
         return gather if self.calls.has_gradient(gather.rows(0)) else None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> RecordedSteps:
-        """A CUDA graph."""
+        """Return steps that are captured as a CUDA graph and replayed."""
         return RecordedSteps(gather, optimizer, step)
 
     @functools.cached_property
     def calls(self) -> Calls:
+        """Return the launches of this backend's kernels."""
         return Calls(self._cp, self._address)
 
     @staticmethod
@@ -360,7 +361,7 @@ class CupyBackend(Backend):
                 out += rows.T.dot(scaled)
 
     def _weighted(self, X: Any, weight: Any) -> Any:
-        """CSR rows times their weights."""
+        """Return CSR rows times their weights."""
         # The row of each entry: how many rows begin at or before it.
         row = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
         return _with_data(X, X.data * cast(weight[row], X.dtype))
@@ -382,7 +383,9 @@ class CupyBackend(Backend):
         self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> Any:  # fmt: skip
-        """Dense rows: one launch. Sums have not the same last digits each time."""
+        """Add dense rows to their nearest centres' sums in one launch; last digits vary between
+        calls.
+        """
         if shift is None or isinstance(X, CupyRows):
             return super().assign(X, shift, centres, weight, out)
         k, d = centres.shape
@@ -400,17 +403,17 @@ class CupyBackend(Backend):
 
 
 def _own(parameters: tuple[float, ...]) -> float:
-    """Parameter of a loss, as a kernel takes it."""
+    """Return a loss's parameter as a kernel takes it: a float, 0 where it has none."""
     return float(parameters[0]) if parameters else 0.0
 
 
 def _matrix(X: Any) -> Any:
-    """Matrix that has the products of rows."""
+    """Return the matrix of rows, dense or sparse, that has `dot`."""
     return X.X if isinstance(X, CupyRows) else X
 
 
 def _with_data(X: Any, data: Any) -> Any:
-    """A CSR matrix with other entries in the same places."""
+    """Return a CSR matrix with other entries in the same places."""
     # A new one would wait for the device, which checks it, and not know that it is canonical.
     changed = copy.copy(X)
     changed.data = data
@@ -446,7 +449,7 @@ def _problem() -> str | None:
 
 
 def _try(cupy: Any) -> None:
-    """Use what CuPy's own wheel lacks, and looks for when it is first used; a fit needs it all."""
+    """Use the parts of CUDA that CuPy loads late and a fit needs, so that a missing one shows now."""
     for library in ("cublas", "cusparse"):
         # Asking loads it. A later CuPy may have no such name.
         hasattr(cupy.cuda, library)

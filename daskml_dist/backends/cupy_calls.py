@@ -80,7 +80,7 @@ class CsrRows:
 
     @property
     def index(self) -> Any:
-        """The dtype of columns."""
+        """Return the dtype of the column indices."""
         return np.dtype(np.int32) if self.X is None else self.X.indices.dtype
 
 
@@ -111,17 +111,17 @@ class Calls:
         return int(self.cupy.cuda.Device().compute_capability)
 
     def alignment(self, *arrays: Any) -> int:
-        """Power of two, at most 16, that divides the addresses of all arrays."""
+        """Return the largest power of two, at most 16, that divides the addresses of all arrays."""
         bits = functools.reduce(int.__or__, map(self.address, arrays), 16)
         return bits & -bits
 
     def rows(self, X: Any, y: Any, weight: Any | None) -> DenseRows:
-        """All rows of an array."""
+        """Return the description of all rows of an array."""
         n, d = X.shape
         return DenseRows(n, d, X.dtype, self.alignment(X), X, None, y, weight)
 
     def csr_rows(self, X: Any, y: Any, weight: Any | None) -> CsrRows:
-        """All rows of a CSR matrix."""
+        """Return the description of all rows of a CSR matrix."""
         n, d = X.shape
         return CsrRows(n, d, X.dtype, X, None, y, weight)
 
@@ -153,7 +153,7 @@ class Calls:
         count: Any = None,
         partials: Any = None,
     ) -> list[KernelCall]:
-        """The gradient of the summed loss, and the loss."""
+        """Return the launches that make the gradient of the summed loss, and the loss."""
         if isinstance(rows, CsrRows):
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
         at = self._launch("linear_gradient", rows)
@@ -207,7 +207,7 @@ class Calls:
         return [make("csr_clear", at, out, out.size), sums]
 
     def partials(self, rows: DenseRows | CsrRows) -> Any | None:
-        """Room for the parts of a gradient before they are summed, if it has parts."""
+        """Return room for the blocks' partial gradients, or None where the kernel has none."""
         if isinstance(rows, CsrRows):
             return None
         at = self._launch("linear_gradient", rows)
@@ -215,7 +215,7 @@ class Calls:
         return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
     def softmax_rows(self, rows: DenseRows, w: Any, out: Any, loss: Any) -> list[KernelCall] | None:
-        """The gradient of softmax regression, added to `out`, and the summed loss."""
+        """Return the launches that add the gradient of softmax regression to `out`, or None."""
         k, intercept = w.shape[1], w.shape[0] - rows.d
         chosen = {"k": k, "alignment": rows.alignment, "capability": self._capability}
         at = kernels.launch("softmax_rows", rows.n, rows.d, rows.dtype, self._n_sms, **chosen)
@@ -238,7 +238,9 @@ class Calls:
         ]  # fmt: skip
 
     def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> KernelCall:
-        """Raw predictions of shape (n, k) become gradients, and each row's loss is set."""
+        """Return the launch that turns raw predictions (n, k) into gradients and sets each row's
+        loss.
+        """
         n, k = raw.shape
         at = kernels.launch("softmax_gradient", n, 1, raw.dtype, self._n_sms, k=k)
         arrays = raw, y, weight, losses
@@ -261,7 +263,8 @@ class Calls:
         counts: Any,
         inertia: Any,
     ) -> KernelCall:
-        """Rows, their weights and their squared distances are added to their nearest centre's.
+        """Return the launch that adds rows, weights and squared distances to their nearest centre's
+        sums.
 
         A shift, which is taken from each row first, goes to tensor cores: see
         :meth:`has_kmeans_tiles`.
@@ -277,7 +280,7 @@ class Calls:
     def update(
         self, optimizer: Any, step: Step, opt_state: list[Any], numbers: Any = None
     ) -> KernelCall:
-        """A step of an optimizer."""
+        """Return the launch of an optimizer's step."""
         n, width = step.w.size, step.w.shape[1]
         at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
         given = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
@@ -289,7 +292,9 @@ class Calls:
         )  # fmt: skip
 
     def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> KernelCall:
-        """A step of Adagrad without a penalty at the columns that chosen rows touch."""
+        """Return the launch of an Adagrad step, without penalty, in the columns that chosen rows
+        touch.
+        """
         w, grad, accumulator = step.w, step.grad, step.opt_state["accumulator"]
         arrays = rows.chosen, w, accumulator, grad
         return self._call(
@@ -300,7 +305,7 @@ class Calls:
     def gather_rows(
         self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any
     ) -> KernelCall:
-        """Runs of rows of blocks become where they lie, their targets and weights (or None).
+        """Return the launch that writes addresses, targets and weights of runs of rows.
 
         Parameters
         ----------

@@ -44,7 +44,7 @@ class Table:
 
     @property
     def n(self) -> int:
-        """Nodes."""
+        """Return the number of nodes."""
         return int(self.nodes.shape[0])
 
 
@@ -122,7 +122,7 @@ class ForestCalls(Calls):
         self._forest("forest_lines", "forest_part", table.n_tiles, *arrays, *numbers)
 
     def features(self, table: Table, d: int, first: int, last: int) -> Any:
-        """The features that nodes draw."""
+        """Return the features that nodes draw."""
         cp, found = self.cupy, self.cupy.empty((table.n, last - first), np.int32)
         most = max(1, _ENTRIES // (d + last))
         at = kernels.launch("forest_features", min(table.n, most), 1, "float32", self._n_sms)
@@ -148,7 +148,7 @@ class ForestCalls(Calls):
         self, table: Table, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
         facts: ForestFacts, of_features: tuple[Any, Any, Any],
     ) -> Any:  # fmt: skip
-        """Facts of the cuts of some jobs; see `ForestDevice.cuts`.
+        """Return facts of the cuts of some jobs; see `ForestDevice.cuts`.
 
         `of_features`: signs, smallest and largest values of bins.
         """
@@ -164,7 +164,7 @@ class ForestCalls(Calls):
         return told
 
     def best(self, told: Any, features: Any, one: bool) -> Any:
-        """The best cut of each node."""
+        """Return the best cut of each node."""
         n, m, width = told.shape
         best = self.cupy.empty((n, 1 + width), np.int64)
         self._forest("forest_splits", "forest_best", n, told, features, best, n, m, width, int(one))
@@ -194,7 +194,7 @@ class CupyForests:
         self._facts: tuple[ForestFacts, Any] | None = None
 
     def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> CupyLane:
-        """Rows of a lane."""
+        """Return the rows of a lane on the GPU."""
         with self.memory(len(room.rows)):
             return CupyLane(room, facts, self._backend, self._calls)
 
@@ -207,29 +207,29 @@ class CupyForests:
 
     @property
     def budget(self) -> float:
-        """Bytes of the GPU's memory that are free."""
+        """Return the free bytes of the GPU's memory."""
         cp = self._calls.cupy
         free, _ = cp.cuda.Device().mem_info
         return float(free + cp.get_default_memory_pool().free_bytes())
 
     def to_host(self, hist: Any) -> Array:
-        """Histograms in host memory."""
+        """Return histograms in host memory."""
         found: Array = self._backend.to_numpy(hist)
         return found
 
     def to_device(self, summed: Array) -> Any:
-        """Sums of all trainers, on the GPU."""
+        """Return the sums of all trainers on the GPU."""
         return self._backend.to_device(summed)
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
-        """The features that nodes draw."""
+        """Return the features that nodes draw."""
         return self._calls.features(self._calls.table(nodes), facts.n_features, first, last)
 
     def cuts(
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """Facts of the cuts of some jobs."""
+        """Return facts of the cuts of some jobs."""
         to_device = self._backend.to_device
         if self._facts is None or self._facts[0] is not facts:
             self._facts = facts, tuple(map(to_device, (facts.signs, facts.low, facts.high)))
@@ -239,7 +239,7 @@ class CupyForests:
         )  # fmt: skip
 
     def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
-        """The best cut of each node."""
+        """Return the best cut of each node."""
         found = self._calls.best(told, features, one)
         best: NDArray[np.int64] = self._backend.to_numpy(found)
         return best
@@ -308,7 +308,7 @@ class CupyLane:
             reach[...] = _numbers(self._backend.to_numpy(of))
 
     def histograms(self, nodes: Nodes, features: Any) -> Any:
-        """Histograms of some features of nodes."""
+        """Return the histograms of some features of nodes."""
         n, m = features.shape
         hist = self._calls.cupy.zeros((n, m, 256, self._facts.n_sums), np.int64)
         table = self._calls.table(nodes, self._firsts)
@@ -327,19 +327,19 @@ class CupyLane:
         return middles
 
     def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
-        """A copy of the lines of the k-th node, in host memory."""
+        """Return a copy of the lines of the k-th node, in host memory."""
         first = self._firsts[nodes.tree[k]]
         some = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
         return np.array(self._backend.to_numpy(some))
 
 
 def _ordered(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Whole numbers of the same order."""
+    """Return float64 values as int64 of the same order, for atomic maxima."""
     bits = np.ascontiguousarray(numbers).view(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
 
 def _numbers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers that `_ordered` came from."""
+    """Return the float64 values that `_ordered` made int64 of."""
     bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
     return bits.view(np.float64)

@@ -156,7 +156,7 @@ class TreeCalls(Calls):
         self, leaves: Any, allowed: Any, features: Sequence[Any], facts: SplitFacts,
         scales: Sequence[float], shape: tuple[int, int, int],
     ) -> Any:  # fmt: skip
-        """The best splits of some leaves; see `TreeDevice.find`.
+        """Find the best splits of some leaves; see `TreeDevice.find`.
 
         Parameters
         ----------
@@ -223,7 +223,7 @@ class CupyForest:
         self._n_features = trees.bins.n_features
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
-        """The sums, of shape (n, n_outputs), in host memory; sparse rows become dense in parts."""
+        """Return the sums (n, n_outputs) in host memory; sparse rows become dense slice by slice."""
         cp, n = self._calls.cupy, X.shape[0]
         out = cp.empty((n, len(self._start)), np.float64)
         out[...] = self._backend.to_device(self._start)
@@ -237,7 +237,7 @@ class CupyForest:
 
 
 def packed_nodes(nodes: Any) -> NDArray[np.float64]:
-    """Nodes of 16 bytes each, as two numbers whose bits are what the kernel reads."""
+    """Return nodes of 16 bytes each, as pairs of numbers whose bits the kernel reads."""
     packed = np.empty(len(nodes.feature), _NODE)
     packed["threshold"], packed["left"] = nodes.threshold, nodes.left
     of_category = nodes.category >= 0
@@ -248,14 +248,14 @@ def packed_nodes(nodes: Any) -> NDArray[np.float64]:
 
 
 def _categories(bins: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Categories of all features behind each other, and where each feature's begin."""
+    """Return the categories of all features behind each other, and where each feature's begin."""
     some = [e if c else e[:0] for e, c in zip(bins.edges, bins.categorical, strict=True)]
     firsts = np.cumsum([0, *map(len, some)])
     return _or_one(np.concatenate([np.empty(0), *some])), firsts.astype(np.int64)
 
 
 def _or_one(array: Array) -> Array:
-    """The array, or one zero where it is empty: a device has no arrays of nothing."""
+    """Return the array, or one zero where it is empty: a device has no empty arrays."""
     return array if array.size else np.zeros(1, array.dtype)
 
 
@@ -309,7 +309,7 @@ class CupyTrees:
         )
 
     def to_host(self, hist: Any) -> Array:
-        """Histograms in host memory."""
+        """Return histograms in host memory."""
         found: Array = self._backend.to_numpy(hist)
         return found
 
@@ -433,7 +433,7 @@ class CupyTreeRows:
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
-        """Part the rows of some leaves; histograms, and where the right children begin."""
+        """Partition the rows of some leaves; return histograms and where right children begin."""
         work = self._work(parts, mode)
         self._calls.part(work, self._bins, self._index, self._spare)
         hist = self._histograms(work, output)
@@ -448,7 +448,7 @@ class CupyTreeRows:
         return self._calls.work(parts, mode, self._bins.shape[1] // 8)
 
     def _histograms(self, work: LeafWork, output: int) -> Any:
-        """Histograms of the leaves that ask for one, which lie one behind the other."""
+        """Return the histograms of the leaves that ask for one, which lie behind each other."""
         out = self._calls.cupy.zeros((work.n_slots, *self._shape), np.int64)
         self._calls.histograms(work, self._bins, self._packed[output], self._index, out)
         return out.transpose(1, 0, 2, 3)

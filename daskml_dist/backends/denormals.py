@@ -25,7 +25,7 @@ _Environment = ctypes.c_uint32 * 64
 
 
 def arithmetic(flushes: bool) -> AbstractContextManager[None]:
-    """Context in which the calling thread, and those that it starts, compute."""
+    """Return the context in which the calling thread, and those that it starts, compute."""
     return _flushing() if flushes else nullcontext()
 
 
@@ -52,7 +52,7 @@ def _flushing() -> Iterator[None]:
 
 @functools.cache
 def _calls() -> tuple[Callable[..., int], Callable[..., int]] | None:
-    """C's calls that read and write the modes of a thread; None on systems not known here."""
+    """Return C's functions that read and write a thread's floating-point mode, or None if unknown."""
     if sys.platform != "linux" or platform.machine() not in _WORDS:
         return None
     for name in ("libm.so.6", None):

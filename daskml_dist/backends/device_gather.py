@@ -148,7 +148,7 @@ class DeviceGather:
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], Any]]:
-        """Gather batches: for each, :meth:`add_gradient` of its rows."""
+        """Return, for each batch, :meth:`add_gradient` of its rows."""
         gathered = [self.rows(place, n) for place, n in enumerate(self.gather(batches))]
         return [functools.partial(self.add_gradient, rows) for rows in gathered]
 
@@ -161,7 +161,7 @@ class DeviceGather:
         return loss
 
     def gather(self, batches: Sequence[Draw]) -> list[int]:
-        """Gather batches; the rows of each."""
+        """Copy where the rows of batches lie to the device; return the rows of each batch."""
         parts = [(place, *part) for place, batch in enumerate(batches) for part in batch]
         n_rows = np.zeros(len(batches), np.intp)
         if parts:
@@ -188,7 +188,7 @@ class DeviceGather:
         return found
 
     def rows(self, place: int, n_rows: int | None = None) -> DenseRows | CsrRows:
-        """A gathered batch as a kernel takes it; of as many rows as a batch has at most."""
+        """Return a gathered batch as a kernel takes it, of as many rows as a batch has at most."""
         start = place * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
         at = slice(start, start + n)
@@ -199,11 +199,11 @@ class DeviceGather:
 
     @staticmethod
     def _arrays(X: Any) -> tuple[Any, ...]:
-        """Arrays whose addresses a kernel needs."""
+        """Return the arrays whose addresses a kernel needs."""
         return (X,)
 
     def _room(self, n: int) -> Any:
-        """Room for a kernel to write where n rows lie."""
+        """Return room for a kernel to write where n rows lie."""
         return self._cp.empty(n, np.uint64)
 
     @property

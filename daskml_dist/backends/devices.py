@@ -93,7 +93,7 @@ def get_backend(device: str) -> Backend:
 
 
 def gpu_problem() -> str | None:
-    """Reason that this process cannot use a GPU, with the remedy, or None."""
+    """Return the reason that this process cannot use a GPU, with the remedy, or None."""
     return _class(*BACKENDS["gpu"]).problem()
 
 

@@ -24,12 +24,12 @@ _BUILTINS = {"abs": "abs", "max": "maximum", "min": "minimum"}
 
 
 def where(condition: Any, one: Any, other: Any) -> Any:
-    """A branch that arrays can take as well: `one` where the condition holds, else `other`."""
+    """Return `one` where the condition holds, else `other`: a branch that arrays can take as well."""
     return one if condition else other
 
 
 def helpers(function: Callable[..., Any]) -> dict[str, Any]:
-    """Functions of Python's that another one calls by global names."""
+    """Return the Python functions that another one calls by global names."""
     own: Any = function
     found = {name: own.__globals__.get(name) for name in own.__code__.co_names}
     return {name: value for name, value in found.items() if isinstance(value, FunctionType)}
@@ -37,7 +37,7 @@ def helpers(function: Callable[..., Any]) -> dict[str, Any]:
 
 @cache
 def of_arrays(function: Callable[..., Any], xp: Any) -> Any:
-    """A function of entries as one of arrays."""
+    """Return a function of single entries as one of arrays."""
     own: Any = function
     names = own.__globals__
     found: dict[str, Any] = {

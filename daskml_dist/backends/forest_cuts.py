@@ -51,7 +51,7 @@ GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 
 @_inside
 def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
-    """Weight of a node times what its impurity lacks of a constant."""
+    """Return a node's weight times a constant less its impurity: the larger, the purer."""
     weight = np.float64(total >> bits)
     found = 0.0
     if kind == SQUARED:
@@ -88,7 +88,7 @@ def middle(kind: Any, sums: Any, total: Any, bits: Any) -> float:
 
 @_inside
 def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
-    """Write the medians of a node's targets, and the sum of absolute errors, as bits to its sums.
+    """Write the bits of a node's medians, and of its sum of absolute errors, to its sums.
 
     Parameters
     ----------
@@ -126,7 +126,8 @@ def median_split(
     facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
     features: Any, swaps: Any, found: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
 ) -> tuple[int, float]:  # fmt: skip
-    """The feature of the best split of a node (-1: there is none), and minus the children's errors.
+    """Find the feature of a node's best split (-1: none); return it and minus the children's
+    errors.
 
     See `forest_grow.grow` for the parameters; `medians`, of shape (2,), become those of the
     children.
@@ -203,7 +204,7 @@ def _both_sides(
 def _best_of(
     facts: Any, work: Any, total: Any, first: Any, end: Any, sign: Any, bounds: Any
 ) -> tuple[float, int]:
-    """Minus the errors of the best of some cuts whose sides may be, and which it is."""
+    """Return minus the errors of the best allowed cut of a feature, and the cut's number."""
     _, (errors, medians), packed = work
     best, best_cut = -np.inf, -1
     for c in range(first, end):
@@ -220,7 +221,7 @@ def _best_of(
 
 @_inside
 def _all_sorted(lines: Any, n_outputs: Any) -> Any:
-    """Orders, places and sorted targets of all outputs, as `_sort` makes them of one."""
+    """Return orders, ranks and sorted targets of all outputs; see `_sort`."""
     n = len(lines)
     orders, ranks = np.zeros((n_outputs, n), np.int64), np.zeros((n_outputs, n), np.int64)
     values = np.zeros((n_outputs, n))
@@ -245,7 +246,7 @@ def _in_order(
     rows: Any, lines: Any, feature: Any, places: Any, n_places: Any, missing: Any, seen: Any,
     ends: Any, sequence: Any,
 ) -> None:  # fmt: skip
-    """Write the lines in the order of their bins, missing values last, and where bins end."""
+    """Write the lines sorted by bin, missing values last, and where each bin ends."""
     ends[0] = 0
     for c in range(n_places):
         ends[c + 1] = ends[c] + seen[places[c], 0]
@@ -260,7 +261,7 @@ def _in_order(
 
 @_inside
 def _large_enough(facts: Any, left: Any, right: Any) -> Any:
-    """Test of a cut: both children have rows and weight enough."""
+    """Return whether both children of a cut have enough rows and weight."""
     bits = facts[BITS]
     mask = (np.int64(1) << bits) - 1
     if min(left & mask, right & mask) < facts[LEAST_ROWS]:
@@ -275,7 +276,7 @@ def _one_side(
     ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
     medians: Any,
 ) -> None:  # fmt: skip
-    """Add the absolute errors of what lies left (or right) of the cut behind so many bins.
+    """Write medians, and add absolute errors, of what lies on one side of each cut.
 
     Its medians are written.
     """
@@ -320,7 +321,7 @@ def _error(
     whole: Any,
     total: Any,
 ) -> tuple[float, float]:
-    """Median of the rows that were added, and the sum of their absolute errors, as scaled."""
+    """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
     at, below, value = _place(counts, (whole + 1) // 2 - 1)
     line = order[at]
     below += lines[line, 1] >> facts[BITS]
@@ -336,7 +337,9 @@ def _error(
 
 @_inside
 def _place(counts: Any, most: Any) -> tuple[Any, Any, Any]:
-    """Place up to which rows weigh no more than `most`; what they weigh, and their targets' sum."""
+    """Find the last place up to which rows weigh at most `most`; return it, their weight and target
+    sum.
+    """
     n = counts.shape[1] - 1
     step = 1
     while 2 * step <= n:
@@ -366,13 +369,13 @@ FOUND = 3
 
 @_inside
 def share_of(draw: Any) -> float:
-    """A draw of 64 bits as a number of [0, 1)."""
+    """Return a draw of 64 bits as a number of [0, 1)."""
     return np.float64(draw >> np.uint64(11)) * 2.0**-53
 
 
 @_inside
 def occupied(hist: Any, missing: Any, places: Any) -> Any:
-    """Bins of values that hold rows, in their order; how many they are."""
+    """Write the bins that hold rows, in order, without that of missing values; return their number."""
     n = 0
     for b in range(missing):
         for v in range(hist.shape[1]):
@@ -385,7 +388,7 @@ def occupied(hist: Any, missing: Any, places: Any) -> Any:
 
 @_inside
 def any_missing(hist: Any, missing: Any) -> Any:
-    """Test of a feature: some rows miss its value."""
+    """Return whether some rows miss a feature's value."""
     for v in range(hist.shape[1]):
         if hist[missing, v] != 0:
             return True
@@ -396,7 +399,7 @@ def any_missing(hist: Any, missing: Any) -> Any:
 def _note(
     places: Any, k: Any, n: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
 ) -> None:
-    """Write the cut behind the k-th bin that holds rows."""
+    """Write the cut behind the k-th occupied bin, and the left child's sums."""
     found[0] = places[k]
     found[1] = places[k + 1] if k + 1 < n else -1
     found[2] = side
@@ -409,7 +412,7 @@ def _note(
 def _fits(
     facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
 ) -> Any:
-    """Test of a cut: both children may be."""
+    """Return whether both children of a cut have enough rows and weight, and answer within bounds."""
     bits = facts[BITS]
     mask = (np.int64(1) << bits) - 1
     if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:
@@ -432,7 +435,7 @@ def best_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     best: float, found: Any, left_found: Any, work: Any,
 ) -> float:  # fmt: skip
-    """The best cut of a feature; the worth of its children if larger than `best`, else `best`.
+    """Find a feature's best cut; return its children's worth if larger than `best`, else `best`.
 
     Of equal ones the first counts: bins from below, missing values on the right first.
 
@@ -482,7 +485,7 @@ def best_cut(
 
 @_inside
 def drawn_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, float]:
-    """A cut drawn between the smallest and the largest value of a feature; see `random_cut`.
+    """Draw a cut between the smallest and the largest value of a feature; see `random_cut`.
 
     The last of the bins that hold rows that goes left, and the threshold.
     """
@@ -505,7 +508,7 @@ def random_cut(
     low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
     work: Any,
 ) -> float:  # fmt: skip
-    """As `best_cut`, of a cut drawn between the smallest and the largest value of a feature.
+    """Judge one cut drawn between a feature's smallest and largest value; see `best_cut`.
 
     A bin in which the drawn value falls goes where more than half of it lies.
 

@@ -84,7 +84,7 @@ def settled(
     facts: Any, least: Any, tree: Any, sums: Any, best: Any, worths: Any, signs: Any, bounds: Any,
     paths: Any, gain: Any, of_children: Any, ways: Any,
 ) -> None:  # fmt: skip
-    """Write what the splits of nodes gain, and bounds and ways of their children.
+    """Write each split's gain, and the bounds and ways of its children.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ _LOWEST[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.ara
 
 @_inside
 def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
-    """Test of a node that is to be split: it is neither too deep, nor too small, nor pure."""
+    """Return whether a node may be split: not too deep, not too small, not pure."""
     bits = facts[BITS]
     total = sums[len(sums) - 2]
     n, w = total & ((np.int64(1) << bits) - 1), total >> bits
@@ -235,7 +235,7 @@ def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
 
 @_inside
 def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
-    """As `add_rows` and `occupied`, at the price of the rows."""
+    """Make a small node's histogram and list of occupied bins at the price of its rows alone."""
     seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
     width = lines.shape[1]
@@ -269,7 +269,7 @@ def cut_of(
     high: Any, path: Any, feature: Any, best: float, found: Any, left: Any, threshold: Any,
     work: Any,
 ) -> float:  # fmt: skip
-    """The best, or the drawn, cut of a node by a feature, if it is worth more than `best`."""
+    """Find the best, or the drawn, cut of a node by a feature; return its worth, or `best`."""
     n_sums = len(sums) - 2
     own, total = sums[:n_sums], sums[n_sums]
     if facts[ANYWHERE]:
@@ -290,7 +290,7 @@ def _split(
     high: Any, features: Any, hist: Any, places: Any, swaps: Any, found: Any, left: Any,
     threshold: Any, work: Any,
 ) -> tuple[int, float]:  # fmt: skip
-    """The feature of the best split of a node (-1: there is none), and the children's worth.
+    """Find the feature of a node's best split (-1: none); return it and the children's worth.
 
     Of equal splits that of the feature which the node drew first counts: nodes of few rows have
     many, and a fixed order would favour some features.
@@ -331,7 +331,7 @@ def grow(
     paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any, found: Any,
     of_left: Any, reach: Any, own: Any, at: Any, medians: Any,
 ) -> Any:  # fmt: skip
-    """Grow a tree from a node; how many nodes it has.
+    """Grow a tree from a node; return its number of nodes.
 
     Parameters
     ----------
@@ -420,7 +420,7 @@ def grow(
 
 @_inside
 def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any) -> None:
-    """Let a node wait in a place of the stack."""
+    """Push a node that waits to be split."""
     stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
     paths[at] = path
 
@@ -453,7 +453,7 @@ def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
 def scratch_of_growth(
     facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
 ) -> tuple[NDArray[Any], ...]:
-    """Return the last arguments of `grow`."""
+    """Return the scratch arrays that are the last arguments of `grow`."""
     n_waiting, d = min(n_lines, most_levels) + 2, int(facts[D])
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),

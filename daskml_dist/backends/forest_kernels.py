@@ -100,7 +100,7 @@ _inside = compiled_inside(error_model="numpy")
 
 @_inside
 def hash_of(number: Any) -> Any:
-    """Hash of 64 bits; see `models.hashed.mixed`."""
+    """Return a hash of 64 bits (splitmix64's finaliser); see `models.hashed.mixed`."""
     number = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -109,13 +109,13 @@ def hash_of(number: Any) -> Any:
 
 @_inside
 def child_of(path: Any, side: Any) -> Any:
-    """Number that the way to a child has."""
+    """Return the hash of the way to a child, from its parent's."""
     return hash_of(path + np.uint64(side + 1))
 
 
 @_inside
 def drawn(number: Any, key: Any, table: Any) -> Any:
-    """Number of times that a row is drawn: Poisson, by its cumulated probabilities."""
+    """Return how many times a row is drawn: Poisson, by inversion of cumulated probabilities."""
     draw = hash_of(hash_of(np.uint64(number) + np.uint64(1)) + key)
     times = 0
     while times < len(table) and draw >= table[times]:
@@ -128,7 +128,7 @@ def draw_rows(
     numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: Any,
     lines: Any,
 ) -> Any:  # fmt: skip
-    """Write the lines of the rows that a tree draws; how many they are.
+    """Write the lines of the rows that a tree draws; return how many they are.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def draw_rows(
 
 @_inside
 def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
-    """The k-th feature that a node draws, without replacement.
+    """Return the k-th feature that a node draws, without replacement (Fisher-Yates).
 
     `features` is reordered, which `swap_back` undoes, the last draw first; `swaps` says how.
     """
@@ -269,7 +269,7 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
 def part_lines(
     rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
 ) -> Any:
-    """Bring lines that go left before the others, in place and in their order; how many do."""
+    """Move lines that go left before the others, in place and in order; return how many they are."""
     left: Any = 0
     right: Any = 0
     width = lines.shape[1]

@@ -101,7 +101,7 @@ class Nodes:
         return len(self.tree)
 
     def some(self, which: Any) -> Nodes:
-        """Some of them, by a slice, numbers or a mask."""
+        """Return some of the nodes, by a slice, numbers or a mask."""
         return Nodes(
             self.tree[which], self.start[which], self.stop[which], self.path[which],
             self.bounds[which], self.turn,
@@ -112,7 +112,7 @@ class ForestLane(Protocol):
     """The rows of a lane, and the lines of those that some trees draw."""
 
     def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
-        """Draw the rows of some trees, which are numbered from 0; how many lines each has.
+        """Draw the rows of some trees, numbered from 0; return how many lines each tree has.
 
         Parameters
         ----------
@@ -138,16 +138,16 @@ class ForestLane(Protocol):
         """
 
     def histograms(self, nodes: Nodes, features: Any) -> Any:
-        """Histograms of some features of nodes."""
+        """Return the histograms of some features of nodes."""
 
     def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bring lines that go left before the others; where the latter begin.
+        """Move lines that go left before the others; return where the latter begin.
 
         The children's lines are of one turn more.
         """
 
     def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
-        """A copy of the lines of the k-th node, in host memory."""
+        """Return a copy of the lines of the k-th node, in host memory."""
 
 
 class ForestDevice(Protocol):
@@ -167,25 +167,25 @@ class ForestDevice(Protocol):
     def budget(self) -> float: ...
 
     def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> ForestLane:
-        """Rows of a lane."""
+        """Return the rows of a lane on the device."""
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Context that says what did not fit in the memory of the device, and the remedy."""
+        """Return a context that turns the device's out-of-memory error into ours, with its remedy."""
 
     def to_host(self, hist: Any) -> Array:
-        """Histograms in host memory."""
+        """Return histograms in host memory."""
 
     def to_device(self, summed: Array) -> Any:
-        """Sums of all trainers, where the device keeps its arrays."""
+        """Return the sums of all trainers where the device keeps its arrays."""
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
-        """The features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
+        """Return the features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
 
     def cuts(
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """Facts of the best (or drawn) cuts, as they are told.
+        """Return facts of the best (or drawn) cuts of some jobs, a node and a feature each.
 
         Parameters
         ----------
@@ -203,4 +203,4 @@ class ForestDevice(Protocol):
         """
 
     def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
-        """The best cut of each node, of the features in their order; the first of equal ones."""
+        """Return the best cut of each node; of equal ones that of the feature drawn first."""

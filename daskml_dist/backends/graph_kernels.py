@@ -30,7 +30,9 @@ def in_rows(
     place: NDArray[np.int32],
     dtype: Any,
 ) -> tuple[NDArray[np.int32], Array | None]:
-    """As `csr_order.in_rows`, of known `indptr`: sorted by columns first and then by rows."""
+    """Return entries in CSR order by two counting sorts: by column, then by row; see
+    `csr_order.in_rows`.
+    """
     n, weighted = int(indptr[-1]), dtype is not None
     kind = np.dtype(np.float64 if dtype is None else dtype)
     indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
@@ -59,7 +61,7 @@ def in_rows(
 
 
 def _plain(array: Array) -> Array:
-    """An array of the one kind that loops are compiled for: what was sent is of other ones."""
+    """Return an aligned, writeable array: the one kind that the loops are compiled for."""
     return array if array.flags.aligned and array.flags.writeable else array.copy()
 
 
@@ -118,7 +120,7 @@ def pull_ranks(
     dangling: float,
     ranks: Any,
 ) -> float:
-    """Ranks of the targets of a block's rows, in place; the sum of their absolute changes.
+    """Set the PageRanks of a block's targets, in place; return the sum of their absolute changes.
 
     Parameters
     ----------
@@ -154,7 +156,7 @@ def pull_ranks(
 
 @_exact
 def pull_smallest(indptr: Any, indices: Any, sent: Any, labels: Any) -> int:
-    """Smallest of the own label and those that the entries point at, in place; how many changed."""
+    """Set labels to the smallest of their own and their neighbours'; return how many changed."""
     changed = 0
     for i in range(len(labels)):
         least = labels[i]

@@ -23,23 +23,23 @@ class HostForests:
     budget = math.inf
 
     def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> HostLane:
-        """Rows of a lane."""
+        """Return the rows of a lane."""
         return HostLane(room, facts, make_room)
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Nothing: the host's own error stays."""
+        """Return a context that does nothing: the host's own error stays."""
         return nullcontext()
 
     def to_host(self, hist: Any) -> Array:
-        """The histograms themselves."""
+        """Return the histograms themselves."""
         return np.asarray(hist)
 
     def to_device(self, summed: Array) -> Array:
-        """Sums of all trainers, as they are."""
+        """Return the sums of all trainers as they are."""
         return summed
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
-        """The features that nodes draw."""
+        """Return the features that nodes draw."""
         from daskml_dist.backends.forest_grow import features_of
 
         found = np.empty((len(nodes), last - first), np.int32)
@@ -50,7 +50,7 @@ class HostForests:
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
-        """Facts of the cuts of some jobs."""
+        """Return facts of the cuts of some jobs."""
         from daskml_dist.backends.forest_grow import cut_jobs
 
         n, m = features.shape
@@ -65,7 +65,7 @@ class HostForests:
         return told
 
     def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
-        """The best cut of each node."""
+        """Return the best cut of each node."""
         from daskml_dist.backends.forest_grow import best_jobs
 
         found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
@@ -76,7 +76,7 @@ class HostForests:
 def drawn_lines(
     room: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
 ) -> Array:
-    """The lines of the rows that a tree draws, in room for as many as there are."""
+    """Write the lines of the rows that a tree draws into `found`; return those that are used."""
     from daskml_dist.backends.forest_kernels import draw_rows
 
     n = draw_rows(
@@ -112,7 +112,7 @@ class HostLane:
         return self._spaces[number]
 
     def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
-        """Draw the rows of some trees."""
+        """Draw the rows of some trees; return how many lines each has."""
         self._lines = [
             drawn_lines(
                 self._room, self._facts, key, None if factor is None else factor[k],
@@ -139,7 +139,7 @@ class HostLane:
         return of_tree[nodes.start[k] : nodes.stop[k]]
 
     def histograms(self, nodes: Nodes, features: Any) -> Array:
-        """Histograms of some features of nodes."""
+        """Return the histograms of some features of nodes."""
         from daskml_dist.backends.forest_grow import add_jobs
 
         n, m = features.shape
@@ -154,7 +154,7 @@ class HostLane:
         return hist
 
     def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bring lines that go left before the others; where the latter begin."""
+        """Move lines that go left before the others; return where the latter begin."""
         from daskml_dist.backends.forest_kernels import part_lines
 
         middles, spare = nodes.start.copy(), self._space(0)
@@ -167,5 +167,5 @@ class HostLane:
         return middles
 
     def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
-        """A copy of the lines of the k-th node."""
+        """Return a copy of the lines of the k-th node."""
         return self._some(nodes, k).copy()

@@ -49,7 +49,7 @@ _rest = _update  # at a learning rate of 0
 
 
 def _losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
-    """Loss of each of n rows into `values`, its derivative into `raw`, both times the weight."""
+    """Write each row's weighted loss into `values`, and its weighted derivative over `raw`."""
     for t in range(n):
         values[t], slope = _loss(y[t], raw[t], parameters)
         values[t] *= weight[t]
@@ -178,7 +178,7 @@ def _steps(
     parameters: Any,
     n_features: Any,
 ) -> None:
-    """Step along each batch.
+    """Take an optimizer's step along each batch.
 
     Parameters
     ----------
@@ -246,15 +246,15 @@ class HostGather:
         self.where = np.array([[_address(a) for a in arrays] for arrays in parts], np.int64)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
-        """Gather batches: for each, :meth:`add_gradient` of its rows."""
+        """Return, for each batch, :meth:`add_gradient` of its rows."""
         return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Addresses of the runs of rows of batches; good as long as the batches are there."""
+        """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
         return parts_of(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
-        """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1); the loss."""
+        """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1); return the loss."""
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
         fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
@@ -309,7 +309,7 @@ class BatchSteps:
 
 
 def parts_of(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
-    """Runs of rows of batches as loops take them, by the places of their blocks."""
+    """Return the batches' runs of rows as compiled loops take them, with blocks by their places."""
     return np.array(
         [
             (number, place[block], _integers(starts), _integers(counts), len(starts))
@@ -321,7 +321,7 @@ def parts_of(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.in
 
 
 def _integers(array: Any) -> int:
-    """Address of numbers of rows (or 0), of which the loop believes all."""
+    """Return the address of an int64 array (0: None), after the checks that the loop leaves out."""
     assert array is None or (array.dtype == np.int64 and array.flags.c_contiguous)
     return _address(array)
 
@@ -333,7 +333,7 @@ def _address(array: Any) -> int:
 def _large_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
-    """As `host_gather` has it, part by part: what these sum in their dtype is summed in float64."""
+    """Set the gradient of a large batch part by part, whose sums are added up in float64."""
     sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
     none = np.int64(0)
     while p < len(parts) and parts[p, 0] == batch:
@@ -384,7 +384,7 @@ class StreamGather(HostGather):
             self.gradient = compiled_with(_large_gradient, _gradient=self.gradient)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Addresses of the runs of rows of batches; good until the next batches are asked for."""
+        """Return the addresses of the batches' runs of rows; valid until the next call."""
         needed = dict.fromkeys(block for batch in batches for block, _, _ in batch)
         had = self._blocks
         self._hold({n: had[n] if n in had else self._find(n) for n in needed})
@@ -394,7 +394,7 @@ class StreamGather(HostGather):
 
 
 def _cut(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:
-    """Runs of rows of a block, no more rows together than are added up in their dtype."""
+    """Split a run into runs of at most `_AT_ONCE` rows together."""
     block, starts, counts = run
     if counts is None:
         return [(block, starts[i : i + _AT_ONCE], None) for i in range(0, len(starts), _AT_ONCE)]
@@ -413,7 +413,7 @@ def _cut(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:
 def _shorter(
     starts: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The same rows in runs that are no longer than the bound."""
+    """Return the same rows as runs that are each at most `_AT_ONCE` long."""
     pieces = -(-counts // _AT_ONCE)
     at = np.repeat(np.arange(len(starts)), pieces)
     nth = np.arange(len(at)) - np.repeat(np.cumsum(pieces) - pieces, pieces)

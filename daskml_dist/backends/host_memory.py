@@ -28,7 +28,7 @@ class Scratch:
         self._held: dict[str, NDArray[Any]] = {}
 
     def empty(self, use: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An array with anything in it; good until the next one of that use."""
+        """Return an uninitialised array, valid until the next one of the same use."""
         size, held = math.prod(shape), self._held.get(use)
         if held is None or held.dtype != dtype or held.size < size:
             held = self._held[use] = np.empty(size, dtype)

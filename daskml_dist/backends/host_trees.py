@@ -33,11 +33,11 @@ class HostTrees:
         return [HostRows(room, shape) for room in rooms]
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Nothing: the host's own error stays."""
+        """Return a context that does nothing: the host's own error stays."""
         return nullcontext()
 
     def to_host(self, hist: Any) -> Array:
-        """The histograms themselves."""
+        """Return the histograms themselves."""
         return np.asarray(hist)
 
     def find(
@@ -78,7 +78,7 @@ class HostRows:
         self._out = np.empty(0, np.int64)
 
     def _room_for(self, n: int) -> Array:
-        """Room for the histograms of `n` leaves; good until the next.
+        """Return room for the histograms of `n` leaves, valid until the next call.
 
         Dask's workers give freed memory back at once, and new pages are dear.
         """
@@ -89,7 +89,7 @@ class HostRows:
         return self._out[:size].reshape(d, n, *rest)
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
-        """Make gradients and hessians in float32; the largest of each output."""
+        """Make gradients and hessians in float32; return the largest size of each output."""
         from daskml_dist.backends.tree_kernels import COMPILED
 
         room, k = self._room, loss.n_outputs
@@ -116,7 +116,9 @@ class HostRows:
         return largest
 
     def _room_of(self, k: int, constant: bool) -> tuple[Array, Array]:
-        """Room for gradients and hessians: pages that are new are dearer than what they hold."""
+        """Return room for gradients and hessians, kept between trees: new pages cost more than
+        writing.
+        """
         room = self._room
         if "given" not in room.extra:
             shape = k, room.n
@@ -160,7 +162,7 @@ class HostRows:
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Array, list[int]]:
-        """Part the rows of some leaves; histograms, and where the right children begin."""
+        """Partition the rows of some leaves; return histograms and where right children begin."""
         from daskml_dist.backends.tree_kernels import part_and_sum
 
         room, extra = self._room, self._room.extra
@@ -181,7 +183,7 @@ class HostRows:
             add_to_leaf(extra["raw"][output], extra["index"][of_leaf], value)
 
     def bring_raw(self) -> None:
-        """Nothing: raw predictions are in host memory."""
+        """Do nothing: raw predictions are in host memory."""
 
     def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return the number of the leaf of each row."""

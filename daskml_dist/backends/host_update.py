@@ -104,7 +104,7 @@ def update_at(
 
 
 def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any) -> Any:
-    """Add sorted rows to sorted rows; return how many there are in all."""
+    """Merge two sorted lists of rows, adding values of equal rows; return the number of rows."""
     i, j, n = 0, 0, 0
     while i < len(index) and j < len(other):
         a, b = index[i], other[j]
@@ -133,7 +133,7 @@ def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any
 def merged(
     index: NDArray[np.int64], values: NDArray[Any], other: NDArray[np.int64], more: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Sorted union of sorted rows of two gradients, and the sum of both.
+    """Return the sorted union of two gradients' rows, and the sum of both gradients.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Intrinsics that compiled loops need beside numba: addresses, vectors, copies, and flags in shared memory.
+"""Intrinsics of compiled loops: addresses, vectors, copies, and flags in shared memory.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -44,7 +44,7 @@ __all__ = [
 
 @intrinsic
 def _to_pointer(context: Any, address: Any) -> Any:
-    """An address as a pointer, for `array_at`."""
+    """Return an address as a pointer, for `array_at`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -136,7 +136,7 @@ def _shuffled(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
 
 @intrinsic
 def _load(context: Any, address: Any, dtype: Any) -> Any:
-    """Floats of a dtype from an address on."""
+    """Return the vector of floats of a dtype at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = _at(builder, arguments[0], _vector(signature.return_type.dtype))
@@ -158,7 +158,7 @@ def _store(context: Any, address: Any, vector: Any) -> Any:
 
 @intrinsic
 def _zeros(context: Any, dtype: Any) -> Any:
-    """Zeros of a dtype."""
+    """Return a vector of zeros of a dtype."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = _vector(signature.return_type.dtype)
@@ -169,7 +169,7 @@ def _zeros(context: Any, dtype: Any) -> Any:
 
 @intrinsic
 def _spread(context: Any, number: Any) -> Any:
-    """A number, in all places."""
+    """Return a vector with one number in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = _vector(signature.return_type.dtype)
@@ -182,7 +182,7 @@ def _spread(context: Any, number: Any) -> Any:
 
 @intrinsic
 def _multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
-    """``a * b + c``, rounded once where the processor can."""
+    """Return ``a * b + c``, rounded once where the processor has fused multiply-adds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type
@@ -195,7 +195,7 @@ def _multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def _plus(context: Any, a: Any, b: Any) -> Any:
-    """``a + b``"""
+    """Return ``a + b``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fadd(*arguments)
@@ -224,7 +224,7 @@ def _store_sums(context: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> A
 
 
 def _joined(builder: Any, a: Any, b: Any, n: int) -> Any:
-    """Two vectors as one, of which each `n` parts, one after the other, are halved by a sum."""
+    """Return one vector of two, in which neighbouring halves of each of `n` parts are added."""
     count = a.type.count
     places = [number * count + i for number in (0, 1) for i in range(count)]
     size = count // n
@@ -255,14 +255,14 @@ _inside = compiled_inside(error_model="numpy")
 
 @_inside
 def copy_values(out: Any, values: Any) -> None:
-    """Fill a vector with as many values."""
+    """Copy a vector of the same length."""
     for i in range(len(out)):
         out[i] = values[i]
 
 
 @_inside
 def copy_rows(out: Any, rows: Any) -> None:
-    """Fill a matrix with one of its shape."""
+    """Copy a matrix of the same shape."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[i, j] = rows[i, j]
@@ -279,7 +279,7 @@ _HINTS: dict[str, tuple[str, list[int]]] = {
 
 @intrinsic
 def _look(context: Any, address: Any) -> Any:
-    """The number at an address."""
+    """Return the number at an address, read with acquire order."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         flag = builder.inttoptr(arguments[0], _WORD.as_pointer())
@@ -332,7 +332,7 @@ def _yield_processor(context: Any) -> Any:
 
 @intrinsic
 def _nanoseconds(context: Any) -> Any:
-    """Nanoseconds of a clock that only goes on."""
+    """Return the nanoseconds of the monotonic clock."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         moment = cgutils.alloca_once(builder, ir.ArrayType(_WORD, 2))
@@ -348,7 +348,7 @@ def _nanoseconds(context: Any) -> Any:
 
 @intrinsic
 def _ring(context: Any, descriptor: Any) -> Any:
-    """Write a byte to a pipe; one that is full rings already."""
+    """Write a byte to a pipe; a pipe that is full already wakes its reader."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = cgutils.alloca_once_value(builder, ir.IntType(8)(33))

@@ -27,7 +27,7 @@ _WORDS_A_PAIR = 8
 
 
 def first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | None:
-    """Row and value of the first entry below 0."""
+    """Return the row and value of the first entry below 0, or None."""
     if isinstance(X, CSRRows):
         values, indptr = X.X.data, X.X.indptr
         if values.dtype.kind in "bu" or not len(values) or values.min() >= 0:
@@ -94,13 +94,15 @@ class ItemBits:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the words that are kept."""
+        """Return the bytes of the words that are kept."""
         return 0 if self._words is None else self._words.nbytes
 
     def tiles(
         self, X: Any, items: NDArray[np.int64], backend: NumpyBackend
     ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
-        """Words of shape (n_tiles, n, n_words) of some rows after the other, and their n items."""
+        """Yield words of shape (n_tiles, n, n_words) of consecutive rows, with the n items'
+        columns.
+        """
         if X.shape[0] == 0:
             return
         if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
@@ -129,7 +131,7 @@ class ItemBits:
     def _in_turn(
         X: CSRRows, items: NDArray[np.int64], width: int
     ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
-        """Words of one tile after the other, in the same memory."""
+        """Yield the words of one tile after the other, in the same memory."""
         from daskml_dist.backends.itemset_kernels import pack_csr
 
         csr, rank, bought = X.X, _ranks(items, X.shape[1]), _bought(X.X.data)
@@ -156,19 +158,19 @@ def add_set_counts(
 
 
 def _tiles(X: Any) -> Iterator[slice]:
-    """Slices of dense rows that begin at whole words."""
+    """Yield slices of dense rows that begin at whole words of 64 rows."""
     step = _CACHED // max(1, X.shape[1] * X.dtype.itemsize)
     yield from row_slices(X.shape[0], max(64, step // 64 * 64))
 
 
 def _bought(values: NDArray[Any]) -> Bytes:
-    """1 where a value is not zero."""
+    """Return 1 where a value is not zero, else 0."""
     found: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
     return found
 
 
 def _ranks(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:
-    """Number of each column among some items; -1: it is none of them."""
+    """Return the number of each column among some items; -1: it is none of them."""
     rank = np.full(n_columns, -1, np.int32)
     rank[items] = np.arange(len(items), dtype=np.int32)
     return rank

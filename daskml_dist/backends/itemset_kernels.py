@@ -60,7 +60,7 @@ def add_counts(bought: Any, out: Any) -> None:
 
 @_exact
 def add_counts_csr(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any) -> None:
-    """`add_counts` of some rows of a CSR matrix, of which `bought` tells the entries."""
+    """Add to `out` how often each column of CSR rows is bought; see `add_counts`."""
     for i in rows:
         for e in range(indptr[i], indptr[i + 1]):
             out[indices[e]] += bought[e]
@@ -130,7 +130,7 @@ def pack_csr(
 
 @_inside
 def _ones(x: Any) -> Any:
-    """Number of ones among 64 bits; the compiler knows these lines for one instruction."""
+    """Return the number of set bits of 64; LLVM recognises these lines as one popcount instruction."""
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
     x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -201,7 +201,7 @@ def add_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> N
 
 @_exact
 def pairs_of(indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any) -> float:
-    """Number of pairs of items that the rows hold, with repetitions; parameters of `pack_csr`."""
+    """Return the number of pairs of items in all rows, with repetitions; see `pack_csr`."""
     total = 0.0
     for i in rows:
         held = 0
@@ -243,7 +243,7 @@ def add_pairs(
 
 @_exact
 def join(sets: Any, most: int) -> Any:
-    """Candidates of the next length: those all of whose subsets are among the frequent sets."""
+    """Return the candidates of the next length all of whose subsets are frequent (Apriori's join)."""
     n, k = sets.shape
     room = 0
     start = 0
@@ -286,7 +286,7 @@ def join(sets: Any, most: int) -> Any:
 
 @_inside
 def _end_of(sets: Any, start: int) -> int:
-    """End of the sets that differ from one in the last item alone."""
+    """Return the end of the run of sets that differ from one in the last item alone."""
     n, k = sets.shape
     stop = start + 1
     while stop < n:
@@ -299,14 +299,14 @@ def _end_of(sets: Any, start: int) -> int:
 
 @_inside
 def _beginning(sets: Any, a: int, q: int) -> Any:
-    """Bounds of the sets that begin with the items of set `a` but for number `q`."""
+    """Return the bounds of the sets that begin with set `a` without its item number `q`."""
     first = _below(sets, a, q, False)
     return first, _below(sets, a, q, True)
 
 
 @_inside
 def _below(sets: Any, a: int, q: int, also: bool) -> int:
-    """Number of sets that are below those of `_beginning`; `also` these."""
+    """Return how many sets sort before those of `_beginning`; with `also`, these are counted too."""
     n, k = sets.shape
     low, high = 0, n
     while low < high:

@@ -37,7 +37,7 @@ _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9, _L10 = (2.0 / (2 * k + 1) for k in 
 
 @compiled_inside(error_model="numpy")
 def logarithm(x: Any) -> float:
-    """``log(x)`` of a positive normal number of float64."""
+    """Return ``log(x)`` of a positive normal float64."""
     # x is 2**power times a number from the root of a half on, whose bits are what is left.
     bits = np.float64(x).view(np.int64)
     power = (bits - _ROOT_HALF) >> 52
@@ -71,7 +71,7 @@ _LEAST, _MOST = -746.0, 710.0
 
 
 def exponential(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``exp(x)``, in an array of its own."""
+    """Return ``exp(x)`` in a new array."""
     out = np.array(x, np.float64, order="C")
     if out.size > _SMALL:
         raise_e(out.reshape(-1))
@@ -150,7 +150,7 @@ _i4, _i8 = np.int32, np.int64
 
 @_inlined
 def _exp_f4(x: Any) -> Any:
-    """exp(x) for x <= 0: a power of two times a Taylor polynomial; LLVM makes vectors of it."""
+    """Return ``exp(x)`` of x <= 0: a power of two times a Taylor polynomial of degree 7."""
     x = _f4(-87) if x < _f4(-87) else x  # NaN stays NaN
     # Adding 1.5 * 2**23 leaves the nearest integer in the last bits.
     shifted = x * _f4(1.4426950408889634) + _f4(12582912)
@@ -190,7 +190,7 @@ def _exp_f8(x: Any) -> Any:
 
 @_inlined
 def _log1p_f4(e: Any) -> Any:
-    """log(1 + e) for 0 <= e <= 1: the series of 2 atanh(e / (2 + e))."""
+    """Return ``log(1 + e)`` of 0 <= e <= 1: the series of ``2 atanh(e / (2 + e))``."""
     s = e / (_f4(2) + e)
     q = s * s
     p = _f4(1 / 15) * q + _f4(1 / 13)
@@ -227,7 +227,7 @@ def _log1p_f8(e: Any) -> Any:
 
 
 def log_loss(margin: Any) -> Any:
-    """Log loss of a margin and its derivative."""
+    """Return the log loss of a margin, and its derivative."""
 
 
 def _log_loss_f4(margin: Any) -> Any:
@@ -256,7 +256,7 @@ def _log_loss_at_row(y: Any, raw: Any, parameters: Any) -> Any:
 
 
 def curvature(margin: Any) -> Any:
-    """Second derivative of the log loss at a margin; zero where it is next to nothing."""
+    """Return the second derivative of the log loss at a margin; zero where exp underflows."""
 
 
 def _curvature_f4(margin: Any) -> Any:

@@ -21,7 +21,9 @@ _COMPILED_FROM = 1 << 20
 def near_rows(
     backend: Any, X: Any, shift: Any, weight: Any | None, width: int
 ) -> Iterator[tuple[slice, Any, Any | None]]:
-    """Some rows at a time, dense and less the shift; `width` numbers will be made of each."""
+    """Yield slices of dense rows less the shift, of as many as leave memory for `width` numbers
+    each.
+    """
     step = (backend.entries_at_once or _ENTRIES) // max(width, 1)
     step = max(step, _FEWEST)
     for at in row_slices(X.shape[0], step if backend.entries_at_once else min(step, _MOST)):
@@ -31,7 +33,7 @@ def near_rows(
 
 
 def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
-    """Logarithm of each component's density times its weight, at each row.
+    """Return the logarithm of each component's density times its weight, at each row.
 
     Parameters
     ----------

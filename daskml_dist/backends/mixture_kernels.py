@@ -32,7 +32,7 @@ def add_expected(
     weight: NDArray[Any],
     out: NDArray[np.float64],
 ) -> float:
-    """As of :mod:`daskml_dist.backends.mixture`; no weights are an empty array."""
+    """Add the moments of an E-step; see `mixture.add_expected`. An empty `weight` is all ones."""
     if factors.ndim == 2:
         return _diagonal(X, shift, constants, means, factors, weight, out)
     (k, d), found = means.shape, 0.0
@@ -77,7 +77,7 @@ def _share(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
 
 @_inside
 def _normalise(shares: Any, weight: Any) -> float:
-    """Shares of logarithms, in place; the sum of the logarithms of their sums."""
+    """Turn logarithms into shares that sum to the row's weight; return the log likelihood."""
     k, n = shares.shape
     found = 0.0
     for i in range(n):

@@ -47,17 +47,17 @@ def namespace(array: Any) -> Any:
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
-    """Zeros where another array lies."""
+    """Return zeros where another array lies."""
     return _created("zeros", shape, dtype, like)
 
 
 def ones(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
-    """Ones where another array lies; as :func:`zeros`."""
+    """Return ones where another array lies; see :func:`zeros`."""
     return _created("ones", shape, dtype, like)
 
 
 def numbers(values: Sequence[float] | NDArray[np.float64], like: Any) -> Any:
-    """Numbers as an array of the dtype of another, where that lies."""
+    """Return numbers as an array of another's dtype, where that lies."""
     xp = namespace(like)
     place = {} if xp is np else _place(like)
     return xp.asarray(list(values), dtype=like.dtype, **place)
@@ -79,7 +79,7 @@ def total(array: Any, axis: int | None = None, dtype: Any = None) -> Any:
 
 
 def one_hot(codes: Any, width: int, dtype: Any) -> Any:
-    """Array of shape (n, width): 1 in the column of a row's code, 0 elsewhere."""
+    """Return an array (n, width) with 1 in the column of a row's code, 0 elsewhere."""
     if is_host(codes):
         out = np.zeros((len(codes), width), dtype)
         out[np.arange(len(codes)), codes] = 1
@@ -89,7 +89,7 @@ def one_hot(codes: Any, width: int, dtype: Any) -> Any:
 
 
 def item_bytes(array: Any) -> int:
-    """Bytes of an entry of an array, or of rows that have a dtype."""
+    """Return the bytes of an entry of an array, or of rows that have a dtype."""
     dtype = array.dtype
     # Dtypes of the standard do not tell.
     size = dtype.itemsize if hasattr(dtype, "itemsize") else namespace(array).finfo(dtype).bits // 8
@@ -97,7 +97,7 @@ def item_bytes(array: Any) -> int:
 
 
 def arithmetic_dtype(rows: Any) -> Any:
-    """The dtype that rows are computed with: float32 where they are stored in less."""
+    """Return the dtype that rows are computed with: float32 where they are stored in less."""
     return np.dtype(np.float32) if item_bytes(rows) < 4 else rows.dtype
 
 
@@ -115,7 +115,7 @@ def _created(function: str, shape: tuple[int, ...], dtype: Any, like: Any) -> An
 
 
 def _place(like: Any) -> dict[str, Any]:
-    """Keywords that create an array where another lies.
+    """Return the keywords that create an array where another lies.
 
     CuPy's functions have none: they create on the current device, where a thread's arrays lie.
     """
@@ -128,6 +128,6 @@ def _is_numpys(dtype: Any) -> bool:
 
 
 def stream_of(array: Any) -> int:
-    """Pointer of the stream on which the library of a device's array computes now."""
+    """Return the pointer of the stream on which the library of a device's array computes now."""
     library = namespace(array)
     return int(library.cuda.get_current_stream().ptr)

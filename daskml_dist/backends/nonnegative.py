@@ -17,7 +17,7 @@ _RIDGE = 1e-6
 
 
 def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
-    """Coefficients w >= 0 that make ``w @ gram @ w / 2 - b @ w`` smallest, for each row b.
+    """Return, for each row b, the w >= 0 that minimises ``w @ gram @ w / 2 - b @ w``.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
 
 
 def shares(X: Any, found: Any, least: float) -> Any:
-    """``X / found``, with at least `least` for what is found; in its memory on the host."""
+    """Return ``X / max(found, least)``; on the host in the memory of `found`."""
     if is_host(found):
         np.maximum(found, least, out=found)
         return np.divide(X, found, out=found)
@@ -87,7 +87,7 @@ def shares(X: Any, found: Any, least: float) -> Any:
 
 
 def left_squares(X: Any, W: Any, across: Any, backend: Any) -> Any:
-    """Squared distance of each of some dense rows to ``W @ across.T``, float64."""
+    """Return the squared distance of each dense row to ``W @ across.T``, in float64."""
     found = backend.matmul(W, across.T, "found")
     xp = namespace(found)
     if is_host(found):

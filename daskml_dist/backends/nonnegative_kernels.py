@@ -65,7 +65,7 @@ def multiply(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, column_sums: Any, l1: Any, l2: Any,
     least: Any, W: Any, most: int, tol: float,
 ) -> None:  # fmt: skip
-    """Multiplicative updates of each row's weights for the Kullback-Leibler divergence.
+    """Take multiplicative steps of each row's weights for the Kullback-Leibler divergence.
 
     A row ends after `most` of them, or one that changes no weight by more than `tol` of the
     largest.
@@ -97,7 +97,7 @@ def multiply(
 def add_shares(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, own: Any, least: Any, out: Any
 ) -> None:
-    """out[j] += own[i] * X[i, j] / (W[i] @ H[j]) of all entries."""
+    """Add ``own[i] * X[i, j] / (W[i] @ H[j])`` of all entries to ``out[j]``."""
     for i in range(len(rows)):
         row, w, mine = rows[i], W[i], own[i]
         for at in range(indptr[row], indptr[row + 1]):
@@ -113,7 +113,7 @@ def add_shares(
 def divergence(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, least: Any, out: Any
 ) -> None:
-    """out[i] = sum of x log(x / (W[i] @ H[j])) - x over the entries x of row i."""
+    """Write the sum of ``x log(x / (W[i] @ H[j])) - x`` over the entries x of each row i."""
     for i in range(len(rows)):
         row, total = rows[i], 0.0
         for at in range(indptr[row], indptr[row + 1]):

@@ -47,7 +47,9 @@ def has_kernel(
 
 
 def centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
-    """Compiled loops over centres, where they take these rows and are worth loading numba for."""
+    """Return the compiled loops over centres, or None where they do not pay or cannot read the
+    rows.
+    """
     if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
         return None
     if X.size * k < _CENTRES_FROM:
@@ -97,7 +99,7 @@ def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def _columns_first(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool] | None:
-    """The transpose of an array as BLAS takes it: in columns, and whether to be turned."""
+    """Return an array's transpose in Fortran order, and whether BLAS is to turn it, or None."""
     if array.dtype != dtype:
         return None
     if array.flags.c_contiguous:
@@ -106,12 +108,12 @@ def _columns_first(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool]
 
 
 def whole_vectors(n_columns: int) -> int:
-    """Columns with which BLAS is fastest: so many, or a few more."""
+    """Return a number of columns rounded up to whole vectors, with which BLAS is fastest."""
     return -(-n_columns // 8) * 8
 
 
 def curved_rows(X: NDArray[Any]) -> int:
-    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
+    """Return how many rows to scale at once: a cache holds them, and adding products costs little."""
     n, n_features = X.shape
     cached = _SCALED // (n_features * X.itemsize)
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
@@ -139,7 +141,7 @@ class NumpyBackend(Backend):
 
     @classmethod
     def problem(cls) -> str | None:
-        """None: it runs everywhere."""
+        """Return None: it runs everywhere."""
         return None
 
     def __init__(self) -> None:
@@ -165,7 +167,7 @@ class NumpyBackend(Backend):
         return np.asarray(array)
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
-        """Gather dense rows (a view for a slice); wrap CSR rows."""
+        """Return copies of dense rows (a view for a slice), or a wrapper of CSR rows."""
         if sparse.issparse(X):
             if isinstance(rows, slice):
                 rows = np.arange(rows.start, rows.stop)
@@ -175,7 +177,7 @@ class NumpyBackend(Backend):
         return X.take(rows, axis=0, mode="clip")
 
     def part(self, X: Any, at: slice) -> Any:
-        """A view, or an aligned copy of what starts at any byte, in memory that is used again."""
+        """Return a view of rows, or an aligned copy in memory that is used again."""
         rows = self.rows(X, at)
         if not isinstance(rows, np.ndarray) or rows.flags.aligned:
             return rows
@@ -184,11 +186,11 @@ class NumpyBackend(Backend):
         return room
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
-        """Sorted unique columns of the pieces; the pieces are renumbered to them."""
+        """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
         return self._touched.find(pieces)
 
     def dot(self, X: Any, w: NDArray[Any]) -> NDArray[Any]:
-        """Product ``X @ w``; 1-d where the weights have one column."""
+        """Return the product ``X @ w``; 1-d where the weights have one column."""
         if isinstance(X, CSRRows):
             from daskml_dist.backends import csr_kernels
 
@@ -224,7 +226,7 @@ class NumpyBackend(Backend):
         add_matmul(a, b, out)
 
     def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str | None) -> NDArray[Any]:
-        """``a @ b``, in the same memory for each product of a use."""
+        """Return ``a @ b``, in the same memory for each product of a use."""
         shape = a.shape[0], b.shape[1]
         room = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
         return np.matmul(a, b, out=room)
@@ -239,7 +241,7 @@ class NumpyBackend(Backend):
         out: NDArray[Any],
         parameters: tuple[float, ...] = (),
     ) -> float | None:
-        """One reading, for losses with a kernel and weights of one column."""
+        """Add the gradient in one reading of the rows, for losses with a kernel and one output."""
         if isinstance(X, CSRRows):
             from daskml_dist.backends import csr_kernels
 
@@ -267,7 +269,9 @@ class NumpyBackend(Backend):
         gradient: NDArray[np.float64],
         hessian: NDArray[np.float64],
     ) -> tuple[float, float] | None:
-        """Rows times the root of their curvature, some at a time, and BLAS's symmetric product."""
+        """Add gradient and Hessian: rows times the root of their curvature, and BLAS's symmetric
+        product.
+        """
         sums, n, width = gradient[:, 0], X.shape[0], len(w)
         weight = np.empty(0, X.dtype) if weight is None else weight
         if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
@@ -289,18 +293,18 @@ class NumpyBackend(Backend):
         return loss, flat
 
     def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
-        """Once steps have taken about a third of the time in which numba is loaded."""
+        """Return True once steps have taken about a third of the time in which numba is loaded."""
         if number * n_entries > _MOVED:
             return True
         many = number > _UPDATES or number * n_entries > _MOVED_SINCE
         return many and any_way and _LOOPS in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
-        """One compiled pass, for optimizers with an `elementwise_update`."""
+        """Take a step in one compiled pass, for optimizers with an `elementwise_update`."""
         return self.updater(optimizer, step)(step.grad, step.rows, step.lr, step.number)
 
     def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
-        """One compiled pass each, for optimizers with an `elementwise_update`."""
+        """Return steps of one compiled pass each, for optimizers with an `elementwise_update`."""
         state, dtype = step.state(optimizer), step.w.dtype
         fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
         if optimizer.elementwise_update is None or dtype.kind != "f" or not fit:
@@ -310,7 +314,7 @@ class NumpyBackend(Backend):
         return Updates(optimizer, step)
 
     def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
-        """A compiled loop, for optimizers with an `elementwise_update`."""
+        """Return steps of a compiled loop, for optimizers with an `elementwise_update`, or None."""
         if not compiles(step.w.dtype, optimizer, step):
             return None
         from daskml_dist.backends import host_update
@@ -318,7 +322,7 @@ class NumpyBackend(Backend):
         return host_update.CoordinateUpdates(optimizer, step, row_rate_sums)
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
-        """As many as take about a third of the time in which numba is loaded."""
+        """Return the steps that take about a third of the time in which numba is loaded."""
         if kernel == "wide" or (kernel in FUSED and n_entries >= FUSED_FROM):
             return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
@@ -331,7 +335,9 @@ class NumpyBackend(Backend):
         n_rows: int,
         few: bool = False,
     ) -> Any | None:
-        """A compiled loop reads rows, for losses that numba compiles and one output."""
+        """Return a compiled loop that reads rows, for losses that numba compiles and one output, or
+        None.
+        """
         if loss.kernel == "wide":
             from daskml_dist.backends import wide_gather
 
@@ -358,7 +364,7 @@ class NumpyBackend(Backend):
         n_rows: int,
         most_steps: int,
     ) -> Any | None:
-        """A compiled loop, likewise."""
+        """Return a compiled loop over blocks that come and go, or None."""
         if loss.at_row is None:
             return None
         from daskml_dist.backends.host_gather import StreamGather
@@ -366,7 +372,7 @@ class NumpyBackend(Backend):
         return StreamGather(loss, n_features, dtype, find, n_rows, most_steps)
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
-        """One compiled loop, for optimizers with an `elementwise_update`."""
+        """Return one compiled loop of steps, for optimizers with an `elementwise_update`, or None."""
         if not compiles(gather.dtype, optimizer, step):
             return gather.recorder(optimizer, step) if hasattr(gather, "recorder") else None
         if step.coordinates:
@@ -380,7 +386,7 @@ class NumpyBackend(Backend):
     def team_recorder(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
-        """One compiled loop, likewise."""
+        """Return one compiled loop of a team's steps, or None."""
         kinds = {gather.dtype for gather in gathers if gather is not None}
         if len(kinds) != 1 or not compiles(kinds.pop(), optimizer, step):
             return None
@@ -393,7 +399,7 @@ class NumpyBackend(Backend):
         return team_steps.TeamSteps(gathers, optimizer, step, board)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
-        """Dense rows by the megabyte; sparse ones at once."""
+        """Return slices of dense rows of a megabyte each; sparse rows whole."""
         n = X.shape[0]
         if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK:
             return (slice(0, n),)
@@ -420,7 +426,7 @@ class NumpyBackend(Backend):
         out: NDArray[Any],
         shift: NDArray[Any] | None = None,
     ) -> None:
-        """All products at once, of dense rows copied beside the others: these may lie anywhere."""
+        """Add all products at once, of dense rows copied beside `side`; rows may start at any byte."""
         if not isinstance(X, np.ndarray):
             super().add_products(X, side, weight, out)
             return
@@ -437,7 +443,7 @@ class NumpyBackend(Backend):
         out += self._square(packed)[:d, : d + n_side]
 
     def _square(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """``rows.T @ rows``, of which BLAS makes a half; good until the next call."""
+        """Return ``rows.T @ rows``, of which BLAS makes one half; valid until the next call."""
         product = self._scratch.empty("product", (rows.shape[1],) * 2, rows.dtype)
         return np.matmul(rows.T, rows, out=product)
 
@@ -457,20 +463,22 @@ class NumpyBackend(Backend):
         self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> float:  # fmt: skip
-        """Dense rows: a product, and one compiled look at it while a cache holds it."""
+        """Add dense rows to their nearest centres: a product, and a compiled look while it is
+        cached.
+        """
         if (loops := centre_loops(X, shift, len(centres))) is None:
             return float(super().assign(X, shift, centres, weight, out))
         known = (bounds, before) if bounds is not None and bounds.shape[1] else ()
         return float(loops.assign(X, shift, centres, weight, out, self._scratch, *known))
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
-        """Dense rows: a label and two distances."""
+        """Return room for a label and two distances of each dense row."""
         if (loops := centre_loops(X, shift, k)) is None:
             return super().row_bounds(X, shift, k)
         return np.full((len(X), loops.N_BOUNDS), -1, X.dtype)
 
     def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-        """Dense rows: likewise."""
+        """Return the nearest centre of each dense row by the compiled loops, and squared distances."""
         if (loops := centre_loops(X, shift, len(centres))) is None:
             return super().nearest(X, shift, centres)
         return tuple(loops.nearest(X, shift, centres, self._scratch))

@@ -25,7 +25,7 @@ def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
 def _product(w: Any, a: Any, b: Any, rank: Any) -> Any:
-    """Product of the factors of two rows."""
+    """Return the product of the factors of two rows."""
     whole = w.dtype.type(0)
     for j in range(rank):
         whole += w[a, j] * w[b, j]
@@ -33,7 +33,7 @@ def _product(w: Any, a: Any, b: Any, rank: Any) -> Any:
 
 
 def _distinct(keys: Any, place: Any, index: Any) -> Any:
-    """Numbers of sorted keys, and at whose places among them each is; return how many there are."""
+    """Write sorted distinct numbers, and the place of each entry's among them; return how many."""
     n, last = -1, np.int64(-1)
     for key in keys:
         number = key >> _PLACE
@@ -45,7 +45,7 @@ def _distinct(keys: Any, place: Any, index: Any) -> Any:
 
 
 def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Sorted distinct numbers of some arrays, and the place of each entry's among them."""
+    """Return the sorted distinct numbers of some arrays, and each entry's place among them."""
     whole = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
     n = len(whole)
     if n >> _PLACE or (n and int(whole.max()) >> (63 - _PLACE)):

@@ -36,7 +36,7 @@ def over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None
 
 
 def _allowed() -> int:
-    """Threads that the caller may have at work."""
+    """Return the threads that the caller may have at work."""
     if threading.current_thread() is not threading.main_thread():
         return 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -45,7 +45,7 @@ def _allowed() -> int:
 
 
 def row_slices(n_rows: int, step: int) -> Iterator[slice]:
-    """Slices of `step` rows, at least one, that make up `n_rows`; the last may be shorter."""
+    """Yield slices of `step` rows (at least one) that make up `n_rows`; the last may be shorter."""
     step = max(step, 1)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))

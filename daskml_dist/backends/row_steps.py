@@ -55,7 +55,7 @@ def _steps(
     numbers: Any,
     intercept: Any,
 ) -> Any:
-    """Step along each row; return the sum of their losses before the steps.
+    """Take a step along each row; return the sum of the rows' losses before their steps.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class RowSteps:
         rate_sum: float,
         sizes: Sequence[int] | None = None,
     ) -> float:
-        """Step along rows; return the sum of their losses.
+        """Take a step along each row; return the sum of their losses.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class RowSteps:
         return self._scratch
 
     def _blocks(self, blocks: Sequence[Rows]) -> tuple[NDArray[np.int64], int, Any]:
-        """Addresses of the blocks, the length of their longest row, the dtype of their indices."""
+        """Return the blocks' addresses, their longest row's length, and the dtype of their indices."""
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
         keys = [(id(X), id(y), wide) for X, y, _ in blocks]
         known = {

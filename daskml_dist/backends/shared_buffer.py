@@ -59,11 +59,11 @@ class SharedBuffer(ABC):
     @property
     @abstractmethod
     def turn(self) -> int:
-        """Number of the last turn."""
+        """Return the number of the last turn."""
 
     @abstractmethod
     def wait(self, turn: int) -> None:
-        """Sleep until all flags have a number."""
+        """Sleep until all flags have reached a number."""
 
     @abstractmethod
     def took(self, turns: int, written: int | None = None) -> None:

@@ -29,7 +29,7 @@ _WIDE = 1024
 def log_gradients(
     X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, losses: Any, gradient: Any
 ) -> None:
-    """Log losses of columns and their gradients, added up.
+    """Add up the log losses of all models (columns), and their gradients.
 
     Parameters
     ----------
@@ -79,9 +79,7 @@ def log_gradients(
 def log_scores(
     X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
 ) -> None:
-    """Log losses (of at most `most`) of columns, weights and right signs of both signs, added
-    up.
-    """
+    """Add up log losses (at most `most` each), weights and right signs of rows of both signs."""
     n, k = len(X), w.shape[1]
     at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
     raw = np.empty((min(at_once, n), k), X.dtype)
@@ -120,7 +118,7 @@ def _repeated(values: Any, times: int) -> Any:
 
 @_inside
 def _spread(mask: Any, stops: Any, start: int, stop: int, k: int, weight: Any) -> None:
-    """The weights of some rows to each column, of those to each split."""
+    """Write each row's weight to each column: that of the column's split."""
     for i in range(start, stop):
         first = (i - start) * k
         end = first
@@ -142,7 +140,7 @@ def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
 
 @_inside
 def _of_rows(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any) -> None:
-    """Of some rows and all columns: so wide that the checks for vectors cost little."""
+    """Turn raw predictions of some rows into gradients, wide enough for full vectors."""
     for j in range(len(raw)):
         value, slope = log_loss(sign[j] * (raw[j] + bias[j]))
         pull = weight[j] * sign[j] * slope

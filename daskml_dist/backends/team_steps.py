@@ -83,7 +83,7 @@ def _own(
 
 
 def tell(own: Any, turn: Any, others: Any) -> None:
-    """Say that the own gradients are there; wake who sleeps."""
+    """Raise the own flag: the gradients are there; wake members who sleep."""
     raise_flag(own, turn)
     for i in range(len(others)):
         if look(others[i, 1]) != 0:
@@ -91,7 +91,7 @@ def tell(own: Any, turn: Any, others: Any) -> None:
 
 
 def all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
-    """Wait for the others' gradients; False where the patience (nanoseconds) ends before."""
+    """Wait for the others' gradients; return False where `patience` (nanoseconds) ends before."""
     end, looks = np.int64(0), 0
     for i in range(len(others)):
         while look(others[i, 0]) < turn:
@@ -223,7 +223,7 @@ class TeamSteps:
         self._loop, self._rest = self._bind(first, step)
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
-        """The loop, and what it is given after the arrays of the replica."""
+        """Return the compiled loop, and its arguments behind the replica's arrays."""
         loops = [update_loop(self._optimizer, step.l1, rate) for rate in (1.0, 0.0)]
         loop = compiled_with(
             _team_steps,
@@ -247,7 +247,7 @@ class TeamSteps:
     def __call__(
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
     ) -> TeamRun:
-        """Steps to be made by :meth:`TeamRun.run`."""
+        """Return steps that :meth:`TeamRun.run` takes."""
         rest = *self._given(steps), *self._arrays(steps[0]), *self._rest
         parts = self._parts(lanes)
         # Only now: blocks that are streamed come and go.
@@ -255,21 +255,21 @@ class TeamSteps:
         return self._run(self._loop, self._board, where, parts, counts, rest)
 
     def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
-        """Numbers of each step."""
+        """Return the numbers of each step."""
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
         numbers = [self._optimizer.coefficients(step.number) for step in steps]
         return rows, rates, np.array(numbers, steps[0].w.dtype)
 
     def _arrays(self, step: Step) -> tuple[Any, ...]:
-        """Arrays that the loop changes."""
+        """Return the arrays that the loop changes."""
         return (tuple(array.reshape(-1) for array in self._state),)
 
     def _run(self, *given: Any) -> TeamRun:
         return TeamRun(*given)
 
     def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
-        """Batches of all own lanes, by step."""
+        """Return the batches' runs of all own lanes, sorted by step."""
         blocks, found = 0, list[NDArray[np.int64]]()
         for place, (gather, batches) in enumerate(zip(self._gathers, lanes, strict=True)):
             if gather is None:
@@ -325,16 +325,17 @@ class TeamRun:
 
     @property
     def turns(self) -> int:
-        """Turns whose own part is written."""
+        """Return the turns whose own part is written."""
         return self.made + int(self._progress[2])
 
     @property
     def written(self) -> int | None:
-        """Bytes written in these; None: a whole place in each."""
+        """Return the bytes written in these turns; None: a whole place in each."""
         return None
 
     @property
     def made(self) -> int:
+        """Return the steps that have been made."""
         return int(self._progress[0])
 
     @property

@@ -47,7 +47,7 @@ def _digamma(x: Any) -> Any:
 
 @_inside_fast
 def _log_expectation(gamma: Any, out: Any) -> None:
-    """E[log p] of p with a Dirichlet distribution."""
+    """Write E[log p] of a p with a Dirichlet distribution: digamma(g) - digamma(sum of g)."""
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
@@ -58,14 +58,14 @@ def _log_expectation(gamma: Any, out: Any) -> None:
 
 @_fast
 def expectations(rows: Any, out: Any) -> None:
-    """E[log p] of each row of parameters of a Dirichlet distribution."""
+    """Write E[log p] of each row of parameters of a Dirichlet distribution."""
     for i in range(len(rows)):
         _log_expectation(rows[i], out[i])
 
 
 @_inside_fast
 def _shares(gamma: Any, room: Any, out: Any) -> None:
-    """exp(E[log p]), without logarithms: exp(digamma(x)) is about x; `room` is written over."""
+    """Write exp(E[log p]) without logarithms, since exp(digamma(x)) is about x; `room` is scratch."""
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
@@ -99,7 +99,7 @@ def fit_documents(
     indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, prior: Any, most: Any, tol: Any,
     gamma: Any, shares: Any,
 ) -> None:  # fmt: skip
-    """Fit the topics of each document, from where `gamma` is, in place.
+    """Fit the topics of each document by coordinate ascent, from where `gamma` is, in place.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def bounds(
     indptr: Any, indices: Any, data: Any, rows: Any, log_topics: Any, prior: Any, gamma: Any,
     out: Any,
 ) -> None:  # fmt: skip
-    """Each document's part of the variational bound, and its number of words.
+    """Write each document's part of the variational bound, and its number of words.
 
     Parameters are those of `fit_documents`, E[log beta] in the place of `topics`; `out` is of shape
     (n, 2).
@@ -204,7 +204,7 @@ def bounds(
 
 @_inside
 def _next(state: Any) -> Any:
-    """Next state of a stream of 64 bits, and a number between 0 and 1 (splitmix64)."""
+    """Return the next state of a splitmix64 stream, and a number of (0, 1)."""
     state += np.uint64(0x9E3779B97F4A7C15)
     bits = state
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

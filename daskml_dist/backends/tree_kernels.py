@@ -80,7 +80,7 @@ def best_split(
     found: Any,
     bits: Any,
 ) -> float:
-    """The best split of a node among some features; its gain, -1 where there is none.
+    """Find a leaf's best split among some features; return its gain, -1 where there is none.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def _best_categories(
     hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
     best: float, found: Any, bits: Any,
 ) -> float:  # fmt: skip
-    """The best split of a node by categories, in the order of their gradients (Fisher 1958)."""
+    """Find a leaf's best split by categories, sorted by gradient (Fisher 1958); return its gain."""
     gs, hs = scales[0], scales[1]
     low, high, l2 = facts[1], facts[2], facts[3]
     least_h, least_n = facts[4], np.int64(facts[5])
@@ -283,7 +283,7 @@ _SIZE = np.int32(0x7FFFFFFF)
 
 @_inside
 def _largest(x: Any) -> Any:
-    """Bits of the largest number, without the signs; what is not a number is larger than any."""
+    """Return the bits of the largest absolute value; NaN is larger than any number."""
     bits, found = x.view(np.int32), np.int32(0)
     for i in range(len(bits)):
         found = max(found, bits[i] & _SIZE)
@@ -292,7 +292,7 @@ def _largest(x: Any) -> Any:
 
 @_exact
 def binomial(y: Any, raw: Any, weight: Any, g: Any, h: Any, largest: Any) -> None:
-    """Gradients and hessians of the log loss of two classes.
+    """Write gradients and hessians of the log loss of two classes.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ _ONE, _BYTE = np.uintp(1), np.uintp(8)
 def quantise(
     g: Any, h: Any, g_scale: float, h_scale: float, mode: int, salt: Any, key: Any, out: Any
 ) -> Any:
-    """Gradients and hessians as whole numbers, packed into 64 bits.
+    """Round gradients and hessians to whole numbers, packed into 64 bits.
 
     Parameters
     ----------
@@ -605,7 +605,7 @@ def _sum_few(
 
 @_inside
 def part_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
-    """Bring the rows that go left before the others, in place and in their order; how many do.
+    """Move rows that go left before the others, in place and in order; return how many they are.
 
     Parameters
     ----------
@@ -635,7 +635,7 @@ def part_and_sum(
     mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare: Any, tasks: Any,
     tables: Any, one: Any, two: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Part the rows of some leaves, and make the histograms that are asked for.
+    """Partition the rows of some leaves, and make the histograms that are asked for.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ def add_masked(
 
 @_inside
 def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
-    """Take away the leaves that some rows cannot reach."""
+    """Clear the bits of the leaves that rows cannot reach."""
     for s in range(0, n_used, 4):
         a, b, c, d = (
             columns[used[s]],
@@ -104,7 +104,7 @@ def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> N
 
 @_inside
 def _bits(first: int, end: int, tables: Any) -> Any:
-    """Bits `first` to `end` of a word, of those that it has."""
+    """Return a word in which bits `first` to `end` are set, as far as it has them."""
     word, n = tables.dtype.type, 8 * tables.itemsize
     first, end = max(first, 0), min(end, n)
     if end <= first:
@@ -117,7 +117,7 @@ def _fill(
     root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
     used: Any, values: Any,
 ) -> int:  # fmt: skip
-    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four."""
+    """Make a tree's tables of the features it uses; return their number, padded to a multiple of 4."""
     feature, bins, left, missing_left, category, bitsets = nodes
     size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)
@@ -175,7 +175,7 @@ _FOREST_ROWS, _SIDE = 512, 8
 
 @_inside
 def _next(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
-    """The node that a row comes to after another; a leaf's is itself."""
+    """Return the node that a row goes to from another; a leaf's is itself."""
     x = X[i, facts[k, 0]]
     left = facts[k, 1]
     if x != x:
@@ -264,7 +264,7 @@ def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out:
 
 @_exact
 def depth_first(roots: Any, left: Any) -> Any:
-    """Number of each node in its tree where a left child follows its parent, as scikit-learn's.
+    """Return each node's number in its tree in depth-first order, as scikit-learn numbers them.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def depth_first(roots: Any, left: Any) -> Any:
 
 @_exact
 def walk_of(left: Any, root: int) -> Any:
-    """Nodes from a root: both children of a node behind each other, the left one's first."""
+    """Return nodes from a root: children of a node behind each other, the left subtree's first."""
     order = np.empty(len(left), np.int64)
     stack = np.empty(len(left), np.int64)
     order[0], stack[0], n, n_stack = root, root, 1, 1
@@ -378,7 +378,7 @@ def _to_bins(
 
 @_inside
 def _cell(value: Any, low: Any, scale: Any) -> Any:
-    """Cell of a value in an even grid; a larger value has no lower cell."""
+    """Return the cell of a value in an even grid; it is monotonic in the value."""
     at = (value - low) * scale
     if at >= _CELLS:
         return _CELLS
@@ -391,7 +391,7 @@ _ROWS = 256
 
 @_exact
 def add_binned(rows: Any, feature: Any, left: Any, tables: Any, value: Any, out: Any) -> None:
-    """Add a tree's values of binned rows to `out`; `tables`: of each node, which bins go left."""
+    """Add a tree's values of binned rows to `out`; `tables` tells per node which bins go left."""
     for i in range(len(out)):
         k = 0
         while feature[k] >= 0:

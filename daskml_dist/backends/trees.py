@@ -171,7 +171,7 @@ class TreeRows(Protocol):
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
-        """Part the rows of some leaves.
+        """Partition the rows of some leaves; return the histograms of the sides asked for.
 
         Returns
         -------
@@ -202,10 +202,10 @@ class TreeDevice(Protocol):
         """
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Context that says what did not fit in the memory of the device, and the remedy."""
+        """Return a context that turns the device's out-of-memory error into ours, with its remedy."""
 
     def to_host(self, hist: Any) -> Array:
-        """Histograms in host memory."""
+        """Return histograms in host memory."""
 
     def find(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,

@@ -107,7 +107,7 @@ def _take_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d:
 
 
 def _products_of(n: Any, rows: Any, w: Any, raw: Any) -> None:
-    """Products of n rows, and some behind them, with all columns."""
+    """Write the products of n rows, rounded up to eights, with all columns."""
     dtype, item = w.dtype, w.itemsize
     n_columns, width = w.shape[1], rows.shape[1]
     w_at, raw_at, line = w.ctypes.data, raw.ctypes.data, n_columns * item
@@ -140,7 +140,7 @@ def _products_of(n: Any, rows: Any, w: Any, raw: Any) -> None:
 def _slopes_of(
     n: Any, y: Any, mask: Any, stops: Any, raw: Any, losses: Any, parameters: Any
 ) -> None:
-    """Weighted losses of n rows, added up a column; derivatives take the products' place."""
+    """Add up the weighted losses of n rows by column; derivatives replace the products in `raw`."""
     for i in range(n):
         first, target = 0, y[i]
         for s in range(len(stops)):
@@ -157,7 +157,7 @@ def _slopes_of(
 
 
 def _shares_of(n: Any, rows: Any, raw: Any, grad: Any) -> None:
-    """Gradients of n rows: each feature with the derivatives of all columns."""
+    """Write the gradient: each feature's products with the derivatives of all columns."""
     dtype, item = raw.dtype, raw.itemsize
     n_columns, width = raw.shape[1], rows.shape[1]
     raw_at, grad_at, line = raw.ctypes.data, grad.ctypes.data, n_columns * item
@@ -191,7 +191,9 @@ def _gradient_of(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, room: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any:  # fmt: skip
-    """Set the gradients of a batch's summed losses, and these; where the next batch begins."""
+    """Set the gradients of a batch's summed losses, and the losses; return where the next batch
+    begins.
+    """
     rows, y, mask, raw = room
     n, p = _take(blocks, parts, p, rows, y, mask, d)
     _products(n, rows, w, raw)
@@ -205,7 +207,7 @@ def _gradient_of(
 def _update_columns(
     state: Any, grad: Any, n: Any, rates: Any, l1: Any, l2: Any, d: Any, n_rows: Any, numbers: Any
 ) -> None:
-    """A step in every column, at its own rate and penalty.
+    """Take an optimizer's step in every column, at its own rate and penalty.
 
     Parameters
     ----------
@@ -237,7 +239,7 @@ def _steps(
     w: Any, grad: Any, losses: Any, totals: Any, room: Any, stops: Any, parameters: Any, d: Any,
     n_rows: Any,
 ) -> None:  # fmt: skip
-    """Step along each batch.
+    """Take a step along each batch.
 
     Parameters
     ----------
@@ -264,7 +266,7 @@ def _steps(
 
 
 def gradient_loop(at_row: Any) -> Any:
-    """`_gradient_of` for the `at_row` of a loss."""
+    """Return `_gradient_of` compiled for the `at_row` of a loss."""
     return compiled_with(
         _gradient_of,
         _take=compiled_with(_take_rows),
@@ -275,12 +277,12 @@ def gradient_loop(at_row: Any) -> Any:
 
 
 def slope_loop(at_row: Any) -> Any:
-    """`_slopes_of` for the `at_row` of a loss."""
+    """Return `_slopes_of` compiled for the `at_row` of a loss."""
     return compiled_with(_slopes_of, _loss=at_row)
 
 
 def step_loop(gradient: Any, step: Any) -> Any:
-    """`_steps` along a `gradient_loop`, of `host_update.step_of`."""
+    """Return `_steps` compiled along a `gradient_loop` and an optimizer's step."""
     update = compiled_with(_update_columns, exact=True, _step=step)
     return compiled_with(_steps, _gradient=gradient, _update=update)
 
@@ -300,7 +302,7 @@ def make(
     blocks: Mapping[int, tuple[Any, Any, Any | None]],
     n_rows: int,
 ) -> WideGather | None:
-    """A gather, where numba compiles the loss, and blocks are dense; else None."""
+    """Return a gather where numba compiles the loss and blocks are dense, else None."""
     fit = all(
         isinstance(X, np.ndarray)
         and X.dtype == y.dtype
@@ -353,11 +355,11 @@ class WideGather:
         self.gradient = gradient_loop(at_row)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
-        """Gather batches: for each, :meth:`add_gradient` of its rows."""
+        """Return, for each batch, :meth:`add_gradient` of its rows."""
         return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Addresses of the runs of rows of batches; good as long as the batches are there."""
+        """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
         return parts_of(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
@@ -381,7 +383,7 @@ class WideGather:
         return float(_mean_losses(found))
 
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
-        """Many steps in one call, where numba compiles the optimizer's."""
+        """Return many steps in one call, where numba compiles the optimizer's, or None."""
         own = type(optimizer.each).__module__.partition(".")[0] == __name__.partition(".")[0]
         alike = all(a.dtype == self.dtype for a in step.state(optimizer))
         return WideSteps(self, optimizer, step) if own and alike else None
@@ -389,25 +391,25 @@ class WideGather:
     # -- columns of a thread -------------------------------------------------------------------
 
     def n_lines(self, n_columns: int) -> int:
-        """Vectors that hold so many columns."""
+        """Return the number of vectors that hold a number of columns."""
         return -(-n_columns * int(self.dtype.itemsize) // LINE)
 
     def worth(self, n_columns: int, n_steps: int = 1) -> int:
-        """Vectors of columns that are worth a thread."""
+        """Return the number of vectors of columns that are worth a thread."""
         return max(1, _WORTH * self.n_lines(n_columns) // max(self.products * n_steps, 1))
 
     def columns(self, lines: slice, n_columns: int) -> slice:
-        """Columns of some vectors."""
+        """Return the columns of some vectors."""
         size = LINE // self.dtype.itemsize
         return slice(lines.start * size, min(lines.stop * size, n_columns))
 
     def stops(self, at: slice) -> NDArray[np.int64]:
-        """Ends of the columns of each split, among some columns."""
+        """Return the ends of each split's columns, among some columns."""
         stops: NDArray[np.int64] = np.clip(self._stops - at.start, 0, at.stop - at.start)
         return stops
 
     def padded(self, w: NDArray[Any], at: slice) -> NDArray[Any]:
-        """Some columns of rows of the parameters, in whole vectors."""
+        """Return some columns of rows of the parameters, padded to whole vectors."""
         size, n = LINE // self.dtype.itemsize, at.stop - at.start
         own = np.zeros((self._width, -(-n // size) * size), self.dtype)
         used = self.n_features + self.has_intercept
@@ -415,7 +417,7 @@ class WideGather:
         return own
 
     def scratch(self, w: NDArray[Any], at: slice) -> tuple[Any, Any, Any, Any]:
-        """Some columns of the parameters, and room for their gradients, losses and a batch."""
+        """Return some columns of the parameters, and scratch for gradients, losses and a batch."""
         own = self.padded(w, at)
         rows = np.zeros((self._n_rows, self._width), self.dtype)
         if self.has_intercept:
@@ -429,7 +431,7 @@ class WideGather:
 
     @property
     def _width(self) -> int:
-        """Features, an intercept, and zeros behind them."""
+        """Return the width of a row: features, an intercept, and zeros up to a multiple of 8."""
         return -(-(self.n_features + self.has_intercept) // TOGETHER) * TOGETHER
 
 
@@ -494,14 +496,14 @@ class WideSteps:
 
 
 def _mean_losses(losses: NDArray[Any]) -> Any:
-    """Means over columns; those that went to infinity or NaN do not hide the others."""
+    """Return means over columns; columns that went to infinity or NaN do not hide the others."""
     finite = np.isfinite(losses)
     sums = np.where(finite, losses, 0.0).sum(axis=-1)
     return sums / np.maximum(finite.sum(axis=-1), 1)
 
 
 def _behind(numbers: NDArray[Any], n: int) -> NDArray[Any]:
-    """Numbers with zeros behind them."""
+    """Return numbers with zeros behind them."""
     out = np.zeros(n, numbers.dtype)
     out[: len(numbers)] = numbers
     return out

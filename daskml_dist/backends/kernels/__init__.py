@@ -162,7 +162,7 @@ class _Teams:
 
 
 def source(name: str) -> str:
-    """The CUDA C++ of a source, with what it includes written in."""
+    """Return the CUDA C++ text of a source, with its includes written in."""
     seen: set[str] = set()
 
     def read(file: str) -> str:
@@ -194,7 +194,7 @@ def options(
     alignment: int = 16,
     capability: int = 90,
 ) -> tuple[str, ...]:
-    """Options for NVRTC, beside the architecture's."""
+    """Return the options for NVRTC, beside the architecture's."""
     stored = _name(dtype)
     arithmetic = _arithmetic(stored)
     found = {
@@ -305,7 +305,7 @@ def has_kmeans_tiles(
 
 
 def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tuple[float, ...]:
-    """The arguments of `optimizer_update` that differ from step to step: `NUMBERS` of them."""
+    """Return the `NUMBERS` arguments of `optimizer_update` that change from step to step."""
     decay = optimizer.weight_decay if optimizer.name == "adamw" else 0.0
     coefficients = optimizer.coefficients(step)[: NUMBERS - 3]
     padded = (rows, lr, decay, *coefficients, *(0.0,) * (NUMBERS - 3 - len(coefficients)))
@@ -325,7 +325,7 @@ def _itemsize(stored: str) -> int:
 
 
 def _power_of_two(n: int) -> int:
-    """The least that is not below n."""
+    """Return the smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -359,7 +359,7 @@ def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams 
 def _softmax_teams(
     d: int, k: int, stored: str, alignment: int, capability: int
 ) -> tuple[_Teams, int] | None:
-    """The layout of `softmax_rows`, and the warps that share a row: 1, or all of a block."""
+    """Return the layout of `softmax_rows`, and the warps that share a row: 1, or the block's."""
     teams = _teams(d, stored, alignment, capability)
     if teams is None or k < 2:
         return None
@@ -378,7 +378,7 @@ def _softmax_teams(
 def _softmax_rows(
     teams: _Teams, k: int, stored: str, capability: int, spans: int = 1
 ) -> _Teams | None:
-    """The layout with as many rows at once as let two blocks fit, or one block."""
+    """Return the layout with the most rows at once for which two blocks fit, or else one."""
     words = np.dtype(_arithmetic(stored)).itemsize // 4
     entries = teams.chunks * teams.vector
     for rows, blocks in ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)):
@@ -396,7 +396,7 @@ def _softmax_rows(
 
 
 def _softmax_shared(teams: _Teams, k: int, size: int, spans: int) -> int:
-    """Bytes of shared memory of `softmax_rows`, array by array as in the source."""
+    """Return the bytes of shared memory of `softmax_rows`, array by array as in the source."""
     padded = _power_of_two(k)
     doubles = 8 * (_WARPS + _WARPS * padded)
     columns = spans * teams.chunks * k * teams.lanes * teams.vector
@@ -414,7 +414,7 @@ def _centres(k: int) -> int:
 
 
 def _kmeans_shared(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
-    """Bytes of shared memory, and whether the sums are in it."""
+    """Return the bytes of shared memory, and whether the sums are in it."""
     size = np.dtype(arithmetic).itemsize
     tile = 32 * (32 * _centres(k) + 1) * size
     sums = k * (d + 1) * size
@@ -422,12 +422,12 @@ def _kmeans_shared(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
 
 
 def _eights(k: int) -> int:
-    """Groups of 8 centres of `kmeans_tiles`: one of few numbers, to compile few versions."""
+    """Return the groups of 8 centres of `kmeans_tiles`, rounded so that few versions are compiled."""
     return _power_of_two(-(-k // 8))
 
 
 def _tiles_shared(d: int, k: int) -> int:
-    """Bytes of shared memory of `kmeans_tiles`, array by array as in the source."""
+    """Return the bytes of shared memory of `kmeans_tiles`, array by array as in the source."""
     steps, eights = -(-d // _TILE_STEP), _eights(k)
     shift, halves_and_counts, sums = 4 * steps * _TILE_STEP, 2 * 4 * 8 * eights, 4 * k * d
     labels, lists = 4 * _TILE, _TILE_WARPS * _TILE

@@ -32,7 +32,7 @@ class KernelUsage:
 
 @functools.cache
 def compiler() -> Any | None:
-    """The NVRTC library of the `nvidia-cuda-nvrtc` package, or None."""
+    """Return the NVRTC library of the `nvidia-cuda-nvrtc` package, or None."""
     if importlib.util.find_spec("nvidia") is None:
         return None
     for folder in importlib.import_module("nvidia").__path__:
@@ -42,7 +42,7 @@ def compiler() -> Any | None:
 
 
 def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, KernelUsage]:
-    """Compile a source and return what each of its kernels takes."""
+    """Compile a source; return each kernel's registers, shared memory and spills."""
     nvrtc = compiler()
     if nvrtc is None:
         raise RuntimeError("NVRTC is not installed. pip install nvidia-cuda-nvrtc")
