@@ -138,7 +138,9 @@ def to_device(rows: Any) -> DeviceArray | DeviceCSR:
 
 def plug_in(backend: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a backend be that of the GPU."""
-    found = devices._class
+    found = devices._import_class
     monkeypatch.setattr(
-        devices, "_class", lambda *where: backend if where[1] == "CupyBackend" else found(*where)
+        devices,
+        "_import_class",
+        lambda *where: backend if where[1] == "CupyBackend" else found(*where),
     )

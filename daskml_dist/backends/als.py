@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PIECE", "LeastSquares", "Ratings", "Regressors", "System"]
+__all__ = ["MAX_RATINGS_AT_ONCE", "LeastSquares", "Ratings", "Regressors", "System"]
 
 #: Numbers to whole ones of which factors are padded.
-_VECTOR = 16
+_FACTORS_PER_VECTOR = 16
 #: Bytes of a cache line, which a vector fills.
-_LINE = 64
+_CACHE_LINE_BYTES = 64
 #: Ratings of a row above which it is worked on in pieces of so many.
-PIECE = 1 << 15
+MAX_RATINGS_AT_ONCE = 1 << 15
 #: By the bytes of a number: smallest pivot, as a part of its diagonal entry, and largest entry of
 #: the inverse, scaled to a unit diagonal, of systems that are solved in such numbers. An entry of
 #: 1e3 came with errors of 2e-4 of the solution's size in float32; such rows go to float64.
-_LIMITS = {4: (1e-3, 1e3), 8: (1e-13, np.inf)}
+_SOLVE_LIMITS = {4: (1e-3, 1e3), 8: (1e-13, np.inf)}
 #: Square of a residual, of the first one's, at which conjugate gradients end.
-_ENOUGH = {4: 1e-13, 8: 1e-30}
+_GRADIENT_TOLERANCES = {4: 1e-13, 8: 1e-30}
 
 
 #: Matrix, its upper triangle, and right side (of one row) of a row's normal equations.
@@ -68,7 +68,7 @@ class Regressors(NamedTuple):
     @property
     def whole_width(self) -> int:
         """Return the width rounded up to whole vectors."""
-        return -(-self.width // _VECTOR) * _VECTOR
+        return -(-self.width // _FACTORS_PER_VECTOR) * _FACTORS_PER_VECTOR
 
     def padded(self, dtype: Any) -> Regressors:
         """Return the factors in a dtype, with zeros up to whole vectors; copies what is not so.
@@ -77,8 +77,8 @@ class Regressors(NamedTuple):
         """
         width = self.whole_width
         factors, gram = self.factors, self.gram
-        if factors.dtype != dtype or width > self.width or factors.ctypes.data % _LINE:
-            factors = _on_lines((len(factors), width), dtype)
+        if factors.dtype != dtype or width > self.width or factors.ctypes.data % _CACHE_LINE_BYTES:
+            factors = _allocate_aligned((len(factors), width), dtype)
             factors[:, : self.width] = self.factors
             factors[:, self.width :] = 0
         if len(gram) < width:
@@ -120,7 +120,7 @@ class LeastSquares:
             self._conjugate(ratings, by, out)
             return np.empty(0, np.intp)
         sizes = np.diff(ratings.indptr)
-        long = np.flatnonzero(sizes > PIECE)
+        long = np.flatnonzero(sizes > MAX_RATINGS_AT_ONCE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
         found = [self._cholesky(ratings, by, out, at) for at in zip(starts, stops, strict=True)]
         found += [np.array([row]) for row in long.tolist() if not self._long(row, ratings, by, out)]
@@ -134,9 +134,9 @@ class LeastSquares:
         Squared errors of explicit ones, the rows having the factors `rows`; of implicit ones
         ``c (p - s)**2 - s**2``, since a pair without a rating has ``s**2``.
         """
-        kernels, by = _kernels(), by.padded(rows.dtype)
+        kernels, by = _load_kernels(), by.padded(rows.dtype)
         told, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
-        kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, room, rows, out)
+        kernels.add_row_errors(*ratings, by.factors, by.offsets, *told, room, rows, out)
 
     def contributions(
         self, ratings: Ratings, by: Regressors, wanted: int, width: int
@@ -169,7 +169,7 @@ class LeastSquares:
 
     def opened(self, by: Regressors) -> System:
         """Return the normal equations of a row before any rating is added."""
-        A, b = _system(by, np.float64)
+        A, b = _make_system(by, np.float64)
         A[: len(by.gram), : len(by.gram)] += by.gram
         return A, b
 
@@ -180,14 +180,14 @@ class LeastSquares:
         that is nearly singular makes thousands of times as large in its solution. Of a piece of
         the ratings at a time the factors that these touch are copied.
         """
-        kernels, (A, b) = _kernels(), system
+        kernels, (A, b) = _load_kernels(), system
         start, stop = ratings.indptr.tolist()
-        for at in range(start, stop, PIECE):
-            some = slice(at, min(at + PIECE, stop))
+        for at in range(start, stop, MAX_RATINGS_AT_ONCE):
+            some = slice(at, min(at + MAX_RATINGS_AT_ONCE, stop))
             touched, m = ratings.indices[some], some.stop - at
             offsets = by.offsets[touched] if len(by.offsets) else by.offsets
             own = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
-            own, (room, _) = own.padded(np.float64), _room(by, np.float64)
+            own, (room, _) = own.padded(np.float64), _make_scratch(by, np.float64)
             kernels.add_ratings(
                 np.arange(m, dtype=np.int32), ratings.values[some].astype(np.float64), own.factors,
                 own.offsets, self.implicit, self.alpha, A, b, room, width, 0, m,
@@ -198,10 +198,12 @@ class LeastSquares:
         (A, b), width = system, len(out)
         shift = self.reg * (1 if self.implicit else n)
         room, order = (
-            np.zeros((4, max(_kernels().CHUNK, len(A)))),
+            np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, len(A)))),
             np.arange(len(A), dtype=np.int32),
         )
-        solved = bool(_kernels().solve_system(A, b, shift, *_LIMITS[8], room, order, width))
+        solved = bool(
+            _load_kernels().solve_system(A, b, shift, *_SOLVE_LIMITS[8], room, order, width)
+        )
         if solved:
             out[:] = b[0, :width]
         return solved
@@ -217,7 +219,7 @@ class LeastSquares:
             return failed
         # Their ratings, and the factors that these touch, are copied: a piece's worth at a time.
         ends = np.cumsum(np.diff(ratings.indptr)[failed])
-        parts = np.split(failed, np.flatnonzero(np.diff(ends // PIECE)) + 1)
+        parts = np.split(failed, np.flatnonzero(np.diff(ends // MAX_RATINGS_AT_ONCE)) + 1)
         return np.concatenate([self._exactly(rows, ratings, by, out) for rows in parts])
 
     def _exactly(
@@ -241,11 +243,11 @@ class LeastSquares:
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
     ) -> NDArray[np.intp]:
         """Solve some rows in the arithmetic of a dtype; those whose pivots are too small."""
-        kernels, by = _kernels(), by.padded(dtype)
-        failed, system = np.empty(at[1] - at[0], np.intp), _system(by, dtype)
+        kernels, by = _load_kernels(), by.padded(dtype)
+        failed, system = np.empty(at[1] - at[0], np.intp), _make_system(by, dtype)
         gram = by.gram.astype(dtype, copy=False)
-        told = self.implicit, self.alpha, self.reg, gram, *_LIMITS[np.dtype(dtype).itemsize]
-        room = _room(by, dtype)
+        told = self.implicit, self.alpha, self.reg, gram, *_SOLVE_LIMITS[np.dtype(dtype).itemsize]
+        room = _make_scratch(by, dtype)
         n = kernels.solve_rows(
             *ratings, by.factors, by.offsets, *told, *system, *room, out, failed, at
         )
@@ -258,37 +260,47 @@ class LeastSquares:
         return self.closed(system, int(bounds[1] - bounds[0]), out[row])
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
-        kernels, by = _kernels(), by.padded(out.dtype)
-        vectors, room = np.zeros((4, 1, by.width), out.dtype), _room(by, out.dtype)
+        kernels, by = _load_kernels(), by.padded(out.dtype)
+        vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
-        told = self.implicit, self.alpha, self.reg, gram, self.steps, _ENOUGH[out.itemsize]
-        A, _ = _system(by, out.dtype)
-        kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, A, vectors, *room, out)
+        told = (
+            self.implicit,
+            self.alpha,
+            self.reg,
+            gram,
+            self.steps,
+            _GRADIENT_TOLERANCES[out.itemsize],
+        )
+        A, _ = _make_system(by, out.dtype)
+        kernels.conjugate_gradient_rows(*ratings, by.factors, by.offsets, *told, A, vectors, *room, out)
 
 
-def _kernels() -> Any:
+def _load_kernels() -> Any:
     """Import the compiled loops, which loads numba."""
     from daskml_dist.backends import als_kernels
 
     return als_kernels
 
 
-def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def _make_system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return zeros for the matrix and the right side of a row's normal equations."""
-    A, b = _on_lines((by.whole_width, by.whole_width), dtype), _on_lines((1, by.whole_width), dtype)
+    A, b = (
+        _allocate_aligned((by.whole_width, by.whole_width), dtype),
+        _allocate_aligned((1, by.whole_width), dtype),
+    )
     A[...], b[...] = 0, 0
     return A, b
 
 
-def _room(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
+def _make_scratch(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return scratch for the terms of ratings and pivots, and the numbers from 0."""
-    room = np.zeros((4, max(_kernels().CHUNK, by.width)), dtype)
+    room = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, by.width)), dtype)
     return room, np.arange(by.width, dtype=np.int32)
 
 
-def _on_lines(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+def _allocate_aligned(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
     """Return an uninitialised array whose rows begin at cache lines."""
     size = np.dtype(dtype).itemsize
-    room = np.empty(shape[0] * shape[1] + _LINE // size, dtype)
-    skipped = -room.ctypes.data % _LINE // size
+    room = np.empty(shape[0] * shape[1] + _CACHE_LINE_BYTES // size, dtype)
+    skipped = -room.ctypes.data % _CACHE_LINE_BYTES // size
     return room[skipped : skipped + shape[0] * shape[1]].reshape(shape)

@@ -23,12 +23,19 @@ from numba.extending import intrinsic
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_rows
 
-__all__ = ["CHUNK", "add_ratings", "conjugate_rows", "errors_of_rows", "solve_rows", "solve_system"]
+__all__ = [
+    "RATINGS_PER_CHUNK",
+    "add_ratings",
+    "add_row_errors",
+    "conjugate_gradient_rows",
+    "solve_rows",
+    "solve_system",
+]
 
 #: Entries to whole numbers of which rows are padded.
-LANES = 16
-_FLAGS = ("contract", "reassoc", "nsz")
-_INT = ir.IntType(64)
+FLOATS_PER_VECTOR = 16
+_FAST_FLAGS = ("contract", "reassoc", "nsz")
+_INT64 = ir.IntType(64)
 
 
 class _Row:
@@ -42,7 +49,9 @@ class _Row:
         #: Entries from one row to the next.
         self.step = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], size)
         is_float = isinstance(self.number, ir.FloatType)
-        self.vector = ir.VectorType(self.number, LANES if is_float else LANES // 2)
+        self.vector = ir.VectorType(
+            self.number, FLOATS_PER_VECTOR if is_float else FLOATS_PER_VECTOR // 2
+        )
 
     def entry(self, at: Any) -> Any:
         """Emit a load of the entry at a position."""
@@ -66,7 +75,7 @@ class _Row:
         return self._builder.load(place, align=4)
 
 
-def _whole(builder: Any, number: Any, vector: Any) -> Any:
+def _emit_broadcast(builder: Any, number: Any, vector: Any) -> Any:
     """Emit a vector with one number in all its lanes."""
     none = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0))
@@ -74,12 +83,14 @@ def _whole(builder: Any, number: Any, vector: Any) -> Any:
     return builder.shuffle_vector(first, none, zeros)
 
 
-def _sum(builder: Any, a: Any, b: Any, total: Any) -> Any:
-    """Emit ``a * b + total``, which LLVM contracts to one instruction where the processor has it."""
-    return builder.fadd(builder.fmul(a, b, flags=_FLAGS), total, flags=_FLAGS)
+def _emit_multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
+    """Emit ``a * b + total``, which LLVM contracts to one instruction where the
+    processor has it.
+    """
+    return builder.fadd(builder.fmul(a, b, flags=_FAST_FLAGS), total, flags=_FAST_FLAGS)
 
 
-def _folded(builder: Any, parts: Any) -> Any:
+def _emit_lane_sum(builder: Any, parts: Any) -> Any:
     """Emit the sum of the lanes of a vector, by adding halves until one lane is left."""
     index, half = ir.IntType(32), parts.type.count
     while half > 1:
@@ -89,11 +100,11 @@ def _folded(builder: Any, parts: Any) -> Any:
             builder.shuffle_vector(parts, parts, ir.Constant(kind, [*range(at, at + half)]))
             for at in (0, half)
         )
-        parts = builder.fadd(low, high, flags=_FLAGS)
+        parts = builder.fadd(low, high, flags=_FAST_FLAGS)
     return builder.extract_element(parts, ir.Constant(index, 0))
 
 
-def _over(
+def _emit_loop(
     builder: Any, bounds: Sequence[Any], totals: Sequence[Any], more: Callable[[Any, Any], Any]
 ) -> list[Any]:
     """Emit a loop over the numbers between two bounds whose totals stay in registers; return the
@@ -104,14 +115,14 @@ def _over(
     start, stop = bounds
     builder.cbranch(builder.icmp_signed("<", start, stop), body, after)
     builder.position_at_end(body)
-    at = builder.phi(_INT)
+    at = builder.phi(_INT64)
     at.add_incoming(start, before)
     held = []
     for total in totals:
         held.append(builder.phi(total.type))
         held[-1].add_incoming(total, before)
     found = more(at, held)
-    last, following = builder.block, builder.add(at, ir.Constant(_INT, 1))
+    last, following = builder.block, builder.add(at, ir.Constant(_INT64, 1))
     at.add_incoming(following, last)
     builder.cbranch(builder.icmp_signed("<", following, stop), body, after)
     builder.position_at_end(after)
@@ -124,8 +135,8 @@ def _over(
     return results
 
 
-def _outer(height: int) -> Any:
-    """Return the intrinsic `add_outer` that updates `height` rows of the matrix at once."""
+def _make_add_outer(height: int) -> Any:
+    """Return the intrinsic `add_outer_rows` that updates `height` rows of the matrix at once."""
 
     def add(
         context: Any, A: Any, j: Any, k: Any, Y: Any, rows: Any, weights: Any, start: Any, stop: Any
@@ -137,22 +148,24 @@ def _outer(height: int) -> Any:
                 _Row(context, builder, signature.args[i], given[i]) for i in (0, 3, 4, 5)
             )
             j, k = given[1], given[2]
-            steps = [ir.Constant(_INT, r) for r in range(height)]
+            steps = [ir.Constant(_INT64, r) for r in range(height)]
             places = [A.place(A.at(builder.add(j, r), k)) for r in steps]
 
             def more(i: Any, totals: Any) -> Any:
-                row = builder.sext(rows.entry(i), _INT)
-                weight = _whole(builder, weights.entry(i), Y.vector)
+                row = builder.sext(rows.entry(i), _INT64)
+                weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
                 right = Y.load(Y.place(Y.at(row, k)))
-                right = builder.fmul(right, weight, flags=_FLAGS)
+                right = builder.fmul(right, weight, flags=_FAST_FLAGS)
                 left = Y.at(row, j)
                 lefts = [Y.entry(builder.add(left, r)) for r in steps]
                 return [
-                    _sum(builder, _whole(builder, one, Y.vector), right, total)
+                    _emit_multiply_add(
+                        builder, _emit_broadcast(builder, one, Y.vector), right, total
+                    )
                     for one, total in zip(lefts, totals, strict=True)
                 ]
 
-            totals = _over(builder, given[6:], [A.load(place) for place in places], more)
+            totals = _emit_loop(builder, given[6:], [A.load(place) for place in places], more)
             for total, place in zip(totals, places, strict=True):
                 builder.store(total, place, align=4)
             return context.get_dummy_value()
@@ -162,8 +175,8 @@ def _outer(height: int) -> Any:
     return intrinsic(add)
 
 
-def _rows(width: int) -> Any:
-    """Return the intrinsic `add_rows` that updates `width` vectors at once."""
+def _make_add_rows(width: int) -> Any:
+    """Return the intrinsic `add_vector_rows` that updates `width` vectors at once."""
 
     def add(
         context: Any, out: Any, k: Any, Y: Any, rows: Any, scales: Any, start: Any, stop: Any
@@ -177,19 +190,19 @@ def _rows(width: int) -> Any:
             out, Y, rows, scales = (
                 _Row(context, builder, signature.args[i], given[i]) for i in (0, 2, 3, 4)
             )
-            steps = [ir.Constant(_INT, v * Y.vector.count) for v in range(width)]
+            steps = [ir.Constant(_INT64, v * Y.vector.count) for v in range(width)]
             columns = [builder.add(given[1], step) for step in steps]
             places = [out.place(column) for column in columns]
 
             def more(i: Any, totals: Any) -> Any:
-                row = builder.sext(rows.entry(i), _INT)
-                scale = _whole(builder, scales.entry(i), Y.vector)
+                row = builder.sext(rows.entry(i), _INT64)
+                scale = _emit_broadcast(builder, scales.entry(i), Y.vector)
                 return [
-                    _sum(builder, scale, Y.load(Y.place(Y.at(row, column))), total)
+                    _emit_multiply_add(builder, scale, Y.load(Y.place(Y.at(row, column))), total)
                     for column, total in zip(columns, totals, strict=True)
                 ]
 
-            totals = _over(builder, given[5:], [out.load(place) for place in places], more)
+            totals = _emit_loop(builder, given[5:], [out.load(place) for place in places], more)
             for total, place in zip(totals, places, strict=True):
                 builder.store(total, place, align=4)
             return context.get_dummy_value()
@@ -200,31 +213,33 @@ def _rows(width: int) -> Any:
 
 
 @intrinsic
-def _add_row(
+def _emit_add_row(
     context: Any, out: Any, i: Any, X: Any, j: Any, scale: Any, start: Any, stop: Any
 ) -> Any:
     """Add ``scale X[j, start:stop]`` to the same of ``out[i]``; whole vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         out, X = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
-        scale = _whole(builder, given[4], X.vector)
-        step = ir.Constant(_INT, X.vector.count)
+        scale = _emit_broadcast(builder, given[4], X.vector)
+        step = ir.Constant(_INT64, X.vector.count)
         with cgutils.for_range_slice(builder, given[5], given[6], step) as (k, _):
             place = out.place(out.at(given[1], k))
             row = X.load(X.place(X.at(given[3], k)))
-            builder.store(_sum(builder, scale, row, out.load(place)), place, align=4)
+            builder.store(_emit_multiply_add(builder, scale, row, out.load(place)), place, align=4)
         return context.get_dummy_value()
 
     return types.void(out, i, X, j, X.dtype, start, stop), generate
 
 
 @intrinsic
-def _dot(context: Any, X: Any, i: Any, Y: Any, j: Any, start: Any, stop: Any) -> Any:
-    """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``, both of whole vectors."""
+def _emit_dot(context: Any, X: Any, i: Any, Y: Any, j: Any, start: Any, stop: Any) -> Any:
+    """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``, both of
+    whole vectors.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
-        count = ir.Constant(_INT, X.vector.count)
+        count = ir.Constant(_INT64, X.vector.count)
         bounds = [builder.sdiv(one, count) for one in given[4:]]
 
         def more(at: Any, totals: Any) -> Any:
@@ -233,61 +248,64 @@ def _dot(context: Any, X: Any, i: Any, Y: Any, j: Any, start: Any, stop: Any) ->
                 rows.load(rows.place(rows.at(row, k)))
                 for rows, row in ((X, given[1]), (Y, given[3]))
             )
-            return [_sum(builder, left, right, totals[0])]
+            return [_emit_multiply_add(builder, left, right, totals[0])]
 
-        (parts,) = _over(builder, bounds, [ir.Constant(X.vector, None)], more)
-        return _folded(builder, parts)
+        (parts,) = _emit_loop(builder, bounds, [ir.Constant(X.vector, None)], more)
+        return _emit_lane_sum(builder, parts)
 
     return X.dtype(X, i, Y, j, start, stop), generate
 
 
 @intrinsic
-def _dot_fours(context: Any, x: Any, Y: Any, rows: Any, out: Any, stop: Any, width: Any) -> Any:
+def _emit_dot_fours(
+    context: Any, x: Any, Y: Any, rows: Any, out: Any, stop: Any, width: Any
+) -> Any:
     """Write products of ``x[0, :width]`` and the rows y of the i below `stop` to ``out[i]``.
 
-    Whole vectors, and four rows at a time: `stop` is a multiple of 4. The bits are those of `dot`.
+    Whole vectors, and four rows at a time: `stop` is a multiple of 4. The bits are those of
+    `dot_vectors`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         x, Y, rows, out = (_Row(context, builder, signature.args[i], given[i]) for i in range(4))
-        count, none = ir.Constant(_INT, x.vector.count), ir.Constant(_INT, 0)
-        steps = [ir.Constant(_INT, r) for r in range(4)]
+        count, none = ir.Constant(_INT64, x.vector.count), ir.Constant(_INT64, 0)
+        steps = [ir.Constant(_INT64, r) for r in range(4)]
         whole = builder.sdiv(given[5], count)
-        with cgutils.for_range_slice(builder, none, given[4], ir.Constant(_INT, 4)) as (i, _):
+        with cgutils.for_range_slice(builder, none, given[4], ir.Constant(_INT64, 4)) as (i, _):
             at = [builder.add(i, step) for step in steps]
-            starts = [Y.at(builder.sext(rows.entry(one), _INT), none) for one in at]
+            starts = [Y.at(builder.sext(rows.entry(one), _INT64), none) for one in at]
 
             def more(v: Any, totals: Any) -> Any:
                 k = builder.mul(v, count)
                 left = x.load(x.place(k))
                 return [
-                    _sum(builder, left, Y.load(Y.place(builder.add(start, k))), total)
+                    _emit_multiply_add(builder, left, Y.load(Y.place(builder.add(start, k))), total)
                     for start, total in zip(starts, totals, strict=True)
                 ]
 
             zeros = [ir.Constant(x.vector, None)] * 4
-            for one, parts in zip(at, _over(builder, (none, whole), zeros, more), strict=True):
-                out.put(one, _folded(builder, parts))
+            for one, parts in zip(at, _emit_loop(builder, (none, whole), zeros, more), strict=True):
+                out.put(one, _emit_lane_sum(builder, parts))
         return context.get_dummy_value()
 
     return types.void(x, Y, rows, out, stop, width), generate
 
 
 #: ``add_outer(A, j, k, Y, rows, weights, start, stop)`` of 8 rows of A, and of 4.
-add_outer: Any = _outer(8)
-add_outer_few: Any = _outer(4)
+add_outer_rows: Any = _make_add_outer(8)
+add_outer_four_rows: Any = _make_add_outer(4)
 #: ``add_rows(out, k, Y, rows, scales, start, stop)`` of one vector, and of 4.
-add_rows: Any = _rows(1)
-add_rows_wide: Any = _rows(4)
-add_row: Any = _add_row
-dot: Any = _dot
-dot_fours: Any = _dot_fours
+add_vector_rows: Any = _make_add_rows(1)
+add_vector_rows_wide: Any = _make_add_rows(4)
+add_scaled_row: Any = _emit_add_row
+dot_vectors: Any = _emit_dot
+dot_four_rows: Any = _emit_dot_fours
 
 
 #: Ratings that go by together, and whose factors stay in a core's cache.
-CHUNK = 128
+RATINGS_PER_CHUNK = 128
 #: Padded factors up to which conjugate gradients make a row's matrix.
-_FEW = 2 * LANES
+_MAX_DENSE_WIDTH = 2 * FLOATS_PER_VECTOR
 #: Part of its diagonal entry above which no pivot asks for an estimate of the inverse: its scaled
 #: entries were then 450 at most (ranks 4 to 32, as many ratings or fewer, also positive factors).
 _SAFE_PIVOT = 0.05
@@ -305,9 +323,9 @@ def solve_rows(
     """Solve the systems of the rows ``at[0]`` to ``at[1]``; return how many were nearly singular.
 
     `A` and `b` (of one row) are room for one system, and their dtype is that of its arithmetic;
-    `Y` and `gram` are of the same. `room` has four rows of `CHUNK` entries and those of a vector
-    of factors at least; `order` counts from 0. Rows whose systems `solve_system` leaves, by
-    `least` and `most`, are named in `failed`.
+    `Y` and `gram` are of the same. `room` has four rows of `RATINGS_PER_CHUNK` entries and those of
+    a vector of factors at least; `order` counts from 0. Rows whose systems `solve_system` leaves,
+    by `least` and `most`, are named in `failed`.
     """
     n_failed, n = 0, out.shape[1]
     for row in range(at[0], at[1]):
@@ -337,50 +355,54 @@ def add_ratings(
 ) -> None:  # fmt: skip
     """Add some ratings to the upper triangle of a matrix and to its right side."""
     weights, targets = room[0], room[1]
-    for first in range(start, stop, CHUNK):
-        m = min(CHUNK, stop - first)
+    for first in range(start, stop, RATINGS_PER_CHUNK):
+        m = min(RATINGS_PER_CHUNK, stop - first)
         rows = indices[first : first + m]
         for i in range(m):
-            weights[i], targets[i] = _terms(
+            weights[i], targets[i] = _rating_terms(
                 values[first + i], rows[i], offsets, implicit, alpha, b[0, 0]
             )
-        _add_outer(A, Y, rows, weights, 0, n, m)
-        _add_rows(b, Y, rows, targets, m)
+        _add_outer_products(A, Y, rows, weights, 0, n, m)
+        _add_scaled_rows(b, Y, rows, targets, m)
 
 
 @_inside
 def _vector_entries(matrix: Any) -> int:
     """Return how many entries of a matrix's dtype fill a vector of 64 bytes."""
-    return LANES if matrix.itemsize == 4 else LANES // 2
+    return FLOATS_PER_VECTOR if matrix.itemsize == 4 else FLOATS_PER_VECTOR // 2
 
 
 @_inside
-def _add_outer(A: Any, Y: Any, rows: Any, weights: Any, top: int, bottom: int, m: int) -> None:
+def _add_outer_products(
+    A: Any, Y: Any, rows: Any, weights: Any, top: int, bottom: int, m: int
+) -> None:
     """Add ``weights[i] y y'`` of m rows y to the rows `top` to `bottom` of A, from the diagonal."""
     lanes = _vector_entries(A)
     for j in range(top, bottom - 4, 8):
         for k in range(j - j % lanes, A.shape[1], lanes):
-            add_outer(A, j, k, Y, rows, weights, 0, m)
+            add_outer_rows(A, j, k, Y, rows, weights, 0, m)
     if (bottom - top - 1) % 8 < 4:
         j = bottom - 1 - (bottom - top - 1) % 8
         for k in range(j - j % lanes, A.shape[1], lanes):
-            add_outer_few(A, j, k, Y, rows, weights, 0, m)
+            add_outer_four_rows(A, j, k, Y, rows, weights, 0, m)
 
 
 @_inside
-def _add_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
+def _add_scaled_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
     """Add ``scales[i] y`` of m rows y."""
     lanes, k = _vector_entries(out), 0
     while k + 4 * lanes <= out.shape[1]:
-        add_rows_wide(out, k, Y, rows, scales, 0, m)
+        add_vector_rows_wide(out, k, Y, rows, scales, 0, m)
         k += 4 * lanes
     while k < out.shape[1]:
-        add_rows(out, k, Y, rows, scales, 0, m)
+        add_vector_rows(out, k, Y, rows, scales, 0, m)
         k += lanes
 
 
 @_inside
-def _terms(value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any) -> Any:
+def _rating_terms(
+    value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any
+) -> Any:
     """Return a rating's weight in the matrix and its target in the right side, in the dtype of
     `like`.
     """
@@ -414,28 +436,28 @@ def solve_system(
     for j in range(n):
         A[j, j] += number(shift)
         diagonal[j] = A[j, j]
-    for top in range(0, n, LANES):
-        bottom = min(top + LANES, n)
-        _add_outer(A, A, order, inverse, top, bottom, top)
+    for top in range(0, n, FLOATS_PER_VECTOR):
+        bottom = min(top + FLOATS_PER_VECTOR, n)
+        _add_outer_products(A, A, order, inverse, top, bottom, top)
         for j in range(top, bottom):
             if not A[j, j] > number(least) * diagonal[j]:
                 return False
             smallest = min(smallest, A[j, j] / diagonal[j])
             inverse[j] = number(-1) / A[j, j]
             for i in range(j + 1, bottom):
-                add_row(A, i, A, j, A[j, i] * inverse[j], i - i % lanes, width)
-    if smallest < _SAFE_PIVOT and most < np.inf and _inverse_size(A, room, n) > most:
+                add_scaled_row(A, i, A, j, A[j, i] * inverse[j], i - i % lanes, width)
+    if smallest < _SAFE_PIVOT and most < np.inf and _estimate_inverse_size(A, room, n) > most:
         return False
     right = room[1]
     for j in range(n):
         right[j] = b[0, j]
-        add_row(b, 0, A, j, right[j] * inverse[j], j - j % lanes, width)
-    _substitute(A, inverse, right, b, n)
+        add_scaled_row(b, 0, A, j, right[j] * inverse[j], j - j % lanes, width)
+    _substitute_back(A, inverse, right, b, n)
     return True
 
 
 @_inside
-def _substitute(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None:
+def _substitute_back(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None:
     """Solve ``D U x = right`` of a factored matrix: `out`, of one row, becomes x."""
     for j in range(n - 1, -1, -1):
         total = right[j]
@@ -445,7 +467,7 @@ def _substitute(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None:
 
 
 @_inside
-def _inverse_size(A: Any, room: Any, n: int) -> float:
+def _estimate_inverse_size(A: Any, room: Any, n: int) -> float:
     """Estimate the largest entry of the inverse of a factored matrix, scaled to a unit diagonal.
 
     LINPACK's estimate (Cline, Moler, Stewart and Wilkinson, 1979): the right side has entries of 1
@@ -457,8 +479,8 @@ def _inverse_size(A: Any, room: Any, n: int) -> float:
     x[0, :width] = 0
     for j in range(n):
         right[j] = x[0, j] + math.copysign(math.sqrt(diagonal[j]), x[0, j])
-        add_row(x, 0, A, j, right[j] * inverse[j], j - j % lanes, width)
-    _substitute(A, inverse, right, x, n)
+        add_scaled_row(x, 0, A, j, right[j] * inverse[j], j - j % lanes, width)
+    _substitute_back(A, inverse, right, x, n)
     largest = 0.0
     for j in range(n):
         largest = max(largest, abs(x[0, j]) * math.sqrt(diagonal[j]))
@@ -466,7 +488,7 @@ def _inverse_size(A: Any, room: Any, n: int) -> float:
 
 
 @_fast
-def conjugate_rows(
+def conjugate_gradient_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
     reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, room: Any, order: Any,
     out: Any,
@@ -490,38 +512,38 @@ def conjugate_rows(
         for j in range(n):
             x[0, j] = out[row, j]
         shared, made, last = gram, implicit, stop
-        if width <= _FEW and stop - start > n:
+        if width <= _MAX_DENSE_WIDTH and stop - start > n:
             copy_rows(A, gram)
             r[:, :] = 0
             add_ratings(
                 indices, values, Y, offsets, implicit, alpha, A, r, room, n, start, stop
             )  # fmt: skip
-            _mirror(A, n)
+            _mirror_triangle(A, n)
             shared, made, last = A, True, start
         else:
             r[:, :] = 0
-        _add_shared(shared, made, shift, -1.0, x, r, room, order)
-        _add_products(
+        _add_shared_product(shared, made, shift, -1.0, x, r, room, order)
+        _add_rating_products(
             indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, room, start, last
         )  # fmt: skip
         copy_rows(p, r)
-        square = dot(r, none, r, none, none, width)
+        square = dot_vectors(r, none, r, none, none, width)
         end = square * room.dtype.type(enough)
         for _ in range(steps):
             if not square > end:
                 break
             q[:, :] = 0
-            _add_shared(shared, made, shift, 1.0, p, q, room, order)
-            _add_products(
+            _add_shared_product(shared, made, shift, 1.0, p, q, room, order)
+            _add_rating_products(
                 indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, room, start, last
             )  # fmt: skip
-            curve, before = dot(p, none, q, none, none, width), square
+            curve, before = dot_vectors(p, none, q, none, none, width), square
             if not curve > 0:
                 break
             step = square / curve
-            add_row(x, none, p, none, step, none, width)
-            add_row(r, none, q, none, -step, none, width)
-            square = dot(r, none, r, none, none, width)
+            add_scaled_row(x, none, p, none, step, none, width)
+            add_scaled_row(r, none, q, none, -step, none, width)
+            square = dot_vectors(r, none, r, none, none, width)
             for j in range(width):
                 p[0, j] = r[0, j] + square / before * p[0, j]
         for j in range(n):
@@ -529,7 +551,7 @@ def conjugate_rows(
 
 
 @_inside
-def _mirror(A: Any, n: int) -> None:
+def _mirror_triangle(A: Any, n: int) -> None:
     """Copy the upper triangle of a matrix to its lower one."""
     for j in range(1, n):
         for k in range(j):
@@ -537,7 +559,7 @@ def _mirror(A: Any, n: int) -> None:
 
 
 @_inside
-def _add_shared(
+def _add_shared_product(
     gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, room: Any, order: Any
 ) -> None:
     """Add ``sign * (gram + shift I) x`` to `out`; without `made`, the shift's part alone."""
@@ -548,31 +570,31 @@ def _add_shared(
         scales[j] = signed * x[0, j]
     if made:
         # A symmetric matrix: the sum of its rows, which stays in registers.
-        _add_rows(out, gram, order, scales, width)
+        _add_scaled_rows(out, gram, order, scales, width)
 
 
 @_inside
-def _add_products(
+def _add_rating_products(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, aimed: bool,
     sign: float, x: Any, out: Any, room: Any, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Add ``sign w (y x) y`` of some ratings, and ``t y`` where they are `aimed` at."""
     width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
-    for first in range(start, stop, CHUNK):
-        m = min(CHUNK, stop - first)
+    for first in range(start, stop, RATINGS_PER_CHUNK):
+        m = min(RATINGS_PER_CHUNK, stop - first)
         rows = indices[first : first + m]
         fours = m - m % 4
-        dot_fours(x, Y, rows, scales, fours, width)
+        dot_four_rows(x, Y, rows, scales, fours, width)
         for i in range(fours, m):
-            scales[i] = dot(x, 0, Y, np.int64(rows[i]), 0, width)
+            scales[i] = dot_vectors(x, 0, Y, np.int64(rows[i]), 0, width)
         for i in range(m):
-            w, t = _terms(values[first + i], rows[i], offsets, implicit, alpha, signed)
+            w, t = _rating_terms(values[first + i], rows[i], offsets, implicit, alpha, signed)
             scales[i] = w * (signed * scales[i]) + t if aimed else w * (signed * scales[i])
-        _add_rows(out, Y, rows, scales, m)
+        _add_scaled_rows(out, Y, rows, scales, m)
 
 
 @_fast
-def errors_of_rows(
+def add_row_errors(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
     x: Any, X: Any, out: Any,
 ) -> None:  # fmt: skip
@@ -586,7 +608,7 @@ def errors_of_rows(
         for j in range(X.shape[1]):
             x[0, j] = X[row, j]
         for i in range(indptr[row], indptr[row + 1]):
-            score = float(dot(x, 0, Y, np.int64(indices[i]), 0, x.shape[1]))
+            score = float(dot_vectors(x, 0, Y, np.int64(indices[i]), 0, x.shape[1]))
             value = float(values[i])
             if implicit:
                 error = (1.0 if value > 0 else 0.0) - score

@@ -70,19 +70,19 @@ class Step:
 
 
 #: Products of rows and centres that are made at once.
-_PRODUCTS = 1 << 20
+_PRODUCTS_AT_ONCE = 1 << 20
 #: Rows that are taken at once at least.
-_FEWEST = 256
+_MIN_ROWS_AT_ONCE = 256
 
 
-def assign(
+def assign_to_centres(
     backend: Any, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
 ) -> Any:
     """Add rows to the sums of their nearest centres in array API functions; see
     :meth:`Backend.assign`.
     """
     inertia = 0.0
-    for at, rows in _near_rows(backend, X, shift, centres.shape[0]):
+    for at, rows in _iterate_shifted_rows(backend, X, shift, centres.shape[0]):
         labels, apart = _nearest(backend, rows, centres)
         some = None if weight is None else weight[at]
         each = ones((apart.shape[0], 1), apart.dtype, like=apart)
@@ -93,23 +93,25 @@ def assign(
     return scalar(inertia)
 
 
-def nearest_of_all(backend: Any, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
+def find_nearest_centres(backend: Any, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
     """Return each row's nearest centre in array API functions; see :meth:`Backend.nearest`."""
     found = [
         _nearest(backend, rows, centres)
-        for _, rows in _near_rows(backend, X, shift, centres.shape[0])
+        for _, rows in _iterate_shifted_rows(backend, X, shift, centres.shape[0])
     ]
     labels, apart = zip(*found, strict=True)
     xp = namespace(centres)
     return xp.concat(labels), xp.concat(apart)
 
 
-def _near_rows(backend: Any, X: Any, shift: Any | None, width: int) -> Iterator[tuple[slice, Any]]:
+def _iterate_shifted_rows(
+    backend: Any, X: Any, shift: Any | None, width: int
+) -> Iterator[tuple[slice, Any]]:
     """Yield slices of rows less the shift, of as many rows as leave memory for `width` numbers
     each.
     """
-    step = (backend.entries_at_once or _PRODUCTS) // max(width, 1)
-    for at in row_slices(X.shape[0], max(step, _FEWEST)):
+    step = (backend.entries_at_once or _PRODUCTS_AT_ONCE) // max(width, 1)
+    for at in row_slices(X.shape[0], max(step, _MIN_ROWS_AT_ONCE)):
         rows = X[at] if _is_sparse(X) else backend.rows(X, at)
         if shift is not None:
             whole = rows.toarray() if _is_sparse(X) else rows
@@ -121,11 +123,11 @@ def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
     xp, k = namespace(centres), centres.shape[0]
     half = total(centres * centres, axis=1) / 2
     apart = half - xp.reshape(backend.dot(X, centres.T), (-1, k))
-    squared = _squares(backend, X) + 2 * xp.min(apart, axis=1)
+    squared = _squared_norms(backend, X) + 2 * xp.min(apart, axis=1)
     return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
 
 
-def _squares(backend: Any, X: Any) -> Any:
+def _squared_norms(backend: Any, X: Any) -> Any:
     """Return the squared norm of each row, dense or sparse."""
     if not _is_sparse(X):
         return total(X * X, axis=1)
@@ -264,7 +266,7 @@ class Backend(ABC):
         before : array of shape (k, n_features), or None
             Centres of the call that left the bounds.
         """
-        return assign(self, X, shift, centres, weight, out)
+        return assign_to_centres(self, X, shift, centres, weight, out)
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
         """Return what :meth:`assign` is to remember of each row with k centres: nothing is known
@@ -273,8 +275,10 @@ class Backend(ABC):
         return zeros((X.shape[0], 0), X.dtype, like=getattr(X, "values", X))
 
     def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-        """Return the nearest centre of each row (the first of equal ones) and its squared distance."""
-        return nearest_of_all(self, X, shift, centres)
+        """Return the nearest centre of each row (the first of equal ones) and its squared
+        distance.
+        """
+        return find_nearest_centres(self, X, shift, centres)
 
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
@@ -408,7 +412,9 @@ class Backend(ABC):
         return None
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
-        """Return slices of X's rows that each fit in a cache, to be worked on one after the other."""
+        """Return slices of X's rows that each fit in a cache, to be worked on one after
+        the other.
+        """
         return (slice(0, X.shape[0]),)
 
     @abstractmethod

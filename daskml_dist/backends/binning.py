@@ -11,7 +11,7 @@ __all__ = ["put_in_bins"]
 
 #: Values up to which NumPy's searches take a few milliseconds, and the loop most of a second to
 #: compile in the first fit on a machine. Both give the same bins.
-_FEW = 1 << 16
+_MAX_VALUES_IN_NUMPY = 1 << 16
 
 
 def put_in_bins(
@@ -19,11 +19,13 @@ def put_in_bins(
     categorical: NDArray[np.bool_], missing: int, rows: NDArray[np.uint8],
     columns: NDArray[np.uint8], seen: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """Put the values of some rows into bins; the parameters are those of `tree_predict.to_bins`."""
-    if X.size > _FEW:
-        from daskml_dist.backends.tree_predict import to_bins
+    """Put the values of some rows into bins; the parameters are those of
+    `tree_predict.write_bins`.
+    """
+    if X.size > _MAX_VALUES_IN_NUMPY:
+        from daskml_dist.backends.tree_predict import write_bins
 
-        to_bins(X, table, n_edges, categorical, missing, rows, columns, seen)
+        write_bins(X, table, n_edges, categorical, missing, rows, columns, seen)
         return
     for j, edges in enumerate(table):
         own, values = edges[: n_edges[j]], X[:, j].astype(np.float64)

@@ -23,23 +23,23 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["N_BOUNDS", "assign", "nearest"]
+__all__ = ["N_BOUNDS", "add_to_nearest", "nearest"]
 
 #: Numbers that are remembered of a row: its label, at most how far its centre is, and at least how
 #: far all others are; below 0 nothing is known.
 N_BOUNDS = 3
 #: Bytes of some rows, and of some products with the centres, that a core's cache holds.
-_CACHED = 1 << 19
+_CACHED_BYTES = 1 << 19
 #: Rows at a time: fewer are a slow product, more leave the cache.
-_FEWEST, _MOST = 128, 4096
+_MIN_TILE_ROWS, _MAX_TILE_ROWS = 128, 4096
 #: Share of some rows from which all of them are looked at, and so many of the next.
-_MANY, _IN_VAIN = 0.6, 8
+_FULL_PASS_SHARE, _SLICES_NOT_SCREENED = 0.6, 8
 
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
-def assign(
+def add_to_nearest(
     X: NDArray[Any],
     shift: NDArray[Any],
     centres: NDArray[Any],
@@ -51,10 +51,10 @@ def assign(
 ) -> float:
     """Add dense rows to the sums of their nearest centres; see :meth:`Backend.assign`."""
     inertia, none = 0.0, np.empty(0, X.dtype)
-    nearest = _Nearest(centres, before, scratch)
+    nearest = _NearestCentres(centres, before, scratch)
     for at, near, some in nearest.of(X, shift, bounds):
         scale = none if weight is None else weight[at]
-        inertia += _add(near, nearest.centres, scale, some, nearest.above, out)
+        inertia += _add_labelled_rows(near, nearest.centres, scale, some, nearest.above, out)
     return inertia
 
 
@@ -63,13 +63,13 @@ def nearest(
 ) -> tuple[NDArray[np.intp], NDArray[Any]]:
     """Return the nearest centre of each row, and the squared distance to it."""
     labels, apart = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
-    for at, near, some in _Nearest(centres, None, scratch).of(X, shift, None):
+    for at, near, some in _NearestCentres(centres, None, scratch).of(X, shift, None):
         labels[at] = some[:, 0]
-        _measure(near, centres, some, apart[at])
+        _measure_distances(near, centres, some, apart[at])
     return labels, apart
 
 
-class _Nearest:
+class _NearestCentres:
     """Rows and their centres.
 
     Parameters
@@ -99,9 +99,9 @@ class _Nearest:
         self._in_vain = 0
         self._known = before is not None
         if before is not None:
-            self._alone = ((1 - eps) / 2 * _to_nearest(whole)).astype(dtype)
+            self._alone = ((1 - eps) / 2 * _distances_to_nearest(whole)).astype(dtype)
             ways = (1 + eps) * np.sqrt(((whole - before.astype(np.float64)) ** 2).sum(axis=1))
-            self._ways, self._others = ways.astype(dtype), _largest_other(ways).astype(dtype)
+            self._ways, self._others = ways.astype(dtype), _largest_other_moves(ways).astype(dtype)
 
     def of(
         self, X: NDArray[Any], shift: NDArray[Any], bounds: NDArray[Any] | None
@@ -110,12 +110,12 @@ class _Nearest:
         next.
         """
         d = X.shape[1]
-        step = min(max(_CACHED // X.itemsize // max(d, 1), _FEWEST), _MOST)
+        step = min(max(_CACHED_BYTES // X.itemsize // max(d, 1), _MIN_TILE_ROWS), _MAX_TILE_ROWS)
         for at in row_slices(len(X), step):
             n = at.stop - at.start
             near = self._scratch.empty("near", (n, d), X.dtype)
             squares = self._scratch.empty("squares", (n,), X.dtype)
-            _bring(X[at], shift, near, squares)
+            _shift_rows(X[at], shift, near, squares)
             if bounds is None:
                 some = self._scratch.empty("bounds", (n, N_BOUNDS), X.dtype)
             else:
@@ -135,18 +135,18 @@ class _Nearest:
         found = n
         if known and not self._in_vain:
             moved = self._ways, self._others, self._alone
-            found = _screen(near, self.centres, *moved, self.above, bounds, numbers)
-            self._in_vain = _IN_VAIN if found > _MANY * n else 0
+            found = _screen_rows(near, self.centres, *moved, self.above, bounds, numbers)
+            self._in_vain = _SLICES_NOT_SCREENED if found > _FULL_PASS_SHARE * n else 0
         elif known:
             self._in_vain -= 1
-        if found > _MANY * n:
+        if found > _FULL_PASS_SHARE * n:
             numbers[...] = np.arange(n)
             found = n
         chosen = near
         if found < n:
             chosen = self._scratch.empty("chosen", (found, near.shape[1]), near.dtype)
-            _choose(near, numbers, chosen)
-        for at in row_slices(found, max(_CACHED // near.itemsize // k, _FEWEST)):
+            _copy_chosen_rows(near, numbers, chosen)
+        for at in row_slices(found, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
             shape = k, at.stop - at.start
             # A row of products for each centre, so that vector instructions compare many rows.
             products = self._scratch.empty("products", shape, near.dtype)
@@ -154,14 +154,14 @@ class _Nearest:
             labels = self._scratch.empty("labels", shape[1:], np.int32)
             least = self._scratch.empty("least", shape[1:], near.dtype)
             second = self._scratch.empty("second", shape[1:], near.dtype)
-            _find(products, self._half, labels, least, second)
-            _settle(
+            _find_two_nearest(products, self._half, labels, least, second)
+            _settle_close_calls(
                 near, numbers[at], self.centres, self._half, products, labels, least, second,
                 squares, self._eps, self._largest, bounds,
             )  # fmt: skip
 
 
-def _to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
+def _distances_to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the distance of each centre to the nearest other one."""
     squares: NDArray[np.float64] = np.full(len(centres), np.inf)
     for number in range(1, len(centres)):
@@ -172,7 +172,7 @@ def _to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
     return squares
 
 
-def _largest_other(ways: NDArray[np.float64]) -> NDArray[np.float64]:
+def _largest_other_moves(ways: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each centre, the largest move of any other centre."""
     first, *others = np.sort(ways)[::-1]
     found = np.full(len(ways), first)
@@ -181,7 +181,7 @@ def _largest_other(ways: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @_fast
-def _bring(X: Any, shift: Any, rows: Any, squares: Any) -> None:
+def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
     for i in range(X.shape[0]):
         square = rows.dtype.type(0)
         for j in range(X.shape[1]):
@@ -192,10 +192,12 @@ def _bring(X: Any, shift: Any, rows: Any, squares: Any) -> None:
 
 
 @_fast
-def _screen(
+def _screen_rows(
     rows: Any, centres: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
 ) -> int:
-    """Write the numbers of the rows that may have changed their centre; return how many they are."""
+    """Write the numbers of the rows that may have changed their centre; return how many
+    they are.
+    """
     found = 0
     for i in range(rows.shape[0]):
         lower = bounds[i, 2]
@@ -221,15 +223,17 @@ def _screen(
 
 
 @_fast
-def _choose(rows: Any, numbers: Any, out: Any) -> None:
+def _copy_chosen_rows(rows: Any, numbers: Any, out: Any) -> None:
     for r in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[r, j] = rows[numbers[r], j]
 
 
 @_fast
-def _find(products: Any, half: Any, labels: Any, least: Any, second: Any) -> None:
-    """Write each row's nearest centre, its score ``|c|**2 / 2 - x c``, and the second-best score."""
+def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second: Any) -> None:
+    """Write each row's nearest centre, its score ``|c|**2 / 2 - x c``, and the second-
+    best score.
+    """
     k, n = products.shape
     for i in range(n):
         least[i] = half[0] - products[0, i]
@@ -245,7 +249,7 @@ def _find(products: Any, half: Any, labels: Any, least: Any, second: Any) -> Non
 
 
 @_fast
-def _settle(
+def _settle_close_calls(
     rows: Any, numbers: Any, centres: Any, half: Any, products: Any, labels: Any, least: Any,
     second: Any, squares: Any, eps: Any, largest: Any, bounds: Any,
 ) -> None:  # fmt: skip
@@ -254,14 +258,16 @@ def _settle(
         i, other = numbers[r], second[r]
         error = eps * (np.sqrt(squares[i]) + largest) ** 2
         if not other - least[r] > 2 * error:
-            labels[r] = _nearest_of(rows[i], centres, half, products[:, r], least[r] + 2 * error)
+            labels[r] = _find_nearest_exactly(
+                rows[i], centres, half, products[:, r], least[r] + 2 * error
+            )
             other = least[r]
         bounds[i, 0] = labels[r]
         bounds[i, 2] = np.sqrt(max(squares[i] + 2 * other - 4 * error, squares.dtype.type(0)))
 
 
 @_inside
-def _nearest_of(row: Any, centres: Any, half: Any, products: Any, most: Any) -> int:
+def _find_nearest_exactly(row: Any, centres: Any, half: Any, products: Any, most: Any) -> int:
     """Return the nearest centre by float64 sums, of those whose score is at most `most`."""
     best, label = np.inf, 0
     for c in range(len(half)):
@@ -276,7 +282,9 @@ def _nearest_of(row: Any, centres: Any, half: Any, products: Any, most: Any) -> 
 
 
 @_fast
-def _add(rows: Any, centres: Any, weight: Any, bounds: Any, above: Any, out: Any) -> float:
+def _add_labelled_rows(
+    rows: Any, centres: Any, weight: Any, bounds: Any, above: Any, out: Any
+) -> float:
     inertia = 0.0
     for i in range(rows.shape[0]):
         label = int(bounds[i, 0])
@@ -294,7 +302,7 @@ def _add(rows: Any, centres: Any, weight: Any, bounds: Any, above: Any, out: Any
 
 
 @_fast
-def _measure(rows: Any, centres: Any, bounds: Any, out: Any) -> None:
+def _measure_distances(rows: Any, centres: Any, bounds: Any, out: Any) -> None:
     for i in range(rows.shape[0]):
         label = int(bounds[i, 0])
         square = rows.dtype.type(0)

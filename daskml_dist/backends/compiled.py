@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.extending import register_jitable
 
-from daskml_dist.backends.entries import helpers
+from daskml_dist.backends.entries import find_helpers
 
 __all__ = ["INSIDE", "compiled_entry", "compiled_in_turn", "compiled_inside", "compiled_with"]
 
@@ -23,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: Options of the functions that `compiled_inside` has decorated: tests read all that is compiled.
 INSIDE: dict[Callable[..., Any], dict[str, Any]] = {}
 #: Seconds after which a process compiles though another one does: that one may have been stopped.
-_PATIENCE = 30.0
+_MAX_LOCK_SECONDS = 30.0
 
 
 @cache
@@ -35,9 +35,9 @@ def compiled_with(
     **parts: Callable[..., Any],
 ) -> Any:
     """Compile a loop with given functions in the places of placeholders that it calls."""
-    code = zlib.crc32(b"".join(map(_code, parts.values())))
+    code = zlib.crc32(b"".join(map(_identify_part, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
-    own = {key: _inner(part) for key, part in parts.items()}
+    own = {key: _compile_part(part) for key, part in parts.items()}
     function = FunctionType(loop.__code__, {**loop.__globals__, **own}, name)
     function.__qualname__ = name
     fastmath: Any = False if exact else {"contract"}
@@ -77,14 +77,14 @@ def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: An
     others load what that one has left in numba's cache.
     """
     made: Any = compiled_entry(**options)(function)
-    with _turn(made.stats.cache_path):
+    with _take_turn(made.stats.cache_path):
         made.compile(signature)
     made.disable_compile()
     return made
 
 
 @contextmanager
-def _turn(folder: str | None) -> Iterator[None]:
+def _take_turn(folder: str | None) -> Iterator[None]:
     """Wait until no other process is in its turn in a folder, and let the others wait meanwhile."""
     try:
         if folder is None:
@@ -95,13 +95,13 @@ def _turn(folder: str | None) -> Iterator[None]:
         yield
         return
     with file:  # The lock ends with the file, whatever ends the process.
-        _lock(file)
+        _lock_with_patience(file)
         yield
 
 
-def _lock(file: Any) -> None:
+def _lock_with_patience(file: Any) -> None:
     """Lock a file, unless another process holds it for too long."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _MAX_LOCK_SECONDS
     while time.monotonic() < end:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,21 +113,23 @@ def _lock(file: Any) -> None:
             return
 
 
-def _inner(part: Any) -> Any:
+def _compile_part(part: Any) -> Any:
     """Return a part compiled for other loops to call, with the helpers that it calls itself."""
     if hasattr(part, "py_func"):
         return part
-    own = {name: _inner(helper) for name, helper in helpers(part).items()}
+    own = {name: _compile_part(helper) for name, helper in find_helpers(part).items()}
     code, defaults, closure = part.__code__, part.__defaults__, part.__closure__
     function = FunctionType(code, {**part.__globals__, **own}, part.__name__, defaults, closure)
     no_entries: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(inline="never", error_model="numpy", **no_entries)(function)
 
 
-def _code(part: Any) -> bytes:
+def _identify_part(part: Any) -> bytes:
     """Return bytes that differ between parts, for the name under which numba caches the loop."""
     function = getattr(part, "py_func", part)
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts
-    called = b"" if function is not part else b"".join(map(_code, helpers(part).values()))
+    called = (
+        b"" if function is not part else b"".join(map(_identify_part, find_helpers(part).values()))
+    )
     return bytes(code.co_code) + repr(names).encode() + called

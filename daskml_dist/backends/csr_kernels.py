@@ -15,27 +15,27 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
 from daskml_dist.backends.intrinsics import prefetch
-from daskml_dist.backends.margins import AT_ROW
+from daskml_dist.backends.margins import LOSSES_AT_ROW
 
 __all__ = [
-    "add",
+    "add_csr_gradient",
     "add_dense_rows",
     "add_dense_squares",
-    "add_gram",
-    "add_rows",
-    "add_tdot",
-    "add_tdot_at",
-    "dot",
-    "dot_at",
-    "new_columns",
+    "add_sparse_rows",
+    "add_transposed_product",
+    "add_transposed_product_at",
+    "add_weighted_gram",
+    "find_new_columns",
+    "multiply_rows",
+    "multiply_rows_at",
 ]
 
 
-# `_loss` stands for the function of a loss.
-def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
+# `_loss_at_row` stands for the function of a loss.
+def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
-def _add(
+def _add_row_gradients(
     indptr: Any,
     indices: Any,
     data: Any,
@@ -85,7 +85,7 @@ def _add(
         raw += other
         if intercept:
             raw += w[last]
-        value, slope = _loss(y[i], raw, parameters)
+        value, slope = _loss_at_row(y[i], raw, parameters)
         if len(weight):
             value, slope = value * weight[i], slope * weight[i]
         total += value
@@ -100,7 +100,7 @@ def _add(
     return total
 
 
-def add(
+def add_csr_gradient(
     kernel: str | None,
     X: CSRRows,
     touched: TouchedColumns,
@@ -126,9 +126,9 @@ def add(
     """
     block, columns = X.X, X.columns
     same = X.dtype == y.dtype == w.dtype == out.dtype
-    if columns is None or kernel not in AT_ROW or w.shape[1] > 1 or not same:
+    if columns is None or kernel not in LOSSES_AT_ROW or w.shape[1] > 1 or not same:
         return None
-    run = compiled_with(_add, _loss=AT_ROW[kernel])
+    run = compiled_with(_add_row_gradients, _loss_at_row=LOSSES_AT_ROW[kernel])
     weight = np.empty(0, block.dtype) if weight is None else weight
     return float(
         run(
@@ -141,16 +141,16 @@ def add(
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Rows ahead whose entries are fetched; these come from anywhere in a block.
-_AHEAD = 8
+_ROWS_AHEAD = 8
 
 
-def _kernel(function: F) -> F:
+def _compile_gradient(function: F) -> F:
     compiled: Any = numba.njit(nogil=True, cache=True)(function)
     return cast("F", compiled)
 
 
-@_kernel
-def dot(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> None:
+@_compile_gradient
+def multiply_rows(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> None:
     """Write ``out[i] += X[rows[i]] @ w``."""
     for i in range(len(rows)):
         row = rows[i]
@@ -162,11 +162,11 @@ def dot(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> No
                 to[c] += value * of_column[c]
 
 
-@_kernel
-def dot_at(
+@_compile_gradient
+def multiply_rows_at(
     indptr: Any, indices: Any, data: Any, rows: Any, position: Any, w: Any, out: Any
 ) -> None:
-    """Write `dot` where column j of X is row ``position[j]`` of w."""
+    """Write `multiply_rows` where column j of X is row ``position[j]`` of w."""
     width = w.shape[1]
     for i in range(len(rows)):
         row = rows[i]
@@ -182,8 +182,10 @@ def dot_at(
                 out[i, c] += data[k] * w[at, c]
 
 
-@_kernel
-def add_tdot(indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any) -> None:
+@_compile_gradient
+def add_transposed_product(
+    indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any
+) -> None:
     """Add ``X[rows].T @ g`` to `out`."""
     for i in range(len(rows)):
         row = rows[i]
@@ -198,8 +200,8 @@ def add_tdot(indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any) 
                 to[c] += value * of_row[c]
 
 
-@_kernel
-def add_tdot_at(
+@_compile_gradient
+def add_transposed_product_at(
     indptr: Any, indices: Any, data: Any, rows: Any, position: Any, g: Any, out: Any
 ) -> None:
     """Add ``X[rows].T @ g`` where column j of X is row ``position[j]`` of `out`."""
@@ -212,8 +214,10 @@ def add_tdot_at(
                 out[at, c] += data[k] * g[i, c]
 
 
-@_kernel
-def add_gram(indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any) -> None:
+@_compile_gradient
+def add_weighted_gram(
+    indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any
+) -> None:
     """Add ``X[rows].T @ diag(weight) @ X[rows]`` to `out`."""
     for i in range(len(rows)):
         row = rows[i]
@@ -223,8 +227,8 @@ def add_gram(indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: 
                 out[indices[a], indices[b]] += scaled * data[b]
 
 
-@_kernel
-def add_rows(
+@_compile_gradient
+def add_sparse_rows(
     indptr: Any, indices: Any, data: Any, rows: Any, at: Any, weight: Any, out: Any
 ) -> None:
     """Add ``weight[i] * X[rows[i]]`` to ``out[at[i]]``; an empty `weight` is all ones."""
@@ -235,7 +239,7 @@ def add_rows(
             out[to, indices[k]] += scale * data[k]
 
 
-@_kernel
+@_compile_gradient
 def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
     """Add ``weight[i] * X[i]`` of dense rows to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(X)):
@@ -245,7 +249,7 @@ def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
             to[j] += scale * row[j]
 
 
-@_kernel
+@_compile_gradient
 def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None:
     """Add ``weight[i] * (X[i] - mean[at[i]]) ** 2`` of dense rows to ``out[at[i]]``."""
     for i in range(len(X)):
@@ -256,8 +260,8 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
             to[j] += scale * (apart * apart)
 
 
-@_kernel
-def new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
+@_compile_gradient
+def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
     """Return the columns of rows that `seen` does not mark yet, in order of appearance; mark them.
 
     The entries are fetched on the way: what asks for the columns reads these next.
@@ -269,8 +273,8 @@ def new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> A
     columns, entries = indices.ctypes.data, data.ctypes.data
     n = 0
     for i in range(n_rows):
-        if i + _AHEAD < n_rows:
-            first, stop = indptr[rows[i + _AHEAD]], indptr[rows[i + _AHEAD] + 1]
+        if i + _ROWS_AHEAD < n_rows:
+            first, stop = indptr[rows[i + _ROWS_AHEAD]], indptr[rows[i + _ROWS_AHEAD] + 1]
             for at in range(
                 columns + first * indices.itemsize, columns + stop * indices.itemsize, 64
             ):

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MANY", "Entries", "Source", "in_rows", "uses_of"]
+__all__ = ["MIN_COMPILED_ENTRIES", "Entries", "Source", "count_column_entries", "sort_into_csr"]
 
 Array = NDArray[Any]
 
 #: Entries from which compiled counting is worth loading numba for.
-MANY = 1 << 18
+MIN_COMPILED_ENTRIES = 1 << 18
 
 
 class Entries(NamedTuple):
@@ -39,7 +39,7 @@ class Entries(NamedTuple):
 Source = Callable[[], Iterable[Entries]]
 
 
-def uses_of(some: Source, n_columns: int) -> NDArray[np.int64]:
+def count_column_entries(some: Source, n_columns: int) -> NDArray[np.int64]:
     """Return the number of entries in each column."""
     uses = np.zeros(n_columns, np.int64)
     for part in some():
@@ -48,7 +48,7 @@ def uses_of(some: Source, n_columns: int) -> NDArray[np.int64]:
     return uses
 
 
-def in_rows(
+def sort_into_csr(
     some: Source,
     n_rows: int,
     uses: NDArray[np.int64],
@@ -65,7 +65,7 @@ def in_rows(
         Makes the entries.
     n_rows : int
     uses : ndarray of int64 of shape (n_columns,)
-        Of all of them, as of `uses_of`.
+        Of all of them, as of `count_column_entries`.
     place : ndarray of int32 of shape (n_columns,)
         What stands for each column in the matrix.
     dtype : dtype or None
@@ -82,20 +82,20 @@ def in_rows(
     for part in some():
         indptr[1:][part.row_of] += np.bincount(part.rows, minlength=len(part.row_of))
     np.cumsum(indptr, out=indptr)
-    if indptr[-1] >= MANY:
+    if indptr[-1] >= MIN_COMPILED_ENTRIES:
         from daskml_dist.backends import graph_kernels
 
-        return indptr, *graph_kernels.in_rows(some, indptr, uses, place, dtype)
+        return indptr, *graph_kernels.sort_entries(some, indptr, uses, place, dtype)
     rows = np.concatenate([part.row_of[part.rows] for part in some()])
     columns = np.concatenate([part.column_of[part.columns] for part in some()])
-    order = _sorted(columns, len(uses))
-    order = order[_sorted(rows[order], n_rows)]
+    order = _stable_order(columns, len(uses))
+    order = order[_stable_order(rows[order], n_rows)]
     values = None
     if dtype is not None:
         values = np.concatenate([part.values for part in some()]).astype(dtype, copy=False)[order]
     return indptr, place[columns[order]], values
 
 
-def _sorted(keys: Array, n_keys: int) -> NDArray[np.intp]:
+def _stable_order(keys: Array, n_keys: int) -> NDArray[np.intp]:
     """Return the stable order of some keys; NumPy sorts keys of 16 bits by counting."""
     return np.argsort(keys.astype(np.uint16) if n_keys <= 1 << 16 else keys, kind="stable")

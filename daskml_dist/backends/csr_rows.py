@@ -30,7 +30,7 @@ class TouchedColumns:
             self._position = np.empty(n_features, dtype=np.int32)
             self._numbered = None
         found = [
-            csr_kernels.new_columns(p.X.indptr, p.X.indices, p.X.data, p.rows, self._seen)
+            csr_kernels.find_new_columns(p.X.indptr, p.X.indices, p.X.data, p.rows, self._seen)
             for p in pieces
         ]
         columns = np.sort(np.concatenate(found))

@@ -18,27 +18,34 @@ from scipy import sparse
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.host_gather import parts_of
-from daskml_dist.backends.host_update import step_of, update_at
-from daskml_dist.backends.intrinsics import array_at, copy_values, nanoseconds, pointer, prefetch
-from daskml_dist.backends.margins import AT_ROW
+from daskml_dist.backends.host_gather import locate_runs
+from daskml_dist.backends.host_update import compile_entry_step, update_at
+from daskml_dist.backends.intrinsics import (
+    array_at,
+    copy_values,
+    monotonic_nanoseconds,
+    pointer,
+    prefetch,
+)
+from daskml_dist.backends.margins import LOSSES_AT_ROW
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import LocalBuffer
-from daskml_dist.backends.team_steps import TeamRun, TeamSteps, all_there, tell
+from daskml_dist.backends.team_steps import TeamRun, TeamSteps, announce_turn, await_others
 
 __all__ = ["CSRSteps", "CSRTeam"]
 
 #: Steps that are made together at most, and stored entries of their rows: some 50 ms.
-_STEPS, _ENTRIES = 256, 1 << 22
+_MAX_STEPS_AT_ONCE, _MAX_ENTRIES_AT_ONCE = 256, 1 << 22
 #: Rows ahead whose entries, and whose ends, are fetched.
 _ENTRIES_AHEAD, _ENDS_AHEAD = 12, 32
 
 
-# `_loss` stands for the function of a loss, `_part` for the compiled one below.
-def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
+# `_loss_at_row` stands for the function of a loss, `_add_block_gradient` for the compiled one
+# below.
+def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
-def _part(
+def _add_block_gradient(
     here: Any, like: Any, rows: Any, w: Any, index: Any, values: Any, n: Any, place: Any,
     parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
@@ -87,7 +94,7 @@ def _part(
         if len(w) > n_features:
             raw += w[n_features]
         y = array_at(pointer(here[3] + row * item), 1, w.dtype)[0]
-        value, slope = _loss(y, raw, parameters)
+        value, slope = _loss_at_row(y, raw, parameters)
         if here[4] != 0:
             weight = array_at(pointer(here[4] + row * item), 1, w.dtype)[0]
             value, slope = value * weight, slope * weight
@@ -132,7 +139,7 @@ def _csr_gradient(
                 for i in range(counts[r]):
                     rows[at + i] = starts[r] + i
                 at += counts[r]
-        some, slopes, n = _part(
+        some, slopes, n = _add_block_gradient(
             blocks[parts[p, 1]], like, rows, w, index, values, n, place, parameters, n_features
         )
         loss += some
@@ -167,25 +174,27 @@ class CSRGather:
         self.widen(max(max(X.indptr.itemsize, X.indices.itemsize) for X in matrices))
         nonzeros = sum(X.nnz for X in matrices) / max(sum(X.shape[0] for X in matrices), 1)
         #: Steps that can be made together.
-        self.most_steps = min(_STEPS, max(1, int(_ENTRIES / max(n_rows * nonzeros, 1))))
+        self.most_steps = min(
+            _MAX_STEPS_AT_ONCE, max(1, int(_MAX_ENTRIES_AT_ONCE / max(n_rows * nonzeros, 1)))
+        )
         self.parameters = tuple(map(float, loss.parameters))
-        part = compiled_with(_part, _loss=AT_ROW[loss.kernel])
-        self.gradient = compiled_with(_csr_gradient, _part=part)
+        part = compiled_with(_add_block_gradient, _loss_at_row=LOSSES_AT_ROW[loss.kernel])
+        self.gradient = compiled_with(_csr_gradient, _add_block_gradient=part)
 
     def widen(self, item: int) -> None:
         """Set the bytes of a column index; all gathers of a loop have the same."""
         wide = np.dtype(np.int64 if item == 8 else np.int32)
         #: An empty array of the dtype of all columns.
         self.like = np.empty(0, wide)
-        self._held = [_arrays(*block, wide) for block in self._blocks.values()]
-        self.where = np.array([[_address(a) for a in arrays] for arrays in self._held], np.int64)
+        self._held = [_convert_block(*block, wide) for block in self._blocks.values()]
+        self.where = np.array([[_address_of(a) for a in arrays] for arrays in self._held], np.int64)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
-        return parts_of(self._place, batches)
+        return locate_runs(self._place, batches)
 
 
-def make(
+def make_csr_gather(
     loss: Any,
     shape: tuple[int, int],
     blocks: Mapping[int, tuple[Any, Any, Any | None]],
@@ -193,13 +202,13 @@ def make(
 ) -> CSRGather | None:
     """Return a gather of CSR blocks, or None where one compiled loop cannot read them."""
     csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
-    if not csr or loss.kernel not in AT_ROW or shape[0] > np.iinfo(np.int32).max:
+    if not csr or loss.kernel not in LOSSES_AT_ROW or shape[0] > np.iinfo(np.int32).max:
         return None
     kinds = {array.dtype for X, y, _ in blocks.values() for array in (X, y)}
     return CSRGather(loss, blocks, n_rows) if len(kinds) == 1 else None
 
 
-def _arrays(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any]:
+def _convert_block(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any]:
     # All are so nearly always, and nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
     values = (
@@ -208,31 +217,31 @@ def _arrays(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any
     return [indptr, indices, *values]
 
 
-def _address(array: Any) -> int:
+def _address_of(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
 
 #: Bytes of an entry's column, and those that processors pass to each other.
-_COLUMN, _LINE = 4, 128
+_COLUMN_BYTES, _COHERENCE_BYTES = 4, 128
 
 
 # These stand for functions of `csr_team`, `team_steps` and `host_update`.
-def _gradient(
+def _batch_gradient(
     blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
     place: Any, parameters: Any, n_features: Any,
 ) -> Any: ...  # fmt: skip
-def _tell(own: Any, turn: Any, others: Any) -> None: ...
-def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
-def _update(
+def _announce_turn(own: Any, turn: Any, others: Any) -> None: ...
+def _await_others(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
+def _update_touched(
     state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
     row_rate_sums: Any, rate_sum: Any, step_rate: Any, longest: Any, numbers: Any,
 ) -> None: ...  # fmt: skip
 
 
-_rest = _update  # at a learning rate of 0
+_update_at_rest = _update_touched  # at a learning rate of 0
 
 
-def _own(
+def _write_own_gradients(
     sizes: Any, counts: Any, losses: Any, busy: Any, blocks: Any, like: Any, parts: Any, p: Any,
     w: Any, index: Any, values: Any, place: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
@@ -240,22 +249,24 @@ def _own(
 
     Sets their losses too, and returns where the next batches begin.
     """
-    n, since = np.int64(0), nanoseconds()
+    n, since = np.int64(0), monotonic_nanoseconds()
     for lane in range(len(counts)):
         begin = n
         losses[lane] = 0.0
         if counts[lane] > 0:
-            losses[lane], n, p = _gradient(
+            losses[lane], n, p = _batch_gradient(
                 blocks, like, parts, p, w, index, values, n, place, parameters, n_features
             )
         sizes[lane] = n - begin
-        now = nanoseconds()
+        now = monotonic_nanoseconds()
         busy[lane] += now - since
         since = now
     return p
 
 
-def _write(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any) -> Any:
+def _publish_part(
+    at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
+) -> Any:
     """Write sizes, and a part of the own gradients, to a place; return how many bytes."""
     theirs = array_at(pointer(at), len(sizes), np.int64)
     copy_values(theirs, sizes)
@@ -269,8 +280,10 @@ def _write(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, val
     return 8 * len(sizes) + n * (4 + values.itemsize)
 
 
-def _read(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any) -> None:
-    """Read what `_write` wrote to the place of another member."""
+def _collect_part(
+    at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
+) -> None:
+    """Read what `_publish_part` wrote to the place of another member."""
     copy_values(sizes, array_at(pointer(at), len(sizes), np.int64))
     begin = part * most
     n = max(min(sizes.sum() - begin, most), np.int64(0))
@@ -281,7 +294,7 @@ def _read(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, valu
         values[begin + i] = sums[i]
 
 
-def _add_up(
+def _sum_lane_gradients(
     order: Any, sizes: Any, index: Any, values: Any, place: Any, union: Any, total: Any
 ) -> Any:
     """Add up the gradients of all lanes, in their order; return how many columns there are."""
@@ -302,7 +315,7 @@ def _add_up(
     return n
 
 
-def _csr_team_steps(
+def _take_csr_team_steps(
     progress: Any,
     blocks: Any,
     parts: Any,
@@ -374,7 +387,7 @@ def _csr_team_steps(
     while progress[0] < len(rows):
         b = progress[0]
         if progress[2] == 0:
-            progress[1] = _own(
+            progress[1] = _write_own_gradients(
                 sizes[rank, : counts.shape[1]], counts[b], losses[b], busy, blocks, like, parts,
                 progress[1], w, index[rank], values[rank], place, parameters, n_features,
             )  # fmt: skip
@@ -382,12 +395,12 @@ def _csr_team_steps(
         while len(others) > 0:
             if progress[4] >= 0:  # a turn is open
                 turn = first + progress[3] - 1
-                if not _all_there(turn, others, patience, yields):
+                if not _await_others(turn, others, patience, yields):
                     return False
                 longest_sum = np.int64(0)
                 for r in range(len(sizes)):
                     if r != rank:
-                        _read(
+                        _collect_part(
                             all_at[turn & 1, r], progress[4], most, head, sizes[r], index[r],
                             values[r],
                         )  # fmt: skip
@@ -396,21 +409,21 @@ def _csr_team_steps(
                     break
             progress[4] += 1
             turn = first + progress[3]
-            progress[5] += _write(
+            progress[5] += _publish_part(
                 own_at[turn & 1, 0], progress[4], most, head, sizes[rank], index[rank], values[rank]
             )
-            _tell(own, turn, others)
+            _announce_turn(own, turn, others)
             progress[3] += 1
         if rows[b] > 0:
-            n = _add_up(order, sizes, index, values, place, union, total)
+            n = _sum_lane_gradients(order, sizes, index, values, place, union, total)
             rate = number(rates[b])
             if rates[b] > 0:
-                _update(
+                _update_touched(
                     state, union[:n], total[:n], number(rows[b]), rate, l1, l2, n_penalised,
                     row_rate_sums, rate_sum[b], rates[b], longest[b], numbers[b],
                 )  # fmt: skip
             else:
-                _rest(
+                _update_at_rest(
                     state, union[:n], total[:n], number(rows[b]), rate, number(0), number(0),
                     n_penalised, no_rate_sums, rate_sum[b], rates[b], longest[b], numbers[b],
                 )  # fmt: skip
@@ -433,32 +446,36 @@ class CSRTeam(TeamSteps):
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
         board, number, n = self._board, step.w.dtype.type, len(step.w)
         lanes, some = board.lanes, [g for g in self._gathers if g is not None]
-        loops = [step_of(self._optimizer, step.l1 * lr, lr) for lr in (1.0, 0.0)]
+        loops = [compile_entry_step(self._optimizer, step.l1 * lr, lr) for lr in (1.0, 0.0)]
         update, rest = (compiled_with(update_at, exact=True, _step=loop) for loop in loops)
         loop = compiled_with(
-            _csr_team_steps,
-            _own=compiled_with(_own, _gradient=gather.gradient),
-            _write=compiled_with(_write),
-            _read=compiled_with(_read),
-            _add_up=compiled_with(_add_up),
-            _tell=compiled_with(tell),
-            _all_there=compiled_with(all_there),
-            _update=update,
-            _rest=rest,
+            _take_csr_team_steps,
+            _write_own_gradients=compiled_with(
+                _write_own_gradients, _batch_gradient=gather.gradient
+            ),
+            _publish_part=compiled_with(_publish_part),
+            _collect_part=compiled_with(_collect_part),
+            _sum_lane_gradients=compiled_with(_sum_lane_gradients),
+            _announce_turn=compiled_with(announce_turn),
+            _await_others=compiled_with(await_others),
+            _update_touched=update,
+            _update_at_rest=rest,
         )
         order = np.array(
             [(r, k) for _, r, k in sorted((n, r, k) for r, own in enumerate(lanes)
              for k, n in enumerate(own))], np.int64,
         )  # fmt: skip
         widest = max(map(len, lanes))
-        head = -(-8 * widest // _LINE) * _LINE
-        most = max((board.size - head) // (_COLUMN + step.w.itemsize), 1)
-        # Memory that nobody writes to is never there: batches touch few of the parameters.
+        head = -(-8 * widest // _COHERENCE_BYTES) * _COHERENCE_BYTES
+        most = max((board.size - head) // (_COLUMN_BYTES + step.w.itemsize), 1)
+        # As long as all parameters, though batches touch few: pages that nobody writes to are not
+        # committed.
         room = len(lanes), widest * n + 1
         union = min(len(order) * n, n)
         rest_of_loop = (
             np.empty(0), np.int64(step.n_penalised), number(step.l1), number(step.l2),
-            gather.parameters, gather.n_features, _like(some), order, board.rank, most, head,
+            gather.parameters, gather.n_features, _unify_index_dtype(some), order, board.rank, most,
+            head,
             np.zeros((len(lanes), widest), np.int64), np.empty(room, np.int32),
             np.empty(room, step.w.dtype), np.full(n, -1, np.int32), np.empty(union, np.int32),
             np.empty((union, 1), step.w.dtype),
@@ -482,7 +499,7 @@ class CSRTeam(TeamSteps):
         return _CSRRun(*given)
 
 
-def _like(gathers: Sequence[CSRGather]) -> NDArray[Any]:
+def _unify_index_dtype(gathers: Sequence[CSRGather]) -> NDArray[Any]:
     """Return an empty array of the widest index dtype, after widening all gathers to it."""
     widest = max(gather.like.itemsize for gather in gathers)
     for gather in gathers:

@@ -30,16 +30,16 @@ from daskml_dist.errors import DeviceUnavailableError, InvalidDataError
 __all__ = ["CupyBackend", "CupyRows", "PinnedCopy"]
 
 #: Bytes of each of the two pinned buffers of a thread.
-_BUFFER = 1 << 24
+_PINNED_BUFFER_BYTES = 1 << 24
 
-_OF_THREAD = threading.local()
+_THREAD_STATE = threading.local()
 
 
-def pinned_copy(cupy: Any) -> PinnedCopy:
+def thread_pinned_copy(cupy: Any) -> PinnedCopy:
     """Return the calling thread's copier, whose pinned memory is allocated once."""
-    if not hasattr(_OF_THREAD, "copy"):
-        _OF_THREAD.copy = PinnedCopy(cupy, import_module("cupyx").empty_pinned)
-    copy: PinnedCopy = _OF_THREAD.copy
+    if not hasattr(_THREAD_STATE, "copy"):
+        _THREAD_STATE.copy = PinnedCopy(cupy, import_module("cupyx").empty_pinned)
+    copy: PinnedCopy = _THREAD_STATE.copy
     return copy
 
 
@@ -53,7 +53,7 @@ class PinnedCopy:
     def __init__(self, cupy: Any, empty_pinned: Any) -> None:
         self._cp = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._buffers = [empty_pinned(_BUFFER, np.uint8) for _ in range(2)]
+        self._buffers = [empty_pinned(_PINNED_BUFFER_BYTES, np.uint8) for _ in range(2)]
         self._sent = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
     def __call__(self, array: NDArray[Any]) -> Any:
@@ -63,9 +63,9 @@ class PinnedCopy:
         # The memory may have been freed by work that is queued and not done yet.
         stream.wait_event(cp.cuda.get_current_stream().record())
         source = array.reshape(-1).view(np.uint8)
-        for turn, start in enumerate(range(0, source.nbytes, _BUFFER)):
+        for turn, start in enumerate(range(0, source.nbytes, _PINNED_BUFFER_BYTES)):
             buffer, sent = self._buffers[turn % 2], self._sent[turn % 2]
-            part = source[start : start + _BUFFER]
+            part = source[start : start + _PINNED_BUFFER_BYTES]
             sent.synchronize()
             buffer[: part.nbytes] = part
             cp.cuda.runtime.memcpyAsync(
@@ -81,13 +81,13 @@ class PinnedCopy:
 
 
 #: Bytes from which a copy to the device goes through pinned memory.
-_PINNED_FROM = 1 << 20
+_MIN_PINNED_BYTES = 1 << 20
 #: Rows whose products are added up in float32, where sums are float64.
-_ADDED_ROWS = 1 << 16
+_FLOAT32_SUM_ROWS = 1 << 16
 #: Where it is set, work of several threads is in no order.
-_STREAMS = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
+_STREAMS_VARIABLE = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 #: Rows, columns and entries of a sparse block at most; here they are counted with 32 bits.
-_MOST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 
 class CupyRows(SparseRows):
@@ -117,7 +117,7 @@ class CupyRows(SparseRows):
 
     def with_values(self, values: Any) -> CupyRows:
         """Return the same rows with other entries in the same places."""
-        return CupyRows(_with_data(self.X, values))
+        return CupyRows(_replace_entries(self.X, values))
 
     def toarray(self) -> Any:
         """Return the rows as a dense array."""
@@ -151,7 +151,7 @@ class CupyBackend(Backend):
     @classmethod
     def problem(cls) -> str | None:
         """Return the reason that this process cannot use a GPU, with the remedy, or None."""
-        return _problem()
+        return _find_problem()
 
     def check_current_device(self) -> None:
         """Check that the current device is the first one, which CUDA gives to new threads."""
@@ -167,17 +167,17 @@ class CupyBackend(Backend):
         """Copy a host array; return the array itself where it is there already."""
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
-        if isinstance(array, np.ndarray) and array.nbytes >= _PINNED_FROM:
-            return pinned_copy(self._cp)(np.ascontiguousarray(array))
+        if isinstance(array, np.ndarray) and array.nbytes >= _MIN_PINNED_BYTES:
+            return thread_pinned_copy(self._cp)(np.ascontiguousarray(array))
         return self._cp.asarray(array, order="C")
 
     def _csr_to_device(self, X: Any) -> Any:
-        if max(X.nnz, *X.shape) > _MOST:
+        if max(X.nnz, *X.shape) > _MAX_INT32:
             n_rows, n_columns = X.shape
             raise InvalidDataError(
                 f"A sparse block has {n_rows:,} rows, {n_columns:,} columns and {X.nnz:,} entries; "
-                f"a GPU takes {_MOST:,} of each at most. Use smaller chunks of rows; of columns, "
-                'hash them into fewer, or use device="cpu".'
+                f"a GPU takes {_MAX_INT32:,} of each at most. Use smaller chunks of rows; of "
+                'columns, hash them into fewer, or use device="cpu".'
             )
         indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
         parts = tuple(map(self.to_device, (X.data, indices, indptr)))
@@ -219,20 +219,22 @@ class CupyBackend(Backend):
         """Return the product ``X @ w``; 1-d where the weights have one column."""
         factor = w[:, 0] if w.shape[1] == 1 else w
         if X.dtype == w.dtype or not X.shape[0]:
-            return _matrix(X).dot(factor)
-        at = row_slices(X.shape[0], _ADDED_ROWS)
-        return self._cp.concatenate([_matrix(X[a]).astype(w.dtype).dot(factor) for a in at])
+            return _matrix_of_rows(X).dot(factor)
+        at = row_slices(X.shape[0], _FLOAT32_SUM_ROWS)
+        return self._cp.concatenate([_matrix_of_rows(X[a]).astype(w.dtype).dot(factor) for a in at])
 
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` in place."""
         for at in self._pieces(X, out):
-            product = _matrix(X[at]).astype(g.dtype, copy=False).T.dot(g[at])
+            product = _matrix_of_rows(X[at]).astype(g.dtype, copy=False).T.dot(g[at])
             out += product[:, None] if product.ndim == 1 else product
 
     def _pieces(self, X: Any, out: Any) -> Iterable[slice]:
-        """Return slices whose products may be summed in the dtype of X before the sum is `out`'s."""
+        """Return slices whose products may be summed in the dtype of X before the sum
+        is `out`'s.
+        """
         n_rows = X.shape[0]
-        return row_slices(n_rows, n_rows if X.dtype == out.dtype else _ADDED_ROWS)
+        return row_slices(n_rows, n_rows if X.dtype == out.dtype else _FLOAT32_SUM_ROWS)
 
     def add_fused(
         self,
@@ -262,7 +264,7 @@ class CupyBackend(Backend):
         rows = self._described(X, y, weight)
         if not self.calls.has_gradient(rows):
             return None
-        for call in self.calls.gradient(kernel, _own(parameters), rows, w, out, loss):
+        for call in self.calls.gradient(kernel, _kernel_parameter(parameters), rows, w, out, loss):
             call()
         return loss
 
@@ -278,7 +280,7 @@ class CupyBackend(Backend):
         Else two products, and one launch between them. The kernels read `y` and `weight` as
         neighbours.
         """
-        d = _matrix(X).shape[1]
+        d = _matrix_of_rows(X).shape[1]
         if y.dtype != np.int32 or (weight is not None and weight.dtype != w.dtype):
             return None
         y, weight = (None if a is None else self._cp.ascontiguousarray(a) for a in (y, weight))
@@ -332,7 +334,7 @@ class CupyBackend(Backend):
         ):
             return None
         make = CsrGather if is_sparse else DeviceGather
-        gather = make(self.calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
+        gather = make(self.calls, (loss.kernel, _kernel_parameter(loss.parameters)), blocks, n_rows)
         return gather if self.calls.has_gradient(gather.rows(0)) else None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> RecordedSteps:
@@ -364,7 +366,7 @@ class CupyBackend(Backend):
         """Return CSR rows times their weights."""
         # The row of each entry: how many rows begin at or before it.
         row = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
-        return _with_data(X, X.data * cast(weight[row], X.dtype))
+        return _replace_entries(X, X.data * cast(weight[row], X.dtype))
 
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
@@ -402,17 +404,17 @@ class CupyBackend(Backend):
         return inertia
 
 
-def _own(parameters: tuple[float, ...]) -> float:
+def _kernel_parameter(parameters: tuple[float, ...]) -> float:
     """Return a loss's parameter as a kernel takes it: a float, 0 where it has none."""
     return float(parameters[0]) if parameters else 0.0
 
 
-def _matrix(X: Any) -> Any:
+def _matrix_of_rows(X: Any) -> Any:
     """Return the matrix of rows, dense or sparse, that has `dot`."""
     return X.X if isinstance(X, CupyRows) else X
 
 
-def _with_data(X: Any, data: Any) -> Any:
+def _replace_entries(X: Any, data: Any) -> Any:
     """Return a CSR matrix with other entries in the same places."""
     # A new one would wait for the device, which checks it, and not know that it is canonical.
     changed = copy.copy(X)
@@ -421,11 +423,11 @@ def _with_data(X: Any, data: Any) -> Any:
 
 
 @functools.cache
-def _problem() -> str | None:
+def _find_problem() -> str | None:
     if importlib.util.find_spec("cupy") is None:
         return 'CuPy is not installed here. Install it: pip install "daskml-dist[gpu]".'
-    if os.environ.get(_STREAMS, "0") not in ("", "0"):
-        return f"threads of this process have streams of their own. Unset {_STREAMS}."
+    if os.environ.get(_STREAMS_VARIABLE, "0") not in ("", "0"):
+        return f"threads of this process have streams of their own. Unset {_STREAMS_VARIABLE}."
     try:
         # Before CuPy, whose import takes half a second.
         ctypes.CDLL("libcuda.so.1")
@@ -436,9 +438,9 @@ def _problem() -> str | None:
     try:
         if not cupy.cuda.runtime.getDeviceCount():
             return "there is no CUDA device here. Check nvidia-smi."
-        _try(cupy)
+        _try_libraries(cupy)
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
-        return f"{_remedy(cupy, error)} (CUDA says: {error})"
+        return f"{_suggest_remedy(cupy, error)} (CUDA says: {error})"
     except (ImportError, RuntimeError) as error:
         version = cupy.cuda.runtime.runtimeGetVersion() // 1000
         return (
@@ -448,8 +450,10 @@ def _problem() -> str | None:
     return None
 
 
-def _try(cupy: Any) -> None:
-    """Use the parts of CUDA that CuPy loads late and a fit needs, so that a missing one shows now."""
+def _try_libraries(cupy: Any) -> None:
+    """Use the parts of CUDA that CuPy loads late and a fit needs, so that a missing one
+    shows now.
+    """
     for library in ("cublas", "cusparse"):
         # Asking loads it. A later CuPy may have no such name.
         hasattr(cupy.cuda, library)
@@ -457,7 +461,7 @@ def _try(cupy: Any) -> None:
     cupy.RawModule(code='extern "C" __global__ void nothing() {}').compile()
 
 
-def _remedy(cupy: Any, error: Exception) -> str:
+def _suggest_remedy(cupy: Any, error: Exception) -> str:
     if "InsufficientDriver" in str(error):
         needed = cupy.cuda.runtime.runtimeGetVersion() // 1000
         return (

@@ -335,17 +335,19 @@ class Calls:
         options = kernels.options(source, dtype, **chosen)
         # None is a null pointer.
         given = tuple(0 if argument is None else argument for argument in arguments)
-        return KernelCall(_function(self.cupy, self._device, source, options, function), at, given)
+        return KernelCall(
+            _load_function(self.cupy, self._device, source, options, function), at, given
+        )
 
 
 @functools.cache
-def _function(cupy: Any, device: int, source: str, options: tuple[str, ...], name: str) -> Any:
-    function = _module(cupy, source, options).get_function(name)
+def _load_function(cupy: Any, device: int, source: str, options: tuple[str, ...], name: str) -> Any:
+    function = _compile_module(cupy, source, options).get_function(name)
     if name == "kmeans_tiles":  # a block has 48 KiB without being asked for
         function.max_dynamic_shared_size_bytes = kernels.LARGEST_SHARED
     return function
 
 
 @functools.cache
-def _module(cupy: Any, source: str, options: tuple[str, ...]) -> Any:
+def _compile_module(cupy: Any, source: str, options: tuple[str, ...]) -> Any:
     return cupy.RawModule(code=kernels.source(source), options=options)

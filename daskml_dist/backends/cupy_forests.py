@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import Calls
 from daskml_dist.backends.devices import device_memory
-from daskml_dist.backends.forests import TOLD, ForestFacts, Nodes
+from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
 
 __all__ = ["CupyForests", "CupyLane"]
 
 #: Lines, or rows, that a warp takes; the word of forest_nodes.cuh.
-TILE = 512
+LINES_PER_TILE = 512
 #: Numbers of a node there.
-_NODE = 10
+_NUMBERS_PER_NODE = 10
 #: Entries of room for the draws of features, of all threads.
-_ENTRIES = 1 << 24
+_MAX_DRAW_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Table:
+class NodeTable:
     """Nodes as a device is told of them.
 
     Parameters
@@ -52,9 +52,9 @@ class ForestCalls(Calls):
     """Calls of the kernels that forests grow by, on one device."""
 
     #: The nodes that the device was told of last.
-    _told: tuple[Any, Any, Table] | None = None
+    _told: tuple[Any, Any, NodeTable] | None = None
 
-    def table(self, nodes: Nodes, firsts: Any = None, cuts: Any = None) -> Table:
+    def table(self, nodes: Nodes, firsts: Any = None, cuts: Any = None) -> NodeTable:
         """Tell the device of some nodes; what it was told last is there already.
 
         Parameters
@@ -69,16 +69,16 @@ class ForestCalls(Calls):
         if told and told[0] is nodes and cuts is None and (firsts is None or told[1] is firsts):
             return told[2]
         firsts = np.zeros(nodes.tree.max(initial=0) + 1, np.int64) if firsts is None else firsts
-        table = np.zeros((len(nodes), _NODE), np.int64)
+        table = np.zeros((len(nodes), _NUMBERS_PER_NODE), np.int64)
         first = firsts[nodes.tree]
         table[:, 0], table[:, 1] = nodes.start + first, nodes.stop + first
         table[:, 2], table[:, 3] = nodes.path.view(np.int64), nodes.tree
-        tiles = -(-(nodes.stop - nodes.start) // TILE)
+        tiles = -(-(nodes.stop - nodes.start) // LINES_PER_TILE)
         table[1:, 4] = tiles[:-1].cumsum()
         table[:, 5:7] = np.ascontiguousarray(nodes.bounds[:, :2]).view(np.int64)
         if cuts is not None:
             table[:, 7:] = cuts
-        found = Table(self.cupy.asarray(table), int(tiles.sum()))
+        found = NodeTable(self.cupy.asarray(table), int(tiles.sum()))
         if cuts is None:
             self._told = nodes, firsts, found
         return found
@@ -107,24 +107,24 @@ class ForestCalls(Calls):
             lines.shape[1],
         )  # fmt: skip
 
-    def sums(self, lines: Any, table: Table, sums: Any, reach: Any) -> None:
+    def sums(self, lines: Any, table: NodeTable, sums: Any, reach: Any) -> None:
         """Add up the sums of nodes."""
         numbers = table.n, table.n_tiles, lines.shape[1], sums.shape[1] - 2, reach.shape[1] // 2
         arrays = lines, table.nodes, sums, reach
         self._forest("forest_lines", "forest_sums", table.n_tiles, *arrays, *numbers)
 
     def part(
-        self, bins: Any, lines: Any, table: Table, parted: Any, ends: Any, missing: int
+        self, bins: Any, lines: Any, table: NodeTable, parted: Any, ends: Any, missing: int
     ) -> None:
         """Bring lines that go left before the others, to other memory."""
         numbers = table.n, table.n_tiles, bins.shape[1], lines.shape[1], missing
         arrays = bins, lines, table.nodes, parted, ends
         self._forest("forest_lines", "forest_part", table.n_tiles, *arrays, *numbers)
 
-    def features(self, table: Table, d: int, first: int, last: int) -> Any:
+    def features(self, table: NodeTable, d: int, first: int, last: int) -> Any:
         """Return the features that nodes draw."""
         cp, found = self.cupy, self.cupy.empty((table.n, last - first), np.int32)
-        most = max(1, _ENTRIES // (d + last))
+        most = max(1, _MAX_DRAW_ENTRIES // (d + last))
         at = kernels.launch("forest_features", min(table.n, most), 1, "float32", self._n_sms)
         assert at is not None
         n_threads = min(table.n, most, at.grid * at.block[0])
@@ -137,7 +137,7 @@ class ForestCalls(Calls):
         )  # fmt: skip
         return found
 
-    def histograms(self, bins: Any, lines: Any, table: Table, features: Any, hist: Any) -> None:
+    def histograms(self, bins: Any, lines: Any, table: NodeTable, features: Any, hist: Any) -> None:
         """Add the histograms of some features of nodes."""
         _, m, _, n_sums = hist.shape
         numbers = table.n, table.n_tiles, m, bins.shape[1], lines.shape[1], n_sums
@@ -145,7 +145,7 @@ class ForestCalls(Calls):
         self._forest("forest_splits", "forest_histograms", table.n_tiles * m, *arrays, *numbers)
 
     def cuts(
-        self, table: Table, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
+        self, table: NodeTable, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
         facts: ForestFacts, of_features: tuple[Any, Any, Any],
     ) -> Any:  # fmt: skip
         """Return facts of the cuts of some jobs; see `ForestDevice.cuts`.
@@ -153,7 +153,7 @@ class ForestCalls(Calls):
         `of_features`: signs, smallest and largest values of bins.
         """
         n, m = features.shape
-        told = self.cupy.zeros((n, m, TOLD + facts.n_sums + 1), np.int64)
+        told = self.cupy.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
         n_jobs = jobs.stop - jobs.start
         if n_jobs > 0:
             self._forest(
@@ -275,7 +275,7 @@ class CupyLane:
         """Draw the rows of some trees."""
         cp, facts, to_device = self._calls.cupy, self._facts, self._backend.to_device
         numbers, weight, *_ = self._rows
-        n_tiles = max(1, -(-len(numbers) // TILE))
+        n_tiles = max(1, -(-len(numbers) // LINES_PER_TILE))
         counts, keys = cp.empty((len(keys), n_tiles), np.int64), to_device(keys)
         self._calls.count(numbers, weight, keys, self._table, counts)
         ends = cp.cumsum(counts.reshape(-1)).reshape(counts.shape)
@@ -300,12 +300,12 @@ class CupyLane:
     def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
         """Add up the sums of nodes."""
         found = self._calls.cupy.zeros(sums.shape, np.int64)
-        of = self._backend.to_device(_ordered(reach))
+        of = self._backend.to_device(_to_ordered_integers(reach))
         table = self._calls.table(nodes, self._firsts)
         self._calls.sums(self._of(nodes.turn), table, found, of)
         sums += self._backend.to_numpy(found)
         if self._facts.n_line % 2:  # classes have no reach
-            reach[...] = _numbers(self._backend.to_numpy(of))
+            reach[...] = _from_ordered_integers(self._backend.to_numpy(of))
 
     def histograms(self, nodes: Nodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
@@ -333,13 +333,13 @@ class CupyLane:
         return np.array(self._backend.to_numpy(some))
 
 
-def _ordered(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+def _to_ordered_integers(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return float64 values as int64 of the same order, for atomic maxima."""
     bits = np.ascontiguousarray(numbers).view(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
 
-def _numbers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the float64 values that `_ordered` made int64 of."""
+def _from_ordered_integers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the float64 values that `_to_ordered_integers` made int64 of."""
     bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
     return bits.view(np.float64)

@@ -21,18 +21,18 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.trees import EXACT, ROUNDED, LeafPartition, SplitFacts, SplitLeaf
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["CupyForest", "CupyTreeRows", "CupyTrees", "packed_nodes"]
+__all__ = ["CupyForest", "CupyTreeRows", "CupyTrees", "pack_nodes"]
 
 #: Neighbours of an index that a block parts; the word of tree_tasks.cuh.
-_TILE = 1024
+_ROWS_PER_TILE = 1024
 #: Rows that a block adds up at least, and at most, so that no packed sum overflows.
-_LEAST, _MOST = 512, 8_191
+_MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 512, 8_191
 #: Blocks that sum histograms, a multiprocessor: they have two turns each.
-_BLOCKS = 12
+_BLOCKS_PER_MULTIPROCESSOR = 12
 #: Features of a word; words of bins that a block takes.
-_FEATURES, _WORDS = 8, 2
+_FEATURES_PER_WORD, _WORDS_PER_BLOCK = 8, 2
 #: Numbers of a split.
-_TOLD = 12
+_NUMBERS_PER_SPLIT = 12
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,15 +109,15 @@ class TreeCalls(Calls):
 
     def work(self, parts: Sequence[LeafPartition], mode: int, words: int) -> LeafWork:
         """Tell the device of some leaves."""
-        n_groups = words if mode == EXACT else -(-words // _WORDS)
+        n_groups = words if mode == EXACT else -(-words // _WORDS_PER_BLOCK)
         rows = [part.at.stop - part.at.start for part in parts]
         asked = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)
-        chunk = -(-asked * n_groups // (_BLOCKS * self._n_sms))
-        chunk = min(max(chunk, _LEAST), _MOST)
+        chunk = -(-asked * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
+        chunk = min(max(chunk, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
         tasks, tile, unit, slot = np.zeros((len(parts), 7), np.int64), 0, 0, 0
         for task, part, n in zip(tasks, parts, rows, strict=True):
             task[:] = part.feature, part.at.start, part.at.stop, part.side, slot, tile, unit
-            tile += -(-n // _TILE)
+            tile += -(-n // _ROWS_PER_TILE)
             if part.side >= 0:
                 slot += 1
                 unit += -(-n // chunk) * n_groups
@@ -146,7 +146,7 @@ class TreeCalls(Calls):
         _, d, n_bins, channels = out.shape
         numbers = (
             len(work.middles), work.n_units, work.n_groups, work.chunk,
-            bins.shape[1] // _FEATURES, d, n_bins, work.mode, n_bins * channels,
+            bins.shape[1] // _FEATURES_PER_WORD, d, n_bins, work.mode, n_bins * channels,
             d * n_bins * channels,
         )  # fmt: skip
         arrays = bins, packed, index, work.tasks, work.middles, out
@@ -171,8 +171,8 @@ class TreeCalls(Calls):
             Of a leaf's histogram.
         """
         (d, n_bins, channels), n = shape, len(leaves)
-        told = self.cupy.empty((n, d, _TOLD), np.int64)
-        best = self.cupy.empty((n, _TOLD), np.int64)
+        told = self.cupy.empty((n, d, _NUMBERS_PER_SPLIT), np.int64)
+        best = self.cupy.empty((n, _NUMBERS_PER_SPLIT), np.int64)
         self._tree(
             "tree_splits", "tree_splits", n * d, leaves, allowed, *features, told, n, d,
             n_bins - 1, channels, *scales, float(facts.l2), float(facts.least_hessian),
@@ -194,9 +194,9 @@ class TreeCalls(Calls):
 Array = NDArray[Any]
 
 #: Entries of sparse rows that are made dense at once.
-_ENTRIES = 1 << 24
+_MAX_DENSE_ENTRIES = 1 << 24
 #: A node, as tree_predict.cu has it, and its flags.
-_NODE = np.dtype([("threshold", np.float64), ("left", np.int32), ("feature", np.int32)])
+_NODE_DTYPE = np.dtype([("threshold", np.float64), ("left", np.int32), ("feature", np.int32)])
 _MISSING_LEFT, _CATEGORY = 1, 2
 
 
@@ -216,19 +216,21 @@ class CupyForest:
         self._backend, self._start = backend, start
         self._calls = _PredictCalls(backend.calls.cupy, backend.calls.address)
         arrays = (
-            trees.roots[:-1], packed_nodes(trees.nodes), _or_one(trees.nodes.bitsets),
-            *_categories(trees.bins), np.ascontiguousarray(trees.nodes.value),
+            trees.roots[:-1], pack_nodes(trees.nodes), _ensure_nonempty(trees.nodes.bitsets),
+            *_join_categories(trees.bins), np.ascontiguousarray(trees.nodes.value),
         )  # fmt: skip
         self._arrays = [backend.to_device(array) for array in arrays]
         self._n_features = trees.bins.n_features
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
-        """Return the sums (n, n_outputs) in host memory; sparse rows become dense slice by slice."""
+        """Return the sums (n, n_outputs) in host memory; sparse rows become dense slice
+        by slice.
+        """
         cp, n = self._calls.cupy, X.shape[0]
         out = cp.empty((n, len(self._start)), np.float64)
         out[...] = self._backend.to_device(self._start)
         if hasattr(X, "tocsr"):
-            for at in row_slices(n, max(1, _ENTRIES // max(self._n_features, 1))):
+            for at in row_slices(n, max(1, _MAX_DENSE_ENTRIES // max(self._n_features, 1))):
                 self._calls.predict(cp.ascontiguousarray(X[at].toarray()), self._arrays, out[at])
         else:
             self._calls.predict(cp.ascontiguousarray(X), self._arrays, out)
@@ -236,9 +238,9 @@ class CupyForest:
         return found
 
 
-def packed_nodes(nodes: Any) -> NDArray[np.float64]:
+def pack_nodes(nodes: Any) -> NDArray[np.float64]:
     """Return nodes of 16 bytes each, as pairs of numbers whose bits the kernel reads."""
-    packed = np.empty(len(nodes.feature), _NODE)
+    packed = np.empty(len(nodes.feature), _NODE_DTYPE)
     packed["threshold"], packed["left"] = nodes.threshold, nodes.left
     of_category = nodes.category >= 0
     packed["threshold"][of_category] = nodes.category[of_category].astype(np.int64).view(np.float64)
@@ -247,14 +249,14 @@ def packed_nodes(nodes: Any) -> NDArray[np.float64]:
     return packed.view(np.float64)
 
 
-def _categories(bins: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _join_categories(bins: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the categories of all features behind each other, and where each feature's begin."""
     some = [e if c else e[:0] for e, c in zip(bins.edges, bins.categorical, strict=True)]
     firsts = np.cumsum([0, *map(len, some)])
-    return _or_one(np.concatenate([np.empty(0), *some])), firsts.astype(np.int64)
+    return _ensure_nonempty(np.concatenate([np.empty(0), *some])), firsts.astype(np.int64)
 
 
-def _or_one(array: Array) -> Array:
+def _ensure_nonempty(array: Array) -> Array:
     """Return the array, or one zero where it is empty: a device has no empty arrays."""
     return array if array.size else np.zeros(1, array.dtype)
 
@@ -272,15 +274,15 @@ class _PredictCalls(Calls):
 
 
 #: Channels of a histogram whose hessians are all 1.
-_CONSTANT = 2
+_CONSTANT_CHANNELS = 2
 #: Outputs whose largest gradients and hessians the shared memory of a block holds.
-_MOST_OUTPUTS = 6_144
+_MAX_OUTPUTS = 6_144
 #: Rows at most: their numbers have 32 bits.
-_MOST_ROWS = 2**31 - 1
+_MAX_ROWS = 2**31 - 1
 #: Which rows of a leaf a histogram is of, beside those of a side.
-_ALL = 2
+_ALL_ROWS_SIDE = 2
 #: Bytes of a number of a histogram.
-_ITEM = 8
+_HISTOGRAM_ITEM_BYTES = 8
 
 
 class CupyTrees:
@@ -328,7 +330,10 @@ class CupyTrees:
         table = np.empty((len(leaves), 8), np.int64)
         numbers = table.view(np.float64)
         for row, of_row, leaf in zip(table, numbers, leaves, strict=True):
-            row[0], row[1] = self._calls.address(leaf.hist), leaf.hist.strides[0] // _ITEM
+            row[0], row[1] = (
+                self._calls.address(leaf.hist),
+                leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES,
+            )
             row[2:5] = leaf.totals
             of_row[5:8] = leaf.value, leaf.low, leaf.high
         allowed = np.array([leaf.allowed[of] for leaf in leaves])
@@ -367,14 +372,14 @@ class CupyTreeRows:
         self._places = [slice(end - room.n, end) for end, room in zip(ends, rooms, strict=True)]
         self.n = n = int(ends[-1])
         cp, k = calls.cupy, len(rooms[0].extra["raw"])
-        if n > _MOST_ROWS:
+        if n > _MAX_ROWS:
             raise InvalidDataError(
-                f"A worker has {n:,} rows, and boosting on a GPU takes {_MOST_ROWS:,}. Use more "
+                f"A worker has {n:,} rows, and boosting on a GPU takes {_MAX_ROWS:,}. Use more "
                 'workers, or device="cpu", whose trees are the same.'
             )
-        if k > _MOST_OUTPUTS:
+        if k > _MAX_OUTPUTS:
             raise InvalidDataError(
-                f"y has {k:,} classes, and boosting on a GPU takes {_MOST_OUTPUTS:,}. Use "
+                f"y has {k:,} classes, and boosting on a GPU takes {_MAX_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
         self._bins = self._joined([room.rows for room in rooms])
@@ -390,7 +395,7 @@ class CupyTreeRows:
         for room, at in zip(rooms, self._places, strict=True):
             self._raw[:, at] = backend.to_device(room.extra["raw"])
         self._g = cp.empty((k, n), np.float32)
-        self._h = None if shape[2] == _CONSTANT else cp.empty((k, n), np.float32)
+        self._h = None if shape[2] == _CONSTANT_CHANNELS else cp.empty((k, n), np.float32)
         self._packed = cp.empty((k, n), np.int64)
         self._first = cp.arange(n, dtype=np.int32)
         self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
@@ -427,7 +432,7 @@ class CupyTreeRows:
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram."""
         self._index[...] = self._first
-        every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL)
+        every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL_ROWS_SIDE)
         return self._histograms(self._work([every], mode), output)
 
     def parted(

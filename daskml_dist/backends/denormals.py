@@ -18,7 +18,7 @@ __all__ = ["arithmetic"]
 
 #: Of each kind of processor: 32-bit word of C's ``fenv_t`` that holds the mode, and its bits
 #: (x86-64: MXCSR, results and operands; 64-bit ARM: FPCR, both in one).
-_WORDS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
+_MODE_WORDS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
 
 # As large as any system's, and larger.
 _Environment = ctypes.c_uint32 * 64
@@ -26,16 +26,16 @@ _Environment = ctypes.c_uint32 * 64
 
 def arithmetic(flushes: bool) -> AbstractContextManager[None]:
     """Return the context in which the calling thread, and those that it starts, compute."""
-    return _flushing() if flushes else nullcontext()
+    return _flush_in_thread() if flushes else nullcontext()
 
 
 @contextmanager
-def _flushing() -> Iterator[None]:
-    calls = _calls()
+def _flush_in_thread() -> Iterator[None]:
+    calls = _find_mode_functions()
     if calls is None:
         yield
         return
-    (get, put), (word, bits) = calls, _WORDS[platform.machine()]
+    (get, put), (word, bits) = calls, _MODE_WORDS[platform.machine()]
     environment = _Environment()
     get(environment)
     before = environment[word] & bits
@@ -51,9 +51,11 @@ def _flushing() -> Iterator[None]:
 
 
 @functools.cache
-def _calls() -> tuple[Callable[..., int], Callable[..., int]] | None:
-    """Return C's functions that read and write a thread's floating-point mode, or None if unknown."""
-    if sys.platform != "linux" or platform.machine() not in _WORDS:
+def _find_mode_functions() -> tuple[Callable[..., int], Callable[..., int]] | None:
+    """Return C's functions that read and write a thread's floating-point mode, or None
+    if unknown.
+    """
+    if sys.platform != "linux" or platform.machine() not in _MODE_WORDS:
         return None
     for name in ("libm.so.6", None):
         try:

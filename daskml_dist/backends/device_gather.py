@@ -103,7 +103,7 @@ class RecordedSteps:
 
 
 #: Batches that are gathered together at most, and rows of them.
-_BATCHES, _ROWS = 32, 1 << 20
+_MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE = 32, 1 << 20
 
 
 class DeviceGather:
@@ -140,7 +140,7 @@ class DeviceGather:
         where = [[0 if a is None else calls.address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
         #: Batches that can be gathered together.
-        self.most = max(1, min(_BATCHES, _ROWS // max(n_rows, 1)))
+        self.most = max(1, min(_MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE // max(n_rows, 1)))
         self._n_rows = n_rows
         shape = self.most * n_rows
         self._gathered = self._room(shape)

@@ -89,12 +89,12 @@ def get_backend(device: str) -> Backend:
         )
     if device == "auto":
         device = "cpu" if gpu_problem() else "gpu"
-    return _class(*BACKENDS[device])()
+    return _import_class(*BACKENDS[device])()
 
 
 def gpu_problem() -> str | None:
     """Return the reason that this process cannot use a GPU, with the remedy, or None."""
-    return _class(*BACKENDS["gpu"]).problem()
+    return _import_class(*BACKENDS["gpu"]).problem()
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
@@ -114,6 +114,6 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 
 
 @functools.cache
-def _class(module: str, name: str) -> type[Backend]:
+def _import_class(module: str, name: str) -> type[Backend]:
     found: type[Backend] = getattr(import_module(module), name)
     return found

@@ -17,18 +17,20 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["helpers", "of_arrays", "where"]
+__all__ = ["find_helpers", "lift_to_arrays", "where"]
 
 #: What arrays call functions that Python has without an import.
-_BUILTINS = {"abs": "abs", "max": "maximum", "min": "minimum"}
+_ARRAY_FUNCTIONS = {"abs": "abs", "max": "maximum", "min": "minimum"}
 
 
 def where(condition: Any, one: Any, other: Any) -> Any:
-    """Return `one` where the condition holds, else `other`: a branch that arrays can take as well."""
+    """Return `one` where the condition holds, else `other`: a branch that arrays can
+    take as well.
+    """
     return one if condition else other
 
 
-def helpers(function: Callable[..., Any]) -> dict[str, Any]:
+def find_helpers(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the Python functions that another one calls by global names."""
     own: Any = function
     found = {name: own.__globals__.get(name) for name in own.__code__.co_names}
@@ -36,20 +38,20 @@ def helpers(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 @cache
-def of_arrays(function: Callable[..., Any], xp: Any) -> Any:
+def lift_to_arrays(function: Callable[..., Any], xp: Any) -> Any:
     """Return a function of single entries as one of arrays."""
     own: Any = function
     names = own.__globals__
     found: dict[str, Any] = {
-        name: xp.where if value is where else of_arrays(value, xp)
-        for name, value in helpers(function).items()
+        name: xp.where if value is where else lift_to_arrays(value, xp)
+        for name, value in find_helpers(function).items()
     }
     for name in own.__code__.co_names:
         value = names.get(name, getattr(builtins, name, None))
         if value is math:
             found[name] = xp
-        elif name in _BUILTINS and name not in names:
-            found[name] = getattr(xp, _BUILTINS[name])
+        elif name in _ARRAY_FUNCTIONS and name not in names:
+            found[name] = getattr(xp, _ARRAY_FUNCTIONS[name])
         elif isinstance(value, BuiltinFunctionType) and value.__module__ == "math":
             found[name] = getattr(xp, name)
     if any(value is math for value in names.values()):

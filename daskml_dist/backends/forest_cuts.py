@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.compiled import compiled_inside
-from daskml_dist.backends.forest_kernels import draw_feature, hash_of, swap_back
+from daskml_dist.backends.forest_kernels import draw_next_feature, hash_number, undo_feature_draw
 from daskml_dist.backends.margins import LOG_2, logarithm
 
 __all__ = [
@@ -27,20 +27,20 @@ __all__ = [
     "MAX_DEPTH",
     "MIN_SPLIT",
     "MISSING",
+    "N_FEATURES",
     "OUTPUTS",
     "POISSON",
     "SQUARED",
-    "D",
-    "any_missing",
     "best_cut",
-    "drawn_cut",
-    "median_split",
-    "middle",
-    "note_medians",
-    "occupied",
-    "random_cut",
-    "share_of",
-    "worth",
+    "draw_cut",
+    "draw_to_share",
+    "find_median_split",
+    "find_occupied_bins",
+    "has_missing_rows",
+    "judge_drawn_cut",
+    "node_answer",
+    "node_worth",
+    "write_node_medians",
 ]
 
 _inside = compiled_inside(error_model="numpy")
@@ -50,7 +50,7 @@ GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 
 
 @_inside
-def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
+def node_worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Return a node's weight times a constant less its impurity: the larger, the purer."""
     weight = np.float64(total >> bits)
     found = 0.0
@@ -77,7 +77,7 @@ def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
 
 
 @_inside
-def middle(kind: Any, sums: Any, total: Any, bits: Any) -> float:
+def node_answer(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Answer of a node, as monotonic constraints compare it.
 
     The mean of a regression, or the share of the second class.
@@ -87,7 +87,7 @@ def middle(kind: Any, sums: Any, total: Any, bits: Any) -> float:
 
 
 @_inside
-def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
+def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     """Write the bits of a node's medians, and of its sum of absolute errors, to its sums.
 
     Parameters
@@ -103,17 +103,19 @@ def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     if n == 0:
         return
     counts = np.zeros((2, n + 1), np.int64)
-    orders, ranks, sorted_values = _all_sorted(lines, n_outputs)
+    orders, ranks, sorted_values = _sort_all_targets(lines, n_outputs)
     for k in range(n_outputs):
         order, rank, values = orders[k], ranks[k], sorted_values[k]
         counts[:] = 0
         whole, total = np.int64(0), np.int64(0)
         for q in range(n):
             weight = lines[q, 1] >> facts[BITS]
-            _add(counts, rank[q], weight, lines[q, 2 + k])
+            _add_to_fenwick_tree(counts, rank[q], weight, lines[q, 2 + k])
             whole += weight
             total += lines[q, 2 + k]
-        median, error = _error(facts, scale, lines, counts, order, values, k, whole, total)
+        median, error = _median_and_error(
+            facts, scale, lines, counts, order, values, k, whole, total
+        )
         found += error
         real[0] = median
         sums[1 + k] = real.view(np.int64)[0]
@@ -122,45 +124,45 @@ def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
 
 
 @_inside
-def median_split(
+def find_median_split(
     facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
     features: Any, swaps: Any, found: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """Find the feature of a node's best split (-1: none); return it and minus the children's
     errors.
 
-    See `forest_grow.grow` for the parameters; `medians`, of shape (2,), become those of the
+    See `forest_grow.grow_tree` for the parameters; `medians`, of shape (2,), become those of the
     children.
     """
-    n, missing, d, m = len(lines), facts[MISSING], facts[D], facts[FEATURES]
-    targets = _all_sorted(lines, (lines.shape[1] - 3) // 2)
+    n, missing, d, m = len(lines), facts[MISSING], facts[N_FEATURES], facts[FEATURES]
+    targets = _sort_all_targets(lines, (lines.shape[1] - 3) // 2)
     seen, places = np.zeros((256, 1), np.int64), np.zeros(256, np.int64)
     ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
     work = np.zeros((2, n + 1), np.int64), np.zeros((2, 2, 257)), np.zeros(257, np.int64)
     best, best_feature, spreads, tried = -np.inf, -1, False, 0
     while tried < d and (tried < m or not spreads):
-        j = draw_feature(path, tried, features, swaps)
+        j = draw_next_feature(path, tried, features, swaps)
         tried += 1
         seen[:] = 0
         for q in range(n):
             seen[rows[lines[q, 0], j], 0] += 1
-        n_places = occupied(seen, missing, places)
+        n_places = find_occupied_bins(seen, missing, places)
         n_missing = seen[missing, 0]
         if n_places + (n_missing > 0) <= 1:
             continue
         spreads = True
-        _in_order(rows, lines, j, places, n_places, missing, seen, ends, sequence)
+        _sort_lines_by_bin(rows, lines, j, places, n_places, missing, seen, ends, sequence)
         sides, first, last, at = (0, 2 if n_missing else 1), 0, n_places, np.nan
         if facts[ANYWHERE]:
-            draw = hash_of(hash_of(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(j))
-            first, at = drawn_cut(low[j], high[j], places, n_places, draw)
+            draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(j))
+            first, at = draw_cut(low[j], high[j], places, n_places, draw)
             left = n_missing > 0 and n_places > 1 and (draw & np.uint64(1)) != 0
             sides, last = (1, 2) if left else (0, 1), first + 1
         for side in range(*sides):
-            _both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
+            _measure_both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
             # Missing values alone may be on the right.
             end = min(last, n_places if n_missing and side == 0 else n_places - 1)
-            value, c = _best_of(facts, work, total, first, end, signs[j], bounds)
+            value, c = _choose_best_cut(facts, work, total, first, end, signs[j], bounds)
             if value > best:
                 best, best_feature = value, j
                 found[0], found[2] = places[c], side
@@ -168,12 +170,12 @@ def median_split(
                 threshold[0] = at
                 medians[0], medians[1] = work[1][1, 0, c + 1], work[1][1, 1, c + 1]
     for q in range(tried - 1, -1, -1):
-        swap_back(features, q, swaps)
+        undo_feature_draw(features, q, swaps)
     return best_feature, best
 
 
 @_inside
-def _both_sides(
+def _measure_both_sides(
     facts: Any, scale: Any, lines: Any, targets: Any, sequence: Any, ends: Any, n_places: Any,
     side: Any, work: Any,
 ) -> None:  # fmt: skip
@@ -194,14 +196,14 @@ def _both_sides(
             packed[c + 1] += lines[sequence[q], 1]
     for k in range(len(orders)):
         for right in range(2):
-            _one_side(
+            _measure_one_side(
                 facts, scale, lines, orders[k], ranks[k], values[k], k, sequence, ends, n_places,
                 side != right, right == 0, counts, errors[right], medians[right],
             )  # fmt: skip
 
 
 @_inside
-def _best_of(
+def _choose_best_cut(
     facts: Any, work: Any, total: Any, first: Any, end: Any, sign: Any, bounds: Any
 ) -> tuple[float, int]:
     """Return minus the errors of the best allowed cut of a feature, and the cut's number."""
@@ -209,7 +211,7 @@ def _best_of(
     best, best_cut = -np.inf, -1
     for c in range(first, end):
         value = -(errors[0, c + 1] + errors[1, c + 1])
-        if value <= best or not _large_enough(facts, packed[c + 1], total - packed[c + 1]):
+        if value <= best or not _children_large_enough(facts, packed[c + 1], total - packed[c + 1]):
             continue
         if bounds[2] != 0 and sign != 0:
             a, b = medians[0, c + 1], medians[1, c + 1]
@@ -220,18 +222,18 @@ def _best_of(
 
 
 @_inside
-def _all_sorted(lines: Any, n_outputs: Any) -> Any:
-    """Return orders, ranks and sorted targets of all outputs; see `_sort`."""
+def _sort_all_targets(lines: Any, n_outputs: Any) -> Any:
+    """Return orders, ranks and sorted targets of all outputs; see `_sort_targets`."""
     n = len(lines)
     orders, ranks = np.zeros((n_outputs, n), np.int64), np.zeros((n_outputs, n), np.int64)
     values = np.zeros((n_outputs, n))
     for k in range(n_outputs):
-        _sort(lines, k, n_outputs, orders[k], ranks[k], values[k])
+        _sort_targets(lines, k, n_outputs, orders[k], ranks[k], values[k])
     return orders, ranks, values
 
 
 @_inside
-def _sort(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any) -> None:
+def _sort_targets(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any) -> None:
     """Write the order of the lines by a target, the place of each in it, and sorted targets."""
     targets = lines[:, 3 + n_outputs + k].copy().view(np.float64)
     found = np.argsort(targets, kind="mergesort")
@@ -242,7 +244,7 @@ def _sort(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any
 
 
 @_inside
-def _in_order(
+def _sort_lines_by_bin(
     rows: Any, lines: Any, feature: Any, places: Any, n_places: Any, missing: Any, seen: Any,
     ends: Any, sequence: Any,
 ) -> None:  # fmt: skip
@@ -260,7 +262,7 @@ def _in_order(
 
 
 @_inside
-def _large_enough(facts: Any, left: Any, right: Any) -> Any:
+def _children_large_enough(facts: Any, left: Any, right: Any) -> Any:
     """Return whether both children of a cut have enough rows and weight."""
     bits = facts[BITS]
     mask = (np.int64(1) << bits) - 1
@@ -271,7 +273,7 @@ def _large_enough(facts: Any, left: Any, right: Any) -> Any:
 
 
 @_inside
-def _one_side(
+def _measure_one_side(
     facts: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any, sequence: Any,
     ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
     medians: Any,
@@ -289,18 +291,20 @@ def _one_side(
             for q in range(ends[c], ends[c + 1]):
                 line = sequence[q]
                 weight = lines[line, 1] >> facts[BITS]
-                _add(counts, rank[line], weight, lines[line, 2 + k])
+                _add_to_fenwick_tree(counts, rank[line], weight, lines[line, 2 + k])
                 whole += weight
                 total += lines[line, 2 + k]
         cut = step if from_left else n_places - step
         if whole > 0:
-            median, error = _error(facts, scale, lines, counts, order, values, k, whole, total)
+            median, error = _median_and_error(
+                facts, scale, lines, counts, order, values, k, whole, total
+            )
             medians[cut] = median
             errors[cut] += error
 
 
 @_inside
-def _add(counts: Any, rank: Any, weight: Any, value: Any) -> None:
+def _add_to_fenwick_tree(counts: Any, rank: Any, weight: Any, value: Any) -> None:
     """Add a row's weight and weighted target at its place in the order of targets."""
     at, n = rank + 1, counts.shape[1]
     while at < n:
@@ -310,7 +314,7 @@ def _add(counts: Any, rank: Any, weight: Any, value: Any) -> None:
 
 
 @_inside
-def _error(
+def _median_and_error(
     facts: Any,
     scale: Any,
     lines: Any,
@@ -322,13 +326,13 @@ def _error(
     total: Any,
 ) -> tuple[float, float]:
     """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
-    at, below, value = _place(counts, (whole + 1) // 2 - 1)
+    at, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)
     line = order[at]
     below += lines[line, 1] >> facts[BITS]
     value += lines[line, 2 + k]
     median = values[at]
     if 2 * below == whole:
-        after = _place(counts, below)[0]
+        after = _search_fenwick_tree(counts, below)[0]
         median = median / 2 + values[after] / 2
     scaled = median * scale
     below_less_above = np.float64(2 * below - whole)
@@ -336,7 +340,7 @@ def _error(
 
 
 @_inside
-def _place(counts: Any, most: Any) -> tuple[Any, Any, Any]:
+def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     """Find the last place up to which rows weigh at most `most`; return it, their weight and target
     sum.
     """
@@ -360,7 +364,7 @@ def _place(counts: Any, most: Any) -> tuple[Any, Any, Any]:
 #: weight of a child, whether cuts are drawn, bin of missing values, features; features of a node at
 #: least, depth, rows of a node that is split; how many of the first sums add up to the rows, and
 #: outputs.
-KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, D = 0, 1, 2, 3, 4, 5, 6
+KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, N_FEATURES = 0, 1, 2, 3, 4, 5, 6
 FEATURES, MAX_DEPTH, MIN_SPLIT, FIRST, OUTPUTS = 7, 8, 9, 10, 11
 #: Numbers that tell of a cut: last bin on the left, first on the right (-1: missing values alone),
 #: whether missing values go left.
@@ -368,14 +372,16 @@ FOUND = 3
 
 
 @_inside
-def share_of(draw: Any) -> float:
+def draw_to_share(draw: Any) -> float:
     """Return a draw of 64 bits as a number of [0, 1)."""
     return np.float64(draw >> np.uint64(11)) * 2.0**-53
 
 
 @_inside
-def occupied(hist: Any, missing: Any, places: Any) -> Any:
-    """Write the bins that hold rows, in order, without that of missing values; return their number."""
+def find_occupied_bins(hist: Any, missing: Any, places: Any) -> Any:
+    """Write the bins that hold rows, in order, without that of missing values; return their
+    number.
+    """
     n = 0
     for b in range(missing):
         for v in range(hist.shape[1]):
@@ -387,7 +393,7 @@ def occupied(hist: Any, missing: Any, places: Any) -> Any:
 
 
 @_inside
-def any_missing(hist: Any, missing: Any) -> Any:
+def has_missing_rows(hist: Any, missing: Any) -> Any:
     """Return whether some rows miss a feature's value."""
     for v in range(hist.shape[1]):
         if hist[missing, v] != 0:
@@ -396,7 +402,7 @@ def any_missing(hist: Any, missing: Any) -> Any:
 
 
 @_inside
-def _note(
+def _write_cut(
     places: Any, k: Any, n: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
 ) -> None:
     """Write the cut behind the k-th occupied bin, and the left child's sums."""
@@ -409,10 +415,12 @@ def _note(
 
 
 @_inside
-def _fits(
+def _children_allowed(
     facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
 ) -> Any:
-    """Return whether both children of a cut have enough rows and weight, and answer within bounds."""
+    """Return whether both children of a cut have enough rows and weight, and answer
+    within bounds.
+    """
     bits = facts[BITS]
     mask = (np.int64(1) << bits) - 1
     if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:
@@ -423,8 +431,8 @@ def _fits(
         return False
     if bounds[2] == 0 or sign == 0:
         return True
-    a = middle(facts[KIND], left, l_total, bits)
-    b = middle(facts[KIND], right, r_total, bits)
+    a = node_answer(facts[KIND], left, l_total, bits)
+    b = node_answer(facts[KIND], right, r_total, bits)
     if min(a, b) < bounds[0] or max(a, b) > bounds[1]:
         return False
     return (a - b) * sign <= 0
@@ -458,7 +466,7 @@ def best_cut(
     """
     missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
     left, right = work[0], work[1]
-    there = any_missing(hist, missing)
+    there = has_missing_rows(hist, missing)
     for side in range(2 if there else 1):
         l_total = np.int64(0)
         for v in range(n_sums):
@@ -474,24 +482,24 @@ def best_cut(
             for v in range(facts[FIRST]):
                 l_total += hist[b, v]
             r_total = total - l_total
-            if not _fits(facts, left, l_total, right, r_total, sign, bounds):
+            if not _children_allowed(facts, left, l_total, right, r_total, sign, bounds):
                 continue
-            value = worth(kind, left, l_total, bits) + worth(kind, right, r_total, bits)
+            value = node_worth(kind, left, l_total, bits) + node_worth(kind, right, r_total, bits)
             if value > best:
                 best = value
-                _note(places, k, n, side, left, l_total, found, left_found)
+                _write_cut(places, k, n, side, left, l_total, found, left_found)
     return best
 
 
 @_inside
-def drawn_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, float]:
-    """Draw a cut between the smallest and the largest value of a feature; see `random_cut`.
+def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, float]:
+    """Draw a cut between the smallest and the largest value of a feature; see `judge_drawn_cut`.
 
     The last of the bins that hold rows that goes left, and the threshold.
     """
     cut, at = 0, np.nan
     if n > 1:
-        at = low[places[0]] + share_of(draw) * (high[places[n - 1]] - low[places[0]])
+        at = low[places[0]] + draw_to_share(draw) * (high[places[n - 1]] - low[places[0]])
         while cut + 1 < n - 1:
             b = places[cut + 1]
             if high[b] > at and not (low[b] + high[b]) / 2 <= at:
@@ -503,7 +511,7 @@ def drawn_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int,
 
 
 @_inside
-def random_cut(
+def judge_drawn_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
     work: Any,
@@ -522,8 +530,8 @@ def random_cut(
     """
     missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
     left, right = work[0], work[1]
-    there = any_missing(hist, missing)
-    cut, at = drawn_cut(low, high, places, n, draw)
+    there = has_missing_rows(hist, missing)
+    cut, at = draw_cut(low, high, places, n, draw)
     side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
     for v in range(n_sums):
         left[v] = hist[missing, v] * side
@@ -536,11 +544,11 @@ def random_cut(
     for v in range(facts[FIRST]):
         l_total += left[v]
     r_total = total - l_total
-    if not _fits(facts, left, l_total, right, r_total, sign, bounds):
+    if not _children_allowed(facts, left, l_total, right, r_total, sign, bounds):
         return best
-    value = worth(kind, left, l_total, bits) + worth(kind, right, r_total, bits)
+    value = node_worth(kind, left, l_total, bits) + node_worth(kind, right, r_total, bits)
     if value > best:
         best = value
         threshold[0] = at
-        _note(places, cut, n, side, left, l_total, found, left_found)
+        _write_cut(places, cut, n, side, left, l_total, found, left_found)
     return best

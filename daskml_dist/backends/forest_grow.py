@@ -22,49 +22,49 @@ from daskml_dist.backends.forest_cuts import (
     MAX_DEPTH,
     MIN_SPLIT,
     MISSING,
+    N_FEATURES,
     OUTPUTS,
     SQUARED,
-    D,
-    any_missing,
     best_cut,
-    median_split,
-    middle,
-    note_medians,
-    occupied,
-    random_cut,
-    worth,
+    find_median_split,
+    find_occupied_bins,
+    has_missing_rows,
+    judge_drawn_cut,
+    node_answer,
+    node_worth,
+    write_node_medians,
 )
 from daskml_dist.backends.forest_kernels import (
-    add_line,
-    add_rows,
-    child_of,
-    draw_feature,
-    hash_of,
-    node_sums,
-    part_lines,
-    swap_back,
+    add_any_line,
+    add_lines,
+    add_node_sums,
+    draw_next_feature,
+    hash_child_path,
+    hash_number,
+    partition_lines,
+    undo_feature_draw,
 )
 from daskml_dist.backends.intrinsics import copy_values
 
 __all__ = [
-    "add_jobs",
-    "best_jobs",
-    "cut_jobs",
-    "cut_of",
-    "features_of",
-    "grow",
-    "halve",
-    "may_be_split",
-    "may_split",
-    "scratch_of_growth",
-    "settled",
+    "add_job_histograms",
+    "bound_children",
+    "choose_best_cuts",
+    "draw_node_features",
+    "find_cut",
+    "find_job_cuts",
+    "grow_tree",
+    "is_splittable",
+    "make_growth_scratch",
+    "settle_splits",
+    "write_splittable",
 ]
 
 _exact = compiled_entry()
 
 
 @_exact
-def may_be_split(facts: Any, tree: Any, sums: Any, reach: Any, depth: Any, out: Any) -> None:
+def write_splittable(facts: Any, tree: Any, sums: Any, reach: Any, depth: Any, out: Any) -> None:
     """Write of each node whether it is neither too deep, nor too small, nor pure.
 
     Parameters
@@ -76,11 +76,11 @@ def may_be_split(facts: Any, tree: Any, sums: Any, reach: Any, depth: Any, out: 
     out : ndarray of bool of shape (n,)
     """
     for q in range(len(tree)):
-        out[q] = may_split(facts[tree[q]], sums[q], reach[q], depth[q])
+        out[q] = is_splittable(facts[tree[q]], sums[q], reach[q], depth[q])
 
 
 @_exact
-def settled(
+def settle_splits(
     facts: Any, least: Any, tree: Any, sums: Any, best: Any, worths: Any, signs: Any, bounds: Any,
     paths: Any, gain: Any, of_children: Any, ways: Any,
 ) -> None:  # fmt: skip
@@ -105,7 +105,7 @@ def settled(
         gain[q] = -1.0
         if j < 0:
             continue
-        before = worth(own[KIND], sums[q, :n_sums], sums[q, n_sums], own[BITS])
+        before = node_worth(own[KIND], sums[q, :n_sums], sums[q, n_sums], own[BITS])
         more = max(worths[q] - before, 0.0)
         if more < least[tree[q]]:
             continue
@@ -114,34 +114,36 @@ def settled(
         of_children[q, 1] = bounds[q]
         if bounds[q, 2] != 0:
             left = best[q, 7:]
-            halve(own, sums[q], left, signs[j], bounds[q], work, of_children[q, :, :2])
+            bound_children(own, sums[q], left, signs[j], bounds[q], work, of_children[q, :, :2])
         for side in range(2):
-            ways[q, side] = child_of(paths[q], side)
+            ways[q, side] = hash_child_path(paths[q], side)
 
 
 @_exact
-def features_of(paths: Any, first: Any, last: Any, d: Any, out: Any) -> None:
+def draw_node_features(paths: Any, first: Any, last: Any, d: Any, out: Any) -> None:
     """Write the features that nodes draw, of numbers `first` to `last`."""
     features, swaps = np.arange(d), np.zeros(d, np.int64)
     for q in range(len(paths)):
         for k in range(last):
-            j = draw_feature(paths[q], k, features, swaps)
+            j = draw_next_feature(paths[q], k, features, swaps)
             if k >= first:
                 out[q, k - first] = j
         for k in range(last - 1, -1, -1):
-            swap_back(features, k, swaps)
+            undo_feature_draw(features, k, swaps)
 
 
 @_exact
-def add_jobs(rows: Any, lines: Any, starts: Any, stops: Any, features: Any, hist: Any) -> None:
+def add_job_histograms(
+    rows: Any, lines: Any, starts: Any, stops: Any, features: Any, hist: Any
+) -> None:
     """Add the histograms of some features of each of some nodes to theirs."""
     for q in range(len(features)):
         for k in range(features.shape[1]):
-            add_rows(rows, lines[starts[q] : stops[q]], features[q, k], hist[q, k])
+            add_lines(rows, lines[starts[q] : stops[q]], features[q, k], hist[q, k])
 
 
 @_exact
-def best_jobs(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
+def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
     """Write the feature of each node's best cut (-1: there is none), and what is told of it.
 
     See `forests.ForestDevice.best`.
@@ -164,7 +166,7 @@ def best_jobs(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None
 
 
 @_exact
-def cut_jobs(
+def find_job_cuts(
     facts: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any, paths: Any,
     features: Any, told: Any,
 ) -> None:  # fmt: skip
@@ -186,14 +188,14 @@ def cut_jobs(
     real = np.zeros(2)
     for q in range(len(features)):
         missing, j = facts[q, MISSING], features[q]
-        n = occupied(hist[q], missing, places)
+        n = find_occupied_bins(hist[q], missing, places)
         there = False
         for v in range(n_sums):
             there = there or hist[q, missing, v] != 0
         real[0] = -np.inf
         if n + there > 1:
             told[q, 2] = 1
-            real[0] = cut_of(
+            real[0] = find_cut(
                 facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
                 -np.inf, found, left, at, work,
             )  # fmt: skip
@@ -206,14 +208,14 @@ def cut_jobs(
 _inside = compiled_inside(error_model="numpy")
 
 #: Rows of a node below which only bins that hold some are looked at.
-_FEW = 192
+_MAX_SPARSE_ROWS = 192
 #: Position of the lowest bit of 2**k times this number.
-_LOWEST = np.zeros(64, np.int64)
-_LOWEST[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.arange(64)
+_LOWEST_BIT_TABLE = np.zeros(64, np.int64)
+_LOWEST_BIT_TABLE[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.arange(64)
 
 
 @_inside
-def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
+def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
     """Return whether a node may be split: not too deep, not too small, not pure."""
     bits = facts[BITS]
     total = sums[len(sums) - 2]
@@ -234,7 +236,7 @@ def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
 
 
 @_inside
-def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
+def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
     """Make a small node's histogram and list of occupied bins at the price of its rows alone."""
     seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
@@ -249,13 +251,18 @@ def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, mis
             hist[b, 0] += lines[q, 1]
             hist[b, 1] += lines[q, 2]
         else:
-            add_line(lines[q], hist[b])
+            add_any_line(lines[q], hist[b])
     n = 0
     for k in range(4):
         word = seen[k]
         while word:
             low = word & (~word + one)
-            b = 64 * k + _LOWEST[np.int64((low * np.uint64(0x03F79D71B4CB0A89)) >> np.uint64(58))]
+            b = (
+                64 * k
+                + _LOWEST_BIT_TABLE[
+                    np.int64((low * np.uint64(0x03F79D71B4CB0A89)) >> np.uint64(58))
+                ]
+            )
             if b != missing:
                 places[n] = b
                 n += 1
@@ -264,7 +271,7 @@ def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, mis
 
 
 @_inside
-def cut_of(
+def find_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, sign: Any, bounds: Any, low: Any,
     high: Any, path: Any, feature: Any, best: float, found: Any, left: Any, threshold: Any,
     work: Any,
@@ -273,8 +280,8 @@ def cut_of(
     n_sums = len(sums) - 2
     own, total = sums[:n_sums], sums[n_sums]
     if facts[ANYWHERE]:
-        draw = hash_of(hash_of(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
-        return random_cut(
+        draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
+        return judge_drawn_cut(
             facts, hist, places, n, own, total, sign, bounds, low[feature], high[feature], draw,
             best, found, left, threshold, work,
         )  # fmt: skip
@@ -285,7 +292,7 @@ def cut_of(
 
 
 @_inside
-def _split(
+def _find_split(
     facts: Any, rows: Any, lines: Any, sums: Any, path: Any, signs: Any, bounds: Any, low: Any,
     high: Any, features: Any, hist: Any, places: Any, swaps: Any, found: Any, left: Any,
     threshold: Any, work: Any,
@@ -295,19 +302,19 @@ def _split(
     Of equal splits that of the feature which the node drew first counts: nodes of few rows have
     many, and a fixed order would favour some features.
     """
-    missing, d, m = facts[MISSING], facts[D], facts[FEATURES]
+    missing, d, m = facts[MISSING], facts[N_FEATURES], facts[FEATURES]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
     while k < d and (k < m or not spreads):
-        j = draw_feature(path, k, features, swaps)
+        j = draw_next_feature(path, k, features, swaps)
         k += 1
-        if len(lines) < _FEW:
-            n = _few_places(rows, lines, j, hist, places, missing)
+        if len(lines) < _MAX_SPARSE_ROWS:
+            n = _add_few_rows(rows, lines, j, hist, places, missing)
         else:
-            add_rows(rows, lines, j, hist)
-            n = occupied(hist, missing, places)
-        if n + any_missing(hist, missing) > 1:
+            add_lines(rows, lines, j, hist)
+            n = find_occupied_bins(hist, missing, places)
+        if n + has_missing_rows(hist, missing) > 1:
             spreads = True
-            new = cut_of(
+            new = find_cut(
                 facts, hist, places, n, sums, signs[j], bounds, low, high, path, j, best, found,
                 left, threshold, work,
             )  # fmt: skip
@@ -319,12 +326,12 @@ def _split(
                 hist[places[q], v] = 0
     # In their order again, so that what a node draws is its own.
     for q in range(k - 1, -1, -1):
-        swap_back(features, q, swaps)
+        undo_feature_draw(features, q, swaps)
     return best_feature, best
 
 
 @_exact
-def grow(
+def grow_tree(
     facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any,
     depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
     threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any, stack: Any,
@@ -357,11 +364,12 @@ def grow(
     between : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
         Bounds of what nodes may answer; none without constraints.
     stack, paths, hist, work, features, swaps, places, found, of_left, reach, own, at, medians
-        Scratch, as `scratch_of_growth` makes it: numba would compile each array that is made here.
+        Scratch, as `make_growth_scratch` makes it: numba would compile each array that is made
+        here.
     """
     n_sums, bits = sums.shape[1] - 2, facts[BITS]
     # Nodes that wait: number, first line, last line.
-    _wait(stack, paths, 0, 0, 0, len(lines), path)
+    _push_node(stack, paths, 0, 0, 0, len(lines), path)
     n_stack, n_nodes = 1, 1
     depths[0] = depth
     own[2] = bounds[2]
@@ -377,68 +385,76 @@ def grow(
             reach[k] = -np.inf
         for k in range(sums.shape[1]):
             sums[node, k] = 0
-        node_sums(some, sums[node], reach)
+        add_node_sums(some, sums[node], reach)
         if scale is not None:
-            note_medians(facts, scale, some, sums[node])
+            write_node_medians(facts, scale, some, sums[node])
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
             own[0], own[1] = between[node, 0], between[node, 1]
-        if not may_split(facts, sums[node], reach, depths[node]):
+        if not is_splittable(facts, sums[node], reach, depths[node]):
             continue
         if scale is not None:
-            j, best = median_split(
+            j, best = find_median_split(
                 facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
                 found, at, signs, own, medians,
             )  # fmt: skip
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
-            j, best = _split(
+            j, best = _find_split(
                 facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
                 swaps, found, of_left, at, work,
             )  # fmt: skip
-            before = worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
+            before = node_worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
         if j < 0:
             continue
         more = max(best - before, 0.0)
         if more < least_gain:
             continue
-        n_left = part_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
+        n_left = partition_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
         feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
         cut[node, 0], cut[node, 1], cut[node, 2] = found[0], found[1], found[2]
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
         if len(between) and scale is not None:
-            _bound(signs[j], own, medians[0], medians[1], between[n_nodes : n_nodes + 2])
+            _write_child_bounds(
+                signs[j], own, medians[0], medians[1], between[n_nodes : n_nodes + 2]
+            )
         elif len(between):
-            halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2])
+            bound_children(
+                facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2]
+            )
         middle_line = start + n_left
-        _wait(stack, paths, n_stack, n_nodes + 1, middle_line, stop, child_of(path, 1))
-        _wait(stack, paths, n_stack + 1, n_nodes, start, middle_line, child_of(path, 0))
+        _push_node(stack, paths, n_stack, n_nodes + 1, middle_line, stop, hash_child_path(path, 1))
+        _push_node(stack, paths, n_stack + 1, n_nodes, start, middle_line, hash_child_path(path, 0))
         n_stack += 2
         n_nodes += 2
     return n_nodes
 
 
 @_inside
-def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any) -> None:
+def _push_node(
+    stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any
+) -> None:
     """Push a node that waits to be split."""
     stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
     paths[at] = path
 
 
 @_inside
-def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
+def bound_children(
+    facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any
+) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
     for v in range(n_sums):
         work[0, v] = left[v]
         work[1, v] = sums[v] - left[v]
-    a = middle(facts[KIND], work[0], left[n_sums], facts[BITS])
-    b = middle(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
-    _bound(sign, own, a, b, children)
+    a = node_answer(facts[KIND], work[0], left[n_sums], facts[BITS])
+    b = node_answer(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
+    _write_child_bounds(sign, own, a, b, children)
 
 
 @_inside
-def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
+def _write_child_bounds(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
     """Write the bounds of two children that answer a and b."""
     for side in range(2):
         children[side, 0], children[side, 1] = own[0], own[1]
@@ -450,11 +466,11 @@ def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
     children[1 if sign > 0 else 0, 0] = half
 
 
-def scratch_of_growth(
+def make_growth_scratch(
     facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
 ) -> tuple[NDArray[Any], ...]:
-    """Return the scratch arrays that are the last arguments of `grow`."""
-    n_waiting, d = min(n_lines, most_levels) + 2, int(facts[D])
+    """Return the scratch arrays that are the last arguments of `grow_tree`."""
+    n_waiting, d = min(n_lines, most_levels) + 2, int(facts[N_FEATURES])
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),
         np.zeros((256, n_sums), np.int64), np.zeros((2, n_sums), np.int64),

@@ -18,26 +18,26 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import number_at
 
 __all__ = [
-    "add_line",
-    "add_out_of_bag",
-    "add_rows",
-    "child_of",
-    "draw_feature",
-    "draw_rows",
-    "drawn",
-    "hash_of",
-    "node_sums",
-    "part_lines",
-    "reach_of",
-    "swap_back",
+    "add_any_line",
+    "add_lines",
+    "add_node_sums",
+    "add_out_of_bag_answers",
+    "count_draws",
+    "draw_next_feature",
+    "draw_tree_rows",
+    "hash_child_path",
+    "hash_number",
+    "partition_lines",
+    "undo_feature_draw",
+    "widen_bin_reach",
 ]
 
 #: Rows that go through all trees together.
-_ROWS = 4096
+_ROWS_PER_TILE = 4096
 
 
 @compiled_entry()
-def add_out_of_bag(
+def add_out_of_bag_answers(
     rows: Any, numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any, left: Any,
     missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,
 ) -> None:  # fmt: skip
@@ -49,7 +49,7 @@ def add_out_of_bag(
     numbers : ndarray of int64 of shape (n,)
     keys : ndarray of uint64 of shape (n_trees,)
     table : ndarray of uint64
-        See `forest_kernels.draw_rows`.
+        See `forest_kernels.draw_tree_rows`.
     roots, feature, last, left, missing_left, value
         Of the trees.
     missing : int
@@ -57,10 +57,10 @@ def add_out_of_bag(
     sums : ndarray of float64 of shape (n, n_values)
     times : ndarray of int64 of shape (n,)
     """
-    for start in range(0, len(numbers), _ROWS):
+    for start in range(0, len(numbers), _ROWS_PER_TILE):
         for t in range(len(keys)):
-            for i in range(start, min(start + _ROWS, len(numbers))):
-                if drawn(numbers[i], keys[t], table):
+            for i in range(start, min(start + _ROWS_PER_TILE, len(numbers))):
+                if count_draws(numbers[i], keys[t], table):
                     continue
                 k = roots[t]
                 while feature[k] >= 0:
@@ -75,7 +75,7 @@ def add_out_of_bag(
 
 
 @compiled_entry()
-def reach_of(X: Any, rows: Any, low: Any, high: Any) -> None:
+def widen_bin_reach(X: Any, rows: Any, low: Any, high: Any) -> None:
     """Lower and raise the smallest and largest value of each bin.
 
     Parameters
@@ -99,7 +99,7 @@ _inside = compiled_inside(error_model="numpy")
 
 
 @_inside
-def hash_of(number: Any) -> Any:
+def hash_number(number: Any) -> Any:
     """Return a hash of 64 bits (splitmix64's finaliser); see `models.hashed.mixed`."""
     number = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -108,15 +108,15 @@ def hash_of(number: Any) -> Any:
 
 
 @_inside
-def child_of(path: Any, side: Any) -> Any:
+def hash_child_path(path: Any, side: Any) -> Any:
     """Return the hash of the way to a child, from its parent's."""
-    return hash_of(path + np.uint64(side + 1))
+    return hash_number(path + np.uint64(side + 1))
 
 
 @_inside
-def drawn(number: Any, key: Any, table: Any) -> Any:
+def count_draws(number: Any, key: Any, table: Any) -> Any:
     """Return how many times a row is drawn: Poisson, by inversion of cumulated probabilities."""
-    draw = hash_of(hash_of(np.uint64(number) + np.uint64(1)) + key)
+    draw = hash_number(hash_number(np.uint64(number) + np.uint64(1)) + key)
     times = 0
     while times < len(table) and draw >= table[times]:
         times += 1
@@ -124,7 +124,7 @@ def drawn(number: Any, key: Any, table: Any) -> Any:
 
 
 @_exact
-def draw_rows(
+def draw_tree_rows(
     numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: Any,
     lines: Any,
 ) -> Any:  # fmt: skip
@@ -157,7 +157,7 @@ def draw_rows(
             continue
         times = 1
         if len(table):
-            times = drawn(numbers[i], key, table)
+            times = count_draws(numbers[i], key, table)
             if times == 0:
                 continue
         if len(factor):
@@ -171,13 +171,14 @@ def draw_rows(
 
 
 @_inside
-def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
+def draw_next_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     """Return the k-th feature that a node draws, without replacement (Fisher-Yates).
 
-    `features` is reordered, which `swap_back` undoes, the last draw first; `swaps` says how.
+    `features` is reordered, which `undo_feature_draw` undoes, the last draw first; `swaps` says
+    how.
     """
     left = np.uint64(len(features) - k)
-    at = k + np.int64(hash_of(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % left)
+    at = k + np.int64(hash_number(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % left)
     swaps[k] = at
     feature = features[at]
     features[at] = features[k]
@@ -186,8 +187,8 @@ def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
 
 
 @_inside
-def swap_back(features: Any, k: Any, swaps: Any) -> None:
-    """Undo the k-th draw of `draw_feature`."""
+def undo_feature_draw(features: Any, k: Any, swaps: Any) -> None:
+    """Undo the k-th draw of `draw_next_feature`."""
     at = swaps[k]
     feature = features[at]
     features[at] = features[k]
@@ -195,7 +196,7 @@ def swap_back(features: Any, k: Any, swaps: Any) -> None:
 
 
 @_inside
-def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
+def add_lines(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
     """Add the histogram of a feature of some lines."""
     width = lines.shape[1]
     if width == 2:
@@ -209,11 +210,11 @@ def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
             hist[b, 1] += lines[q, 2]
     else:
         for q in range(len(lines)):
-            add_line(lines[q], hist[rows[lines[q, 0] & 0xFFFFFFFF, feature]])
+            add_any_line(lines[q], hist[rows[lines[q, 0] & 0xFFFFFFFF, feature]])
 
 
 @_inside
-def add_line(line: Any, sums: Any) -> None:
+def add_any_line(line: Any, sums: Any) -> None:
     """Add a line to the sums of a bin, whatever the outputs."""
     width = len(line)
     if width % 2:
@@ -228,14 +229,14 @@ def add_line(line: Any, sums: Any) -> None:
 
 
 @_exact
-def node_sums(lines: Any, sums: Any, reach: Any) -> None:
+def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
     """Add up the sums of a node.
 
     Parameters
     ----------
     lines : C-ordered ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_sums + 2,)
-        Those of `forest_cuts.worth`, the packed total, and of what impurity is made.
+        Those of `forest_cuts.node_worth`, the packed total, and of what impurity is made.
     reach : ndarray of float64 of shape (2 * n_outputs,)
         Of each output minus the smallest, and the largest target; lowered and raised.
     """
@@ -266,10 +267,12 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
 
 
 @_exact
-def part_lines(
+def partition_lines(
     rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
 ) -> Any:
-    """Move lines that go left before the others, in place and in order; return how many they are."""
+    """Move lines that go left before the others, in place and in order; return how many
+    they are.
+    """
     left: Any = 0
     right: Any = 0
     width = lines.shape[1]

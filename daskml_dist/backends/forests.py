@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import get_backend
 
-__all__ = ["TOLD", "ForestDevice", "ForestFacts", "ForestLane", "Nodes", "forests_on"]
+__all__ = [
+    "N_CUT_FACTS",
+    "ForestDevice",
+    "ForestFacts",
+    "ForestLane",
+    "Nodes",
+    "open_forest_device",
+]
 
 
-def forests_on(device: str) -> ForestDevice:
+def open_forest_device(device: str) -> ForestDevice:
     """Return what the trees of forests grow on; called on the worker."""
     backend: Any = get_backend(device)
     if backend.device == "cpu":
@@ -35,7 +42,7 @@ Array = NDArray[Any]
 #: What is told of a cut before the sums of the left child: worth and threshold (as bits), whether
 #: the feature varies, the last bin on the left, the first on the right, whether missing values go
 #: left.
-TOLD = 6
+N_CUT_FACTS = 6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,7 +139,7 @@ class ForestLane(Protocol):
         ----------
         nodes : Nodes
         sums : ndarray of int64 of shape (n, n_sums + 2)
-            Of `forest_cuts.worth`, the packed total, and of what impurity is made; added to.
+            Of `forest_cuts.node_worth`, the packed total, and of what impurity is made; added to.
         reach : ndarray of float64 of shape (n, 2 * n_outputs)
             Of each output of a regression minus the smallest, and the largest target; raised.
         """
@@ -170,7 +177,9 @@ class ForestDevice(Protocol):
         """Return the rows of a lane on the device."""
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Return a context that turns the device's out-of-memory error into ours, with its remedy."""
+        """Return a context that turns the device's out-of-memory error into ours, with
+        its remedy.
+        """
 
     def to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""

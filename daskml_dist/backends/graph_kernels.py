@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_entry
 
-__all__ = ["in_rows", "pull_ranks", "pull_smallest"]
+__all__ = ["sort_entries", "update_ranks", "update_smallest_labels"]
 
 Array = NDArray[Any]
 
 #: Entries of rows that are sorted together.
-_TOGETHER = 1 << 24
+_MAX_SORTED_ENTRIES = 1 << 24
 
 _exact = compiled_entry()
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 
 
-def in_rows(
+def sort_entries(
     some: Any,
     indptr: NDArray[np.int64],
     uses: NDArray[np.int64],
@@ -31,36 +31,39 @@ def in_rows(
     dtype: Any,
 ) -> tuple[NDArray[np.int32], Array | None]:
     """Return entries in CSR order by two counting sorts: by column, then by row; see
-    `csr_order.in_rows`.
+    `csr_order.sort_into_csr`.
     """
     n, weighted = int(indptr[-1]), dtype is not None
     kind = np.dtype(np.float64 if dtype is None else dtype)
     indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
     at, row = indptr[:-1].copy(), 0
     while row < len(at):
-        stop = max(int(np.searchsorted(indptr, indptr[row] + _TOGETHER, side="right")) - 1, row + 1)
+        stop = max(
+            int(np.searchsorted(indptr, indptr[row] + _MAX_SORTED_ENTRIES, side="right")) - 1,
+            row + 1,
+        )
         m = int(indptr[stop] - indptr[row])
         whole = m == n
         starts = np.zeros(len(uses) + 1, np.int64)
         if whole:
             np.cumsum(uses, out=starts[1:])
         for part in () if whole else some():
-            codes = _plain(part.rows), _plain(part.columns)
+            codes = _make_plain(part.rows), _make_plain(part.columns)
             _count_columns(*codes, part.row_of, part.column_of, row, stop, starts[1:])
         if not whole:
             np.cumsum(starts, out=starts)
         rows, its = np.empty(m, np.int32), np.empty(m if weighted else 0, kind)
         for part in some():
-            codes = _plain(part.rows), _plain(part.columns)
+            codes = _make_plain(part.rows), _make_plain(part.columns)
             given = its[:0] if part.values is None else part.values.astype(kind, copy=False)
-            own = _plain(given)
-            _by_columns(*codes, own, part.row_of, part.column_of, row, stop, starts, rows, its)
-        _by_rows(starts, rows, its, place, at, indices, values)
+            own = _make_plain(given)
+            _sort_by_column(*codes, own, part.row_of, part.column_of, row, stop, starts, rows, its)
+        _sort_by_row(starts, rows, its, place, at, indices, values)
         row = stop
     return indices, values if weighted else None
 
 
-def _plain(array: Array) -> Array:
+def _make_plain(array: Array) -> Array:
     """Return an aligned, writeable array: the one kind that the loops are compiled for."""
     return array if array.flags.aligned and array.flags.writeable else array.copy()
 
@@ -76,7 +79,7 @@ def _count_columns(
 
 
 @_exact
-def _by_columns(
+def _sort_by_column(
     rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, first: int, stop: int,
     at: Any, found: Any, values: Any,
 ) -> None:  # fmt: skip
@@ -93,7 +96,7 @@ def _by_columns(
 
 
 @_exact
-def _by_rows(
+def _sort_by_row(
     ends: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
 ) -> None:
     """Put entries, which are in the order of their columns, where the next of their rows belong."""
@@ -109,7 +112,7 @@ def _by_rows(
 
 
 @_fast
-def pull_ranks(
+def update_ranks(
     indptr: Any,
     indices: Any,
     weights: Any,
@@ -155,7 +158,7 @@ def pull_ranks(
 
 
 @_exact
-def pull_smallest(indptr: Any, indices: Any, sent: Any, labels: Any) -> int:
+def update_smallest_labels(indptr: Any, indices: Any, sent: Any, labels: Any) -> int:
     """Set labels to the smallest of their own and their neighbours'; return how many changed."""
     changed = 0
     for i in range(len(labels)):

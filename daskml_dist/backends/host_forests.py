@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.forests import TOLD, ForestFacts, Nodes
+from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
 
-__all__ = ["HostForests", "HostLane", "drawn_lines"]
+__all__ = ["HostForests", "HostLane", "draw_lane_lines"]
 
 Array = NDArray[Any]
 
@@ -40,10 +40,10 @@ class HostForests:
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
         """Return the features that nodes draw."""
-        from daskml_dist.backends.forest_grow import features_of
+        from daskml_dist.backends.forest_grow import draw_node_features
 
         found = np.empty((len(nodes), last - first), np.int32)
-        features_of(nodes.path, first, last, facts.n_features, found)
+        draw_node_features(nodes.path, first, last, facts.n_features, found)
         return found
 
     def cuts(
@@ -51,13 +51,13 @@ class HostForests:
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
         """Return facts of the cuts of some jobs."""
-        from daskml_dist.backends.forest_grow import cut_jobs
+        from daskml_dist.backends.forest_grow import find_job_cuts
 
         n, m = features.shape
-        told = np.zeros((n, m, TOLD + facts.n_sums + 1), np.int64)
+        told = np.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
         node = np.arange(jobs.start, jobs.stop) // m
         if len(node):
-            cut_jobs(
+            find_job_cuts(
                 of_trees[nodes.tree[node]], hist, sums[node], facts.signs, nodes.bounds[node],
                 facts.low, facts.high, nodes.path[node], features.reshape(-1)[jobs],
                 told.reshape(n * m, -1)[jobs],
@@ -66,20 +66,22 @@ class HostForests:
 
     def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
-        from daskml_dist.backends.forest_grow import best_jobs
+        from daskml_dist.backends.forest_grow import choose_best_cuts
 
         found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
-        best_jobs(told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found)
+        choose_best_cuts(
+            told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found
+        )
         return found
 
 
-def drawn_lines(
+def draw_lane_lines(
     room: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
 ) -> Array:
     """Write the lines of the rows that a tree draws into `found`; return those that are used."""
-    from daskml_dist.backends.forest_kernels import draw_rows
+    from daskml_dist.backends.forest_kernels import draw_tree_rows
 
-    n = draw_rows(
+    n = draw_tree_rows(
         room.numbers, key, facts.table, room.weight,
         np.empty(0, np.int64) if factor is None else factor, room.slot, room.more, facts.bits,
         found,
@@ -114,7 +116,7 @@ class HostLane:
     def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
         """Draw the rows of some trees; return how many lines each has."""
         self._lines = [
-            drawn_lines(
+            draw_lane_lines(
                 self._room, self._facts, key, None if factor is None else factor[k],
                 self._space(k + 1),
             )
@@ -129,10 +131,10 @@ class HostLane:
 
     def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
         """Add up the sums of nodes."""
-        from daskml_dist.backends.forest_kernels import node_sums
+        from daskml_dist.backends.forest_kernels import add_node_sums
 
         for k, (own, of) in enumerate(zip(sums, reach, strict=True)):
-            node_sums(self._some(nodes, k), own, of)
+            add_node_sums(self._some(nodes, k), own, of)
 
     def _some(self, nodes: Nodes, k: int) -> Array:
         of_tree: Array = self._lines[nodes.tree[k]]
@@ -140,14 +142,14 @@ class HostLane:
 
     def histograms(self, nodes: Nodes, features: Any) -> Array:
         """Return the histograms of some features of nodes."""
-        from daskml_dist.backends.forest_grow import add_jobs
+        from daskml_dist.backends.forest_grow import add_job_histograms
 
         n, m = features.shape
         hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)
         for tree in np.unique(nodes.tree):
             (which,) = np.nonzero(nodes.tree == tree)
             at = slice(which[0], which[-1] + 1)  # nodes of a tree are neighbours
-            add_jobs(
+            add_job_histograms(
                 self._room.rows, self._lines[tree], nodes.start[at], nodes.stop[at], features[at],
                 hist[at],
             )  # fmt: skip
@@ -155,12 +157,12 @@ class HostLane:
 
     def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin."""
-        from daskml_dist.backends.forest_kernels import part_lines
+        from daskml_dist.backends.forest_kernels import partition_lines
 
         middles, spare = nodes.start.copy(), self._space(0)
         for k, (feature, last, missing_left) in enumerate(cuts.tolist()):
             some = self._some(nodes, k)
-            middles[k] += part_lines(
+            middles[k] += partition_lines(
                 self._room.rows, some, feature, last, self._facts.missing, missing_left,
                 spare[: len(some)],
             )  # fmt: skip

@@ -18,45 +18,45 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.host_update import update_loop
+from daskml_dist.backends.host_update import compile_update
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
-from daskml_dist.backends.margins import AT_ROW
+from daskml_dist.backends.margins import LOSSES_AT_ROW
 from daskml_dist.backends.row_slices import Draw
 
-__all__ = ["BatchSteps", "HostGather", "StreamGather", "parts_of"]
+__all__ = ["BatchSteps", "HostGather", "StreamGather", "locate_runs"]
 
 #: Rows whose gradients are added up in the dtype of X.
-_AT_ONCE = 1 << 13
+_MAX_ROWS_PER_SUM = 1 << 13
 
 
 #: Steps that are made together at most, and entries of their rows: some 50 ms, in which a trainer
 #: hears of nothing.
-_STEPS, _ENTRIES = 256, 1 << 26
+_MAX_STEPS_AT_ONCE, _MAX_ENTRIES_AT_ONCE = 256, 1 << 26
 #: Rows whose products, losses and shares of the gradient follow each other, in a cache.
-_TILE = 64
+_TILE_ROWS = 64
 #: Bytes of a row that are fetched when it is drawn; what follows, the processor fetches itself.
-_FETCHED = 256
+_PREFETCHED_BYTES = 256
 
 
-# `_loss` stands for the function of a loss, the others for `host_update.update_loop`.
-def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
-def _update(
+# `_loss_at_row` stands for the function of a loss, the others for `host_update.compile_update`.
+def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _update_state(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None: ...
 
 
-_rest = _update  # at a learning rate of 0
+_update_at_rest = _update_state  # at a learning rate of 0
 
 
-def _losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
+def _write_losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
     """Write each row's weighted loss into `values`, and its weighted derivative over `raw`."""
     for t in range(n):
-        values[t], slope = _loss(y[t], raw[t], parameters)
+        values[t], slope = _loss_at_row(y[t], raw[t], parameters)
         values[t] *= weight[t]
         raw[t] = slope * weight[t]
 
 
-def _tile(
+def _add_tile_gradient(
     n: Any, where: Any, y: Any, weight: Any, g: Any, values: Any, w: Any, grad: Any,
     parameters: Any, d: Any,
 ) -> Any:  # fmt: skip
@@ -95,7 +95,7 @@ def _tile(
     if len(w) > d:
         for t in range(n):
             g[t] += w[d]
-    _losses(n, y, weight, g, values, parameters)
+    _write_losses(n, y, weight, g, values, parameters)
     loss, slopes = 0.0, number(0)
     for t in range(n):
         loss += values[t]
@@ -115,7 +115,7 @@ def _tile(
     return loss
 
 
-def _gradient(
+def _set_batch_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
     """Set the gradient of the summed loss of a batch; return that, and where the next begins.
@@ -134,9 +134,13 @@ def _gradient(
     """
     dtype, item = w.dtype, w.itemsize
     size = n_features * item
-    fetched = min(size, _FETCHED)
-    where, weight = np.empty(_TILE, np.int64), np.ones(_TILE, dtype)
-    y, g, values = np.empty(_TILE, dtype), np.empty(_TILE, dtype), np.empty(_TILE, dtype)
+    fetched = min(size, _PREFETCHED_BYTES)
+    where, weight = np.empty(_TILE_ROWS, np.int64), np.ones(_TILE_ROWS, dtype)
+    y, g, values = (
+        np.empty(_TILE_ROWS, dtype),
+        np.empty(_TILE_ROWS, dtype),
+        np.empty(_TILE_ROWS, dtype),
+    )
     grad[:] = 0
     # A literal would have numba compile what it is given to once more.
     none = np.int64(0)
@@ -155,15 +159,17 @@ def _gradient(
                 if weight_at != 0:
                     weight[n] = array_at(pointer(weight_at + i * item), 1, dtype)[0]
                 n += 1
-                if n == _TILE:
-                    loss += _tile(n, where, y, weight, g, values, w, grad, parameters, n_features)
+                if n == _TILE_ROWS:
+                    loss += _add_tile_gradient(
+                        n, where, y, weight, g, values, w, grad, parameters, n_features
+                    )
                     n = none
         p += 1
-    loss += _tile(n, where, y, weight, g, values, w, grad, parameters, n_features)
+    loss += _add_tile_gradient(n, where, y, weight, g, values, w, grad, parameters, n_features)
     return loss, p
 
 
-def _steps(
+def _take_steps(
     blocks: Any,
     parts: Any,
     rows: Any,
@@ -201,12 +207,12 @@ def _steps(
         losses[b] = 0.0
         if rows[b] == 0:
             continue
-        losses[b], p = _gradient(blocks, parts, p, w, grad, parameters, n_features)
+        losses[b], p = _set_batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
         n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
         if rate > 0:
-            _update(state, grad, n, rate, l1, l2, n_penalised, at_step)
+            _update_state(state, grad, n, rate, l1, l2, n_penalised, at_step)
         else:
-            _rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
+            _update_at_rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
 
 
 class HostGather:
@@ -232,18 +238,20 @@ class HostGather:
         first = next(iter(blocks.values()))[0]
         self.n_features, self.dtype = first.shape[1], first.dtype
         #: Steps that can be made together.
-        self.most_steps = min(_STEPS, max(1, _ENTRIES // max(n_rows * self.n_features, 1)))
+        self.most_steps = min(
+            _MAX_STEPS_AT_ONCE, max(1, _MAX_ENTRIES_AT_ONCE // max(n_rows * self.n_features, 1))
+        )
         self.parameters = tuple(map(float, loss.parameters))
-        at_row = AT_ROW.get(loss.kernel, type(loss).at_row)
-        losses = compiled_with(_losses, _loss=at_row)
-        tile = compiled_with(_tile, reassociates=True, _losses=losses)
-        self.gradient = compiled_with(_gradient, _tile=tile)
+        at_row = LOSSES_AT_ROW.get(loss.kernel, type(loss).at_row)
+        losses = compiled_with(_write_losses, _loss_at_row=at_row)
+        tile = compiled_with(_add_tile_gradient, reassociates=True, _write_losses=losses)
+        self.gradient = compiled_with(_set_batch_gradient, _add_tile_gradient=tile)
 
     def _hold(self, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
         self._blocks = dict(blocks)  # whose memory must not be given to others
         self._place = {number: place for place, number in enumerate(blocks)}
         parts = self._blocks.values()
-        self.where = np.array([[_address(a) for a in arrays] for arrays in parts], np.int64)
+        self.where = np.array([[_address_of(a) for a in arrays] for arrays in parts], np.int64)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
         """Return, for each batch, :meth:`add_gradient` of its rows."""
@@ -251,10 +259,12 @@ class HostGather:
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
-        return parts_of(self._place, batches)
+        return locate_runs(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
-        """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1); return the loss."""
+        """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1);
+        return the loss.
+        """
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
         fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
@@ -286,9 +296,12 @@ class BatchSteps:
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         self._rest = *penalty, gather.parameters, gather.n_features
-        loops = [update_loop(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        loops = [compile_update(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
         self._loop = compiled_with(
-            _steps, _gradient=gather.gradient, _update=loops[0], _rest=loops[1]
+            _take_steps,
+            _set_batch_gradient=gather.gradient,
+            _update_state=loops[0],
+            _update_at_rest=loops[1],
         )
 
     def serves(self, step: Step) -> bool:
@@ -308,11 +321,17 @@ class BatchSteps:
         return losses
 
 
-def parts_of(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
+def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
     """Return the batches' runs of rows as compiled loops take them, with blocks by their places."""
     return np.array(
         [
-            (number, place[block], _integers(starts), _integers(counts), len(starts))
+            (
+                number,
+                place[block],
+                _address_of_integers(starts),
+                _address_of_integers(counts),
+                len(starts),
+            )
             for number, batch in enumerate(batches)
             for block, starts, counts in batch
         ],
@@ -320,24 +339,26 @@ def parts_of(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.in
     ).reshape(-1, 5)
 
 
-def _integers(array: Any) -> int:
+def _address_of_integers(array: Any) -> int:
     """Return the address of an int64 array (0: None), after the checks that the loop leaves out."""
     assert array is None or (array.dtype == np.int64 and array.flags.c_contiguous)
-    return _address(array)
+    return _address_of(array)
 
 
-def _address(array: Any) -> int:
+def _address_of(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
 
-def _large_gradient(
+def _set_large_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
     """Set the gradient of a large batch part by part, whose sums are added up in float64."""
     sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
     none = np.int64(0)
     while p < len(parts) and parts[p, 0] == batch:
-        some, _ = _gradient(blocks, parts[p : p + 1], none, w, grad, parameters, n_features)
+        some, _ = _set_batch_gradient(
+            blocks, parts[p : p + 1], none, w, grad, parameters, n_features
+        )
         for j in range(len(grad)):
             sums[j] += grad[j]
         loss += some
@@ -379,9 +400,9 @@ class StreamGather(HostGather):
         self.most_steps = max(1, min(self.most_steps, most_steps))
         self._find = find
         self._cut: list[Draw] = []  # whose runs lie where the loop reads them
-        self._large = n_rows > _AT_ONCE
+        self._large = n_rows > _MAX_ROWS_PER_SUM
         if self._large:
-            self.gradient = compiled_with(_large_gradient, _gradient=self.gradient)
+            self.gradient = compiled_with(_set_large_gradient, _set_batch_gradient=self.gradient)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid until the next call."""
@@ -389,20 +410,25 @@ class StreamGather(HostGather):
         had = self._blocks
         self._hold({n: had[n] if n in had else self._find(n) for n in needed})
         if self._large:
-            self._cut = batches = [[one for run in batch for one in _cut(run)] for batch in batches]
+            self._cut = batches = [
+                [one for run in batch for one in _split_run(run)] for batch in batches
+            ]
         return super().parts(batches)
 
 
-def _cut(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:
-    """Split a run into runs of at most `_AT_ONCE` rows together."""
+def _split_run(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:
+    """Split a run into runs of at most `_MAX_ROWS_PER_SUM` rows together."""
     block, starts, counts = run
     if counts is None:
-        return [(block, starts[i : i + _AT_ONCE], None) for i in range(0, len(starts), _AT_ONCE)]
-    if counts.max(initial=0) > _AT_ONCE:
-        starts, counts = _shorter(starts, counts)
+        return [
+            (block, starts[i : i + _MAX_ROWS_PER_SUM], None)
+            for i in range(0, len(starts), _MAX_ROWS_PER_SUM)
+        ]
+    if counts.max(initial=0) > _MAX_ROWS_PER_SUM:
+        starts, counts = _shorten_runs(starts, counts)
     ends = np.cumsum(counts)
     # Where a run crosses a multiple of the bound, the next part begins with it.
-    edges = np.flatnonzero(np.diff((ends - 1) // _AT_ONCE, prepend=0)).tolist()
+    edges = np.flatnonzero(np.diff((ends - 1) // _MAX_ROWS_PER_SUM, prepend=0)).tolist()
     return [
         (block, starts[a:b], counts[a:b])
         for a, b in itertools.pairwise([0, *edges, len(starts)])
@@ -410,11 +436,13 @@ def _cut(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:
     ]
 
 
-def _shorter(
+def _shorten_runs(
     starts: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the same rows as runs that are each at most `_AT_ONCE` long."""
-    pieces = -(-counts // _AT_ONCE)
+    """Return the same rows as runs that are each at most `_MAX_ROWS_PER_SUM` long."""
+    pieces = -(-counts // _MAX_ROWS_PER_SUM)
     at = np.repeat(np.arange(len(starts)), pieces)
     nth = np.arange(len(at)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    return starts[at] + nth * _AT_ONCE, np.minimum(counts[at] - nth * _AT_ONCE, _AT_ONCE)
+    return starts[at] + nth * _MAX_ROWS_PER_SUM, np.minimum(
+        counts[at] - nth * _MAX_ROWS_PER_SUM, _MAX_ROWS_PER_SUM
+    )

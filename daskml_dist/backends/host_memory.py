@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Scratch", "keeping_memory"]
+__all__ = ["Scratch", "keep_freed_memory"]
 
 
 class Scratch:
@@ -36,39 +36,39 @@ class Scratch:
 
 
 #: Numbers of glibc's parameters.
-_TRIM, _MMAP = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: What glibc would come to by itself at most; and bytes at the top that are not given back.
-_LARGEST, _TOP = 1 << 25, 1 << 28
-_VARIABLE, _DEFAULT = "MALLOC_TRIM_THRESHOLD_", 1 << 17
+_KEPT_ARRAY_BYTES, _KEPT_TOP_BYTES = 1 << 25, 1 << 28
+_TRIM_VARIABLE, _DEFAULT_MMAP_BYTES = "MALLOC_TRIM_THRESHOLD_", 1 << 17
 
 _lock = threading.Lock()
 _users = 0
 
 
 @contextmanager
-def keeping_memory() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Keep memory of arrays for the next ones meanwhile; then give it back at once."""
-    trim = os.environ.get(_VARIABLE, "")
+    trim = os.environ.get(_TRIM_VARIABLE, "")
     if not trim.isdecimal() or not hasattr(ctypes.CDLL(None), "mallopt"):
         yield  # the allocator learns by itself
         return
-    _count(1, int(trim))
+    _count_user(1, int(trim))
     try:
         yield
     finally:
-        _count(-1, int(trim))
+        _count_user(-1, int(trim))
 
 
-def _count(by: int, trim: int) -> None:
+def _count_user(by: int, trim: int) -> None:
     """Count those who want memory kept; the first and the last of them tell the allocator."""
     global _users
     glibc = ctypes.CDLL(None)
     with _lock:
         _users += by
         if by == 1 and _users == 1:
-            glibc.mallopt(_MMAP, _LARGEST)
-            glibc.mallopt(_TRIM, _TOP)
+            glibc.mallopt(_MMAP_THRESHOLD, _KEPT_ARRAY_BYTES)
+            glibc.mallopt(_TRIM_THRESHOLD, _KEPT_TOP_BYTES)
         elif _users == 0:
-            glibc.mallopt(_MMAP, _DEFAULT)
-            glibc.mallopt(_TRIM, trim)
+            glibc.mallopt(_MMAP_THRESHOLD, _DEFAULT_MMAP_BYTES)
+            glibc.mallopt(_TRIM_THRESHOLD, trim)
             glibc.malloc_trim(0)

@@ -17,10 +17,10 @@ __all__ = ["HostRows", "HostTrees"]
 Array = NDArray[Any]
 
 #: Rows whose gradients are made at once, so that they stay in a cache.
-_TILE = 15_000
+_ROWS_AT_ONCE = 15_000
 #: Rows up to which loops are not worth a second of compiling: NumPy gives the same gradients, and
 #: the loop that parts the rows of leaves the same histogram of all of them.
-_SMALL = 1 << 10
+_MAX_ROWS_IN_NUMPY = 1 << 10
 #: Table of a split by which the rows of all bins go left.
 _ALL_LEFT = np.ones(256, np.uint8)
 
@@ -90,19 +90,19 @@ class HostRows:
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; return the largest size of each output."""
-        from daskml_dist.backends.tree_kernels import COMPILED
+        from daskml_dist.backends.tree_kernels import GRADIENT_LOOPS
 
         room, k = self._room, loss.n_outputs
         g, h = self._room_of(k, constant)
-        compiled = COMPILED.get(loss.kernel) if room.n > _SMALL else None
+        compiled = GRADIENT_LOOPS.get(loss.kernel) if room.n > _MAX_ROWS_IN_NUMPY else None
         if compiled is not None:
             found = np.zeros(2, np.float32)
             weight = np.empty(0) if room.weight is None else room.weight
             compiled(room.y, room.extra["raw"][0], weight, g[0], h[0], found)
             return found.astype(np.float64)[:, None]
         largest = np.zeros((2, k))
-        for start in range(0, room.n, _TILE):
-            at = slice(start, min(room.n, start + _TILE))
+        for start in range(0, room.n, _ROWS_AT_ONCE):
+            at = slice(start, min(room.n, start + _ROWS_AT_ONCE))
             g_at, h_at = loss.gradients(room.y[at], room.extra["raw"][:, at])
             if room.weight is not None:
                 g_at = g_at * room.weight[at]
@@ -131,12 +131,12 @@ class HostRows:
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
         """Pack the gradients of an output."""
-        from daskml_dist.backends.tree_kernels import quantise
+        from daskml_dist.backends.tree_kernels import pack_gradients
 
         extra = self._room.extra
         g, h = extra["given"]
         h = h[output] if len(h) else g[output, :0]
-        squares, sums = quantise(
+        squares, sums = pack_gradients(
             g[output], h, g_scale, h_scale, mode, self._room.salt, np.uint32(key),
             extra["packed"][output],
         )  # fmt: skip
@@ -146,29 +146,29 @@ class HostRows:
         """Put all rows in one leaf, and return its histogram."""
         room = self._room
         index = room.extra["index"]
-        for start in range(0, room.n, _TILE):
-            stop = min(room.n, start + _TILE)
+        for start in range(0, room.n, _ROWS_AT_ONCE):
+            stop = min(room.n, start + _ROWS_AT_ONCE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
-        if room.n <= _SMALL:
+        if room.n <= _MAX_ROWS_IN_NUMPY:
             everywhere = LeafPartition(0, _ALL_LEFT, slice(0, room.n), 0)
             return self.parted([everywhere], mode, output)[0]
-        from daskml_dist.backends.tree_kernels import sum_all
+        from daskml_dist.backends.tree_kernels import sum_all_rows
 
         out, packed = self._room_for(1), room.extra["packed"][output]
         out[:] = 0
-        sum_all(mode, room.rows, packed, self._one, self._two, out)
+        sum_all_rows(mode, room.rows, packed, self._one, self._two, out)
         return out
 
     def parted(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Array, list[int]]:
         """Partition the rows of some leaves; return histograms and where right children begin."""
-        from daskml_dist.backends.tree_kernels import part_and_sum
+        from daskml_dist.backends.tree_kernels import partition_and_sum
 
         room, extra = self._room, self._room.extra
         hist = self._room_for(sum(part.side >= 0 for part in parts))
         tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
-        part_and_sum(
+        partition_and_sum(
             mode, room.columns, room.rows, extra["packed"][output], extra["index"], extra["spare"],
             tasks, np.stack([part.table for part in parts]), self._one, self._two, hist,
         )  # fmt: skip

@@ -25,20 +25,20 @@ from daskml_dist.backends.intrinsics import copy_values, prefetch
 __all__ = [
     "CoordinateUpdates",
     "Updates",
-    "compiles",
-    "merged",
-    "step_of",
+    "can_compile_update",
+    "compile_entry_step",
+    "compile_update",
+    "merge_gradients",
     "update_at",
-    "update_loop",
 ]
 
-_NONE = np.empty(0)
+_NO_RATE_SUMS = np.empty(0)
 #: Rows ahead whose parameters are fetched: these lie anywhere.
-_AHEAD = 16
+_ROWS_AHEAD = 16
 
 
-# `_step` stands for a step of `host_update`.
-def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
+# `_step_entry` stands for a step of `host_update`.
+def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 
 
 def update_at(
@@ -82,8 +82,8 @@ def update_at(
     w, number, width = state[0], state[0].dtype.type, grad.shape[1]
     n, stride = len(index), width * w.itemsize
     for i in range(n):
-        if i + _AHEAD < n:
-            ahead = np.int64(index[i + _AHEAD])
+        if i + _ROWS_AHEAD < n:
+            ahead = np.int64(index[i + _ROWS_AHEAD])
             for s in range(len(state)):
                 prefetch(state[s].ctypes.data + ahead * stride)
             if len(row_rate_sums):
@@ -100,10 +100,12 @@ def update_at(
             g = grad[i, c] / rows
             if l2 > 0:
                 g += l2 * min(elapsed, longest) * w[k]
-            _step(state, k, g, rate, strength, numbers)
+            _step_entry(state, k, g, rate, strength, numbers)
 
 
-def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any) -> Any:
+def _merge_sorted_rows(
+    index: Any, values: Any, other: Any, more: Any, both: Any, total: Any
+) -> Any:
     """Merge two sorted lists of rows, adding values of equal rows; return the number of rows."""
     i, j, n = 0, 0, 0
     while i < len(index) and j < len(other):
@@ -130,7 +132,7 @@ def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any
     return n
 
 
-def merged(
+def merge_gradients(
     index: NDArray[np.int64], values: NDArray[Any], other: NDArray[np.int64], more: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the sorted union of two gradients' rows, and the sum of both gradients.
@@ -144,7 +146,7 @@ def merged(
     room = len(index) + len(other)
     both = np.empty(room, np.int64)
     total = np.empty((room, values.shape[1]), values.dtype)
-    n = compiled_with(_merge, exact=True)(index, values, other, more, both, total)
+    n = compiled_with(_merge_sorted_rows, exact=True)(index, values, other, more, both, total)
     return both[:n], total[:n]
 
 
@@ -170,7 +172,9 @@ class CoordinateUpdates:
         self._n_penalised = step.n_penalised
         self._row_rate_sums = row_rate_sums if self._l1 or self._l2 else None
         self._loops = tuple(
-            compiled_with(update_at, exact=True, _step=step_of(optimizer, self._l1 * lr, lr))
+            compiled_with(
+                update_at, exact=True, _step_entry=compile_entry_step(optimizer, self._l1 * lr, lr)
+            )
             for lr in (0.0, 1.0)
         )
 
@@ -204,7 +208,7 @@ class CoordinateUpdates:
         self._loops[lr != 0](
             self._state, index, grad, to(rows), to(lr),
             to(self._l1 if has_penalty else 0), to(l2 if has_penalty else 0), self._n_penalised,
-            self._row_rate_sums if has_penalty else _NONE, rate_sum, lr, to(longest),
+            self._row_rate_sums if has_penalty else _NO_RATE_SUMS, rate_sum, lr, to(longest),
             tuple([to(x) for x in self._optimizer.coefficients(number)]),
         )  # fmt: skip
 
@@ -213,7 +217,7 @@ class CoordinateUpdates:
 _refused: set[type] = set()
 
 
-# `_move` stands for an optimizer's `elementwise_update`, `_step` for one of the steps below.
+# `_move` stands for an optimizer's `elementwise_update`, `_step_entry` for one of the steps below.
 def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
 
 
@@ -248,18 +252,18 @@ def _update(
     # Numbers with a sign could count from the end, and each would be looked at.
     for i in range(with_l2):
         k = np.uint64(i)
-        _step(state, k, grad[k] / rows + l2 * w[k], rate, l1, numbers)
+        _step_entry(state, k, grad[k] / rows + l2 * w[k], rate, l1, numbers)
     for i in range(with_l2, n_penalised):
         k = np.uint64(i)
-        _step(state, k, grad[k] / rows, rate, l1, numbers)
+        _step_entry(state, k, grad[k] / rows, rate, l1, numbers)
     # No strength is applied as well: digits do not depend on how the parameters are cut.
     none = l1 - l1
     for i in range(n_penalised, len(w)):
         k = np.uint64(i)
-        _step(state, k, grad[k] / rows, rate, none, numbers)
+        _step_entry(state, k, grad[k] / rows, rate, none, numbers)
 
 
-def step_of(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
+def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
     """Return an optimizer's update of one entry, at a strength of l1 and a learning rate."""
     kind = type(optimizer)
     if l1 > 0 and lr != 0 and kind.elementwise_update_l1 is not None:
@@ -270,13 +274,15 @@ def step_of(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
     return found
 
 
-def update_loop(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
+def compile_update(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
     """Return `_update` compiled for an optimizer, at a strength of l1 and a learning rate."""
-    loop: Callable[..., None] = compiled_with(_update, exact=True, _step=step_of(optimizer, l1, lr))
+    loop: Callable[..., None] = compiled_with(
+        _update, exact=True, _step_entry=compile_entry_step(optimizer, l1, lr)
+    )
     return loop
 
 
-def compiles(optimizer: Any, step: Step) -> bool:
+def can_compile_update(optimizer: Any, step: Step) -> bool:
     """Return whether numba compiles `elementwise_update`: a user's is tried on the first row."""
     if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return True
@@ -305,7 +311,7 @@ class Updates:
         # A Python float is what numba calls a float64, and quicker to make.
         self._number: Any = float if self._dtype == np.float64 else self._dtype.type
         self._state = tuple([array.reshape(-1) for array in step.state(optimizer)])
-        self._loops = tuple(update_loop(optimizer, step.l1, lr) for lr in (0.0, 1.0))
+        self._loops = tuple(compile_update(optimizer, step.l1, lr) for lr in (0.0, 1.0))
         self._penalty = self._number(step.l1), self._number(step.l2)
         self._n_penalised = step.n_penalised * step.w.shape[1]
 

@@ -18,27 +18,27 @@ from numba.extending import intrinsic, register_model
 from daskml_dist.backends.compiled import compiled_inside
 
 __all__ = [
-    "LINE",
+    "VECTOR_BYTES",
+    "add_vectors",
     "array_at",
+    "broadcast_number",
     "copy_rows",
     "copy_values",
-    "load",
-    "look",
+    "hint_waiting",
+    "load_vector",
+    "monotonic_nanoseconds",
     "multiply_add",
-    "nanoseconds",
     "number_at",
-    "pause",
-    "plus",
     "pointer",
     "prefetch",
     "put_number",
     "raise_flag",
-    "ring",
-    "spread",
-    "store",
-    "store_sums",
+    "read_flag",
+    "ring_bell",
+    "store_four_sums",
+    "store_vector",
     "yield_processor",
-    "zeros",
+    "zero_vector",
 ]
 
 
@@ -53,7 +53,7 @@ def _to_pointer(context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _fetch(context: Any, address: Any) -> Any:
+def _prefetch_line(context: Any, address: Any) -> Any:
     """Fetch the cache line of an address, which need not be valid."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -94,7 +94,7 @@ def _put_number(context: Any, address: Any, place: Any, number: Any) -> Any:
 #: ``array_at(pointer(address), shape, dtype)``
 array_at: Any = numba.carray  # type: ignore[attr-defined]
 pointer: Any = _to_pointer
-prefetch: Any = _fetch
+prefetch: Any = _prefetch_line
 #: ``number_at(address, place, dtype)``: as an entry of `array_at`, which takes ten times as long to
 #: compile.
 number_at: Any = _number_at
@@ -103,12 +103,12 @@ put_number: Any = _put_number
 
 
 #: Bytes of a vector.
-LINE = 64
-_I4 = ir.IntType(32)
+VECTOR_BYTES = 64
+_INT32 = ir.IntType(32)
 
 
 class _Vector(types.Type):
-    """Type of as many floats as are `LINE` bytes."""
+    """Type of as many floats as are `VECTOR_BYTES` bytes."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -118,64 +118,64 @@ class _Vector(types.Type):
 @register_model(_Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _vector(kind.dtype))  # type: ignore[no-untyped-call]
+        super().__init__(manager, kind, _vector_type(kind.dtype))  # type: ignore[no-untyped-call]
 
 
-def _vector(dtype: Any) -> Any:
+def _vector_type(dtype: Any) -> Any:
     number = {32: ir.FloatType(), 64: ir.DoubleType()}[dtype.bitwidth]
-    return ir.VectorType(number, 8 * LINE // dtype.bitwidth)
+    return ir.VectorType(number, 8 * VECTOR_BYTES // dtype.bitwidth)
 
 
-def _at(builder: Any, address: Any, kind: Any) -> Any:
+def _pointer_to(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _shuffled(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I4, len(places)), places))
+def _shuffle_lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(places)), places))
 
 
 @intrinsic
-def _load(context: Any, address: Any, dtype: Any) -> Any:
+def _load_vector(context: Any, address: Any, dtype: Any) -> Any:
     """Return the vector of floats of a dtype at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = _at(builder, arguments[0], _vector(signature.return_type.dtype))
+        place = _pointer_to(builder, arguments[0], _vector_type(signature.return_type.dtype))
         return builder.load(place, align=1)
 
     return _Vector(dtype.dtype)(types.int64, dtype), generate
 
 
 @intrinsic
-def _store(context: Any, address: Any, vector: Any) -> Any:
+def _store_vector(context: Any, address: Any, vector: Any) -> Any:
     """Write a vector from an address on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], _at(builder, arguments[0], arguments[1].type), align=1)
+        builder.store(arguments[1], _pointer_to(builder, arguments[0], arguments[1].type), align=1)
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), generate
 
 
 @intrinsic
-def _zeros(context: Any, dtype: Any) -> Any:
+def _zero_vector(context: Any, dtype: Any) -> Any:
     """Return a vector of zeros of a dtype."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = _vector(signature.return_type.dtype)
+        kind = _vector_type(signature.return_type.dtype)
         return ir.Constant(kind, [0.0] * kind.count)
 
     return _Vector(dtype.dtype)(dtype), generate
 
 
 @intrinsic
-def _spread(context: Any, number: Any) -> Any:
+def _broadcast_number(context: Any, number: Any) -> Any:
     """Return a vector with one number in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = _vector(signature.return_type.dtype)
+        kind = _vector_type(signature.return_type.dtype)
         empty = ir.Constant(kind, ir.Undefined)
-        one = builder.insert_element(empty, arguments[0], _I4(0))
-        return _shuffled(builder, one, empty, [0] * kind.count)
+        one = builder.insert_element(empty, arguments[0], _INT32(0))
+        return _shuffle_lanes(builder, one, empty, [0] * kind.count)
 
     return _Vector(number)(number), generate
 
@@ -194,7 +194,7 @@ def _multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
-def _plus(context: Any, a: Any, b: Any) -> Any:
+def _add_vectors(context: Any, a: Any, b: Any) -> Any:
     """Return ``a + b``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -204,26 +204,26 @@ def _plus(context: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def _store_sums(context: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def _store_four_sums(context: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """Write the sums of four vectors' numbers behind each other."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, *vectors = arguments
         while len(vectors) > 1:
             pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [_joined(builder, *pair, 4 // len(vectors)) for pair in pairs]
+            vectors = [_add_halves(builder, *pair, 4 // len(vectors)) for pair in pairs]
         (sums,) = vectors
         while sums.type.count > 4:
             places = range(sums.type.count)
-            halves = [_shuffled(builder, sums, sums, list(places[i::2])) for i in (0, 1)]
+            halves = [_shuffle_lanes(builder, sums, sums, list(places[i::2])) for i in (0, 1)]
             sums = builder.fadd(*halves)
-        builder.store(sums, _at(builder, address, sums.type), align=1)
+        builder.store(sums, _pointer_to(builder, address, sums.type), align=1)
         return context.get_dummy_value()
 
     return types.void(types.int64, a, b, c, d), generate
 
 
-def _joined(builder: Any, a: Any, b: Any, n: int) -> Any:
+def _add_halves(builder: Any, a: Any, b: Any, n: int) -> Any:
     """Return one vector of two, in which neighbouring halves of each of `n` parts are added."""
     count = a.type.count
     places = [number * count + i for number in (0, 1) for i in range(count)]
@@ -231,23 +231,23 @@ def _joined(builder: Any, a: Any, b: Any, n: int) -> Any:
     parts = [places[i : i + size] for i in range(0, len(places), size)]
     low = [i for part in parts for i in part[: size // 2]]
     high = [i for part in parts for i in part[size // 2 :]]
-    return builder.fadd(_shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
+    return builder.fadd(_shuffle_lanes(builder, a, b, low), _shuffle_lanes(builder, a, b, high))
 
 
 #: ``load(address, dtype)``
-load: Any = _load
+load_vector: Any = _load_vector
 #: ``store(address, vector)``
-store: Any = _store
+store_vector: Any = _store_vector
 #: ``zeros(dtype)``
-zeros: Any = _zeros
+zero_vector: Any = _zero_vector
 #: ``spread(number)``
-spread: Any = _spread
+broadcast_number: Any = _broadcast_number
 #: ``multiply_add(a, b, c)``
 multiply_add: Any = _multiply_add
 #: ``plus(a, b)``
-plus: Any = _plus
+add_vectors: Any = _add_vectors
 #: ``store_sums(address, a, b, c, d)``
-store_sums: Any = _store_sums
+store_four_sums: Any = _store_four_sums
 
 
 _inside = compiled_inside(error_model="numpy")
@@ -268,21 +268,21 @@ def copy_rows(out: Any, rows: Any) -> None:
             out[i, j] = rows[i, j]
 
 
-_WORD = ir.IntType(64)
-_MONOTONIC = 1
+_INT64 = ir.IntType(64)
+_CLOCK_MONOTONIC = 1
 #: What a processor calls the instruction of one that waits, and its arguments.
-_HINTS: dict[str, tuple[str, list[int]]] = {
+_WAITING_HINTS: dict[str, tuple[str, list[int]]] = {
     "x86_64": ("llvm.x86.sse2.pause", []),
     "aarch64": ("llvm.aarch64.hint", [1]),
 }
 
 
 @intrinsic
-def _look(context: Any, address: Any) -> Any:
+def _read_flag(context: Any, address: Any) -> Any:
     """Return the number at an address, read with acquire order."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flag = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        flag = builder.inttoptr(arguments[0], _INT64.as_pointer())
         return builder.load_atomic(flag, "acquire", 8)
 
     return types.int64(types.int64), generate
@@ -293,7 +293,7 @@ def _raise_flag(context: Any, address: Any, value: Any) -> Any:
     """Write a number, after all that was written before and before all that is read after."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flag = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        flag = builder.inttoptr(arguments[0], _INT64.as_pointer())
         builder.store_atomic(arguments[1], flag, "release", 8)
         builder.fence("seq_cst")
         return context.get_dummy_value()
@@ -302,11 +302,11 @@ def _raise_flag(context: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
-def _pause(context: Any) -> Any:
+def _hint_waiting(context: Any) -> Any:
     """Tell the processor that this loop only waits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        name, given = _HINTS.get(platform.machine(), (None, []))
+        name, given = _WAITING_HINTS.get(platform.machine(), (None, []))
         if name is not None:
             number = ir.IntType(32)
             of = ir.FunctionType(ir.VoidType(), [number for _ in given])
@@ -331,42 +331,42 @@ def _yield_processor(context: Any) -> Any:
 
 
 @intrinsic
-def _nanoseconds(context: Any) -> Any:
+def _monotonic_nanoseconds(context: Any) -> Any:
     """Return the nanoseconds of the monotonic clock."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        moment = cgutils.alloca_once(builder, ir.ArrayType(_WORD, 2))
+        moment = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
         number = ir.IntType(32)
         of = ir.FunctionType(number, [number, moment.type])
         call = cgutils.get_or_insert_function(builder.module, of, "clock_gettime")
-        builder.call(call, [number(_MONOTONIC), moment])
+        builder.call(call, [number(_CLOCK_MONOTONIC), moment])
         seconds, rest = (builder.extract_value(builder.load(moment), i) for i in (0, 1))
-        return builder.add(builder.mul(seconds, _WORD(10**9)), rest)
+        return builder.add(builder.mul(seconds, _INT64(10**9)), rest)
 
     return types.int64(), generate
 
 
 @intrinsic
-def _ring(context: Any, descriptor: Any) -> Any:
+def _ring_bell(context: Any, descriptor: Any) -> Any:
     """Write a byte to a pipe; a pipe that is full already wakes its reader."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = cgutils.alloca_once_value(builder, ir.IntType(8)(33))
-        of = ir.FunctionType(_WORD, [ir.IntType(32), byte.type, _WORD])
+        of = ir.FunctionType(_INT64, [ir.IntType(32), byte.type, _INT64])
         call = cgutils.get_or_insert_function(builder.module, of, "write")
         where = builder.trunc(arguments[0], ir.IntType(32))
-        builder.call(call, [where, byte, _WORD(1)])
+        builder.call(call, [where, byte, _INT64(1)])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
 #: ``look(address)``
-look: Any = _look
+read_flag: Any = _read_flag
 #: ``raise_flag(address, value)``
 raise_flag: Any = _raise_flag
-pause: Any = _pause
+hint_waiting: Any = _hint_waiting
 yield_processor: Any = _yield_processor
-nanoseconds: Any = _nanoseconds
+monotonic_nanoseconds: Any = _monotonic_nanoseconds
 #: ``ring(descriptor)``
-ring: Any = _ring
+ring_bell: Any = _ring_bell

@@ -12,21 +12,27 @@ from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["ItemBits", "add_item_counts", "add_pair_counts", "add_set_counts", "first_negative"]
+__all__ = [
+    "ItemBits",
+    "add_item_counts",
+    "add_pair_counts",
+    "add_set_counts",
+    "find_first_negative",
+]
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 #: Bytes of dense rows that are looked at together.
-_CACHED = 1 << 20
+_CACHED_BYTES = 1 << 20
 #: Words of all items that a tile of rows is to have, so that a processor's cache holds them; and
 #: words of one item at least and at most.
-_TILE, _FEWEST, _MOST = 1 << 17, 64, 1024
+_TILE_WORDS, _MIN_ITEM_WORDS, _MAX_ITEM_WORDS = 1 << 17, 64, 1024
 #: Words of two items that are compared in the time in which a pair of one row is counted.
 _WORDS_A_PAIR = 8
 
 
-def first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | None:
+def find_first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | None:
     """Return the row and value of the first entry below 0, or None."""
     if isinstance(X, CSRRows):
         values, indptr = X.X.data, X.X.indptr
@@ -39,7 +45,7 @@ def first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | None:
         return None
     if X.dtype.kind in "bu":
         return None
-    for at in _tiles(X):
+    for at in _word_aligned_slices(X):
         part = backend.part(X, at)
         if part.size and part.min() < 0:
             row = int((part < 0).any(axis=1).argmax())
@@ -49,13 +55,13 @@ def first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | None:
 
 def add_item_counts(X: Any, out: NDArray[np.float64], backend: NumpyBackend) -> None:
     """Add to `out` in how many rows each column is not zero."""
-    from daskml_dist.backends.itemset_kernels import add_counts, add_counts_csr
+    from daskml_dist.backends.itemset_kernels import count_csr_items, count_items
 
     if isinstance(X, CSRRows):
-        add_counts_csr(X.X.indptr, X.X.indices, _bought(X.X.data), X.rows, out)
+        count_csr_items(X.X.indptr, X.X.indices, _nonzero_flags(X.X.data), X.rows, out)
         return
-    for at in _tiles(X):
-        add_counts(_bought(backend.part(X, at)), out)
+    for at in _word_aligned_slices(X):
+        count_items(_nonzero_flags(backend.part(X, at)), out)
 
 
 def add_pair_counts(
@@ -65,15 +71,15 @@ def add_pair_counts(
 
     False, with nothing done, where there are fewer bits to compare.
     """
-    from daskml_dist.backends.itemset_kernels import add_pairs, pairs_of
+    from daskml_dist.backends.itemset_kernels import count_pairs, count_row_pairs
 
     if not isinstance(X, CSRRows):
         return False
-    m, rank = len(items), _ranks(items, X.shape[1])
-    rows = X.X.indptr, X.X.indices, _bought(X.X.data), X.rows, rank
-    if pairs_of(*rows) * _WORDS_A_PAIR > m * (m - 1) / 2 * (X.shape[0] / 64):
+    m, rank = len(items), _rank_columns(items, X.shape[1])
+    rows = X.X.indptr, X.X.indices, _nonzero_flags(X.X.data), X.rows, rank
+    if count_row_pairs(*rows) * _WORDS_A_PAIR > m * (m - 1) / 2 * (X.shape[0] / 64):
         return False
-    add_pairs(*rows, first, end, m, out)
+    count_pairs(*rows, first, end, m, out)
     return True
 
 
@@ -107,8 +113,8 @@ class ItemBits:
             return
         if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
             n, m = X.shape[0], max(1, len(items))
-            width = min(max(_TILE // m, _FEWEST), _MOST, -(-n // 64))
-            if isinstance(X, CSRRows) and n * m // 8 > _nbytes(X):
+            width = min(max(_TILE_WORDS // m, _MIN_ITEM_WORDS), _MAX_ITEM_WORDS, -(-n // 64))
+            if isinstance(X, CSRRows) and n * m // 8 > _csr_bytes(X):
                 yield from self._in_turn(X, items, width)
                 return
             n_tiles = -(-n // (64 * width))
@@ -117,28 +123,30 @@ class ItemBits:
         yield self._words, self._items
 
     def _fill(self, X: Any, backend: NumpyBackend) -> None:
-        from daskml_dist.backends.itemset_kernels import pack, pack_csr
+        from daskml_dist.backends.itemset_kernels import pack_csr_rows, pack_rows
 
         assert self._words is not None
         if isinstance(X, CSRRows):
-            csr, rank = X.X, _ranks(self._items, X.shape[1])
-            pack_csr(csr.indptr, csr.indices, _bought(csr.data), X.rows, rank, self._words)
+            csr, rank = X.X, _rank_columns(self._items, X.shape[1])
+            pack_csr_rows(
+                csr.indptr, csr.indices, _nonzero_flags(csr.data), X.rows, rank, self._words
+            )
             return
-        for at in _tiles(X):
-            pack(_bought(backend.part(X, at)), self._items, at.start // 64, self._words)
+        for at in _word_aligned_slices(X):
+            pack_rows(_nonzero_flags(backend.part(X, at)), self._items, at.start // 64, self._words)
 
     @staticmethod
     def _in_turn(
         X: CSRRows, items: NDArray[np.int64], width: int
     ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
         """Yield the words of one tile after the other, in the same memory."""
-        from daskml_dist.backends.itemset_kernels import pack_csr
+        from daskml_dist.backends.itemset_kernels import pack_csr_rows
 
-        csr, rank, bought = X.X, _ranks(items, X.shape[1]), _bought(X.X.data)
+        csr, rank, bought = X.X, _rank_columns(items, X.shape[1]), _nonzero_flags(X.X.data)
         words = np.empty((1, len(items), width), np.uint64)
         for at in row_slices(X.shape[0], 64 * width):
             words[...] = 0
-            pack_csr(csr.indptr, csr.indices, bought, X.rows[at], rank, words)
+            pack_csr_rows(csr.indptr, csr.indices, bought, X.rows[at], rank, words)
             yield words, items
 
 
@@ -150,32 +158,32 @@ def add_set_counts(
     out: NDArray[np.float64],
 ) -> None:
     """Add to `out` in how many rows all items of each candidate are."""
-    from daskml_dist.backends.itemset_kernels import add_supports
+    from daskml_dist.backends.itemset_kernels import count_supports
 
     # What came in a message is read-only, for which numba would compile the loop once more.
     own = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
-    add_supports(words, own[0], own[1], own[2], out)
+    count_supports(words, own[0], own[1], own[2], out)
 
 
-def _tiles(X: Any) -> Iterator[slice]:
+def _word_aligned_slices(X: Any) -> Iterator[slice]:
     """Yield slices of dense rows that begin at whole words of 64 rows."""
-    step = _CACHED // max(1, X.shape[1] * X.dtype.itemsize)
+    step = _CACHED_BYTES // max(1, X.shape[1] * X.dtype.itemsize)
     yield from row_slices(X.shape[0], max(64, step // 64 * 64))
 
 
-def _bought(values: NDArray[Any]) -> Bytes:
+def _nonzero_flags(values: NDArray[Any]) -> Bytes:
     """Return 1 where a value is not zero, else 0."""
     found: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
     return found
 
 
-def _ranks(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:
+def _rank_columns(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:
     """Return the number of each column among some items; -1: it is none of them."""
     rank = np.full(n_columns, -1, np.int32)
     rank[items] = np.arange(len(items), dtype=np.int32)
     return rank
 
 
-def _nbytes(X: CSRRows) -> int:
+def _csr_bytes(X: CSRRows) -> int:
     csr = X.X
     return int(csr.data.nbytes + csr.indices.nbytes + csr.indptr.nbytes)

@@ -15,30 +15,30 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_values
 
 __all__ = [
-    "add_counts",
-    "add_counts_csr",
-    "add_pairs",
-    "add_supports",
-    "join",
-    "pack",
-    "pack_csr",
-    "pairs_of",
+    "count_csr_items",
+    "count_items",
+    "count_pairs",
+    "count_row_pairs",
+    "count_supports",
+    "join_frequent_sets",
+    "pack_csr_rows",
+    "pack_rows",
 ]
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 
 #: Rows whose ones a byte can count.
-_BYTE = 255
+_MAX_BYTE_ROWS = 255
 #: Share of the words of a prefix above which all are read.
-_SHARE = 4
+_DENSE_WORD_SHARE = 4
 
 
 # --- items ------------------------------------------------------------------------------------
 
 
 @_exact
-def add_counts(bought: Any, out: Any) -> None:
+def count_items(bought: Any, out: Any) -> None:
     """Add to `out` how often each column is bought.
 
     Parameters
@@ -49,9 +49,9 @@ def add_counts(bought: Any, out: Any) -> None:
     """
     n, d = bought.shape
     found = np.empty(d, np.uint8)
-    for start in range(0, n, _BYTE):
+    for start in range(0, n, _MAX_BYTE_ROWS):
         found[:] = 0
-        for i in range(start, min(n, start + _BYTE)):
+        for i in range(start, min(n, start + _MAX_BYTE_ROWS)):
             for j in range(d):
                 found[j] += bought[i, j]
         for j in range(d):
@@ -59,8 +59,8 @@ def add_counts(bought: Any, out: Any) -> None:
 
 
 @_exact
-def add_counts_csr(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any) -> None:
-    """Add to `out` how often each column of CSR rows is bought; see `add_counts`."""
+def count_csr_items(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any) -> None:
+    """Add to `out` how often each column of CSR rows is bought; see `count_items`."""
     for i in rows:
         for e in range(indptr[i], indptr[i + 1]):
             out[indices[e]] += bought[e]
@@ -70,7 +70,7 @@ def add_counts_csr(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any) 
 
 
 @_exact
-def pack(bought: Any, items: Any, first: int, words: Any) -> None:
+def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
     """Write the bits of some rows.
 
     Parameters
@@ -103,7 +103,7 @@ def pack(bought: Any, items: Any, first: int, words: Any) -> None:
 
 
 @_exact
-def pack_csr(
+def pack_csr_rows(
     indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, words: Any
 ) -> None:  # fmt: skip
     """Set the bits of some rows of a CSR matrix, in words that are zero.
@@ -129,8 +129,10 @@ def pack_csr(
 
 
 @_inside
-def _ones(x: Any) -> Any:
-    """Return the number of set bits of 64; LLVM recognises these lines as one popcount instruction."""
+def _count_ones(x: Any) -> Any:
+    """Return the number of set bits of 64; LLVM recognises these lines as one popcount
+    instruction.
+    """
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
     x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -138,7 +140,7 @@ def _ones(x: Any) -> Any:
 
 
 @_exact
-def add_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> None:
+def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> None:
     """Add to `out` in how many rows all items of each candidate are.
 
     Candidates that have all but the last item in common follow each other; the rows that hold the
@@ -182,17 +184,17 @@ def add_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> N
                 n_live += top[w] != 0
             if n_live == 0:
                 continue
-            if n_live * _SHARE > width:
+            if n_live * _DENSE_WORD_SHARE > width:
                 for c in range(bounds[p], bounds[p + 1]):
                     own, found = bits[last[c]], np.uint64(0)
                     for w in range(width):
-                        found += _ones(top[w] & own[w])
+                        found += _count_ones(top[w] & own[w])
                     out[c] += found
             else:
                 for c in range(bounds[p], bounds[p + 1]):
                     own, found = bits[last[c]], np.uint64(0)
                     for w in range(n_live):
-                        found += _ones(some[w] & own[live[w]])
+                        found += _count_ones(some[w] & own[live[w]])
                     out[c] += found
 
 
@@ -200,8 +202,8 @@ def add_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> N
 
 
 @_exact
-def pairs_of(indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any) -> float:
-    """Return the number of pairs of items in all rows, with repetitions; see `pack_csr`."""
+def count_row_pairs(indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any) -> float:
+    """Return the number of pairs of items in all rows, with repetitions; see `pack_csr_rows`."""
     total = 0.0
     for i in rows:
         held = 0
@@ -212,7 +214,7 @@ def pairs_of(indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any) -> fl
 
 
 @_exact
-def add_pairs(
+def count_pairs(
     indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, first: int, end: int, m: int,
     out: Any,
 ) -> None:  # fmt: skip
@@ -242,13 +244,15 @@ def add_pairs(
 
 
 @_exact
-def join(sets: Any, most: int) -> Any:
-    """Return the candidates of the next length all of whose subsets are frequent (Apriori's join)."""
+def join_frequent_sets(sets: Any, most: int) -> Any:
+    """Return the candidates of the next length all of whose subsets are frequent
+    (Apriori's join).
+    """
     n, k = sets.shape
     room = 0
     start = 0
     while start < n:
-        stop = _end_of(sets, start)
+        stop = _end_of_prefix(sets, start)
         room += (stop - start) * (stop - start - 1) // 2
         start = stop
     last = np.empty(min(room, most + 1), np.int32)
@@ -257,13 +261,13 @@ def join(sets: Any, most: int) -> Any:
     n_prefixes = found = 0
     start = 0
     while start < n and found <= most:
-        stop = _end_of(sets, start)
+        stop = _end_of_prefix(sets, start)
         for a in range(start, stop):
             begin = found
             # Sets that begin as this one does without one of its items: where the last is b's,
             # that subset of the candidate is frequent.
             for q in range(k - 1):
-                at[q], ends[q] = _beginning(sets, a, q)
+                at[q], ends[q] = _subset_bounds(sets, a, q)
             for b in range(a + 1, stop):
                 item = sets[b, k - 1]
                 whole = True
@@ -285,7 +289,7 @@ def join(sets: Any, most: int) -> Any:
 
 
 @_inside
-def _end_of(sets: Any, start: int) -> int:
+def _end_of_prefix(sets: Any, start: int) -> int:
     """Return the end of the run of sets that differ from one in the last item alone."""
     n, k = sets.shape
     stop = start + 1
@@ -298,15 +302,17 @@ def _end_of(sets: Any, start: int) -> int:
 
 
 @_inside
-def _beginning(sets: Any, a: int, q: int) -> Any:
+def _subset_bounds(sets: Any, a: int, q: int) -> Any:
     """Return the bounds of the sets that begin with set `a` without its item number `q`."""
-    first = _below(sets, a, q, False)
-    return first, _below(sets, a, q, True)
+    first = _count_sets_below(sets, a, q, False)
+    return first, _count_sets_below(sets, a, q, True)
 
 
 @_inside
-def _below(sets: Any, a: int, q: int, also: bool) -> int:
-    """Return how many sets sort before those of `_beginning`; with `also`, these are counted too."""
+def _count_sets_below(sets: Any, a: int, q: int, also: bool) -> int:
+    """Return how many sets sort before those of `_subset_bounds`; with `also`, these are counted
+    too.
+    """
     n, k = sets.shape
     low, high = 0, n
     while low < high:

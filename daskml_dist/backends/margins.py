@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
 __all__ = [
-    "AT_ROW",
     "CONTRACTED",
     "LOG_2",
+    "LOSSES_AT_ROW",
     "curvature",
     "exponential",
+    "exponentiate_in_place",
     "log_loss",
     "logarithm",
-    "raise_e",
 ]
 
 #: log(2), and in two parts; any whole number of 11 bits times the first is exact.
@@ -56,15 +56,15 @@ def logarithm(x: Any) -> float:
 _exact = compiled_entry()
 
 #: Numbers that stay in the nearest cache.
-_TILE = 1024
+_TILE_NUMBERS = 1024
 #: Numbers up to which NumPy's operations take some 50 microseconds, which is not worth compiling
 #: the loop for most of a second in the first fit on a machine.
-_SMALL = 1 << 10
+_MAX_NUMBERS_IN_NUMPY = 1 << 10
 _LOG2_E = 1.4426950408889634
 #: Adding it rounds to a whole number, which the lowest bits then hold.
 _SHIFT = 1.5 * 2.0**52
 _SHIFT_BITS = int(np.array(_SHIFT).view(np.int64))
-_LEAST, _MOST = -746.0, 710.0
+_MIN_POWER, _MAX_POWER = -746.0, 710.0
 (_C13, _C12, _C11, _C10, _C9, _C8, _C7, _C6, _C5, _C4, _C3) = (
     1.0 / factorial(n) for n in range(13, 2, -1)
 )
@@ -73,18 +73,20 @@ _LEAST, _MOST = -746.0, 710.0
 def exponential(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ``exp(x)`` in a new array."""
     out = np.array(x, np.float64, order="C")
-    if out.size > _SMALL:
-        raise_e(out.reshape(-1))
+    if out.size > _MAX_NUMBERS_IN_NUMPY:
+        exponentiate_in_place(out.reshape(-1))
     else:
-        _raise_few(out)
+        _exponentiate_few(out)
     return out
 
 
-def _raise_few(x: NDArray[np.float64]) -> None:
-    """Make ``exp(x)`` in place by NumPy, which rounds each operation as `raise_e` does."""
+def _exponentiate_few(x: NDArray[np.float64]) -> None:
+    """Make ``exp(x)`` in place by NumPy, which rounds each operation as `exponentiate_in_place`
+    does.
+    """
     # What is not a number stays so, whatever its powers are; the largest powers are infinite.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        np.minimum(np.maximum(x, _LEAST, out=x), _MOST, out=x)
+        np.minimum(np.maximum(x, _MIN_POWER, out=x), _MAX_POWER, out=x)
         shifted = x * _LOG2_E + _SHIFT
         power = shifted.view(np.int64) - _SHIFT_BITS
         half = ((power + 2048).view(np.uint64) >> np.uint64(1)).view(np.int64)
@@ -99,16 +101,20 @@ def _raise_few(x: NDArray[np.float64]) -> None:
 
 
 @_exact
-def raise_e(x: Any) -> None:
+def exponentiate_in_place(x: Any) -> None:
     """Make ``exp(x)`` of numbers, of shape (n,), in their place."""
-    shifted, first, second = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
-    for start in range(0, len(x), _TILE):
-        part = x[start : start + _TILE]
+    shifted, first, second = (
+        np.empty(_TILE_NUMBERS),
+        np.empty(_TILE_NUMBERS),
+        np.empty(_TILE_NUMBERS),
+    )
+    for start in range(0, len(x), _TILE_NUMBERS):
+        part = x[start : start + _TILE_NUMBERS]
         for i in range(len(part)):
             # What is not a number stays so, whatever its powers are.
             value = part[i]
-            value = _LEAST if value < _LEAST else value
-            value = _MOST if value > _MOST else value
+            value = _MIN_POWER if value < _MIN_POWER else value
+            value = _MAX_POWER if value > _MAX_POWER else value
             part[i] = value
             shifted[i] = value * _LOG2_E + _SHIFT
         for i in range(len(part)):
@@ -149,7 +155,7 @@ _i4, _i8 = np.int32, np.int64
 
 
 @_inlined
-def _exp_f4(x: Any) -> Any:
+def _exp_float32(x: Any) -> Any:
     """Return ``exp(x)`` of x <= 0: a power of two times a Taylor polynomial of degree 7."""
     x = _f4(-87) if x < _f4(-87) else x  # NaN stays NaN
     # Adding 1.5 * 2**23 leaves the nearest integer in the last bits.
@@ -167,7 +173,7 @@ def _exp_f4(x: Any) -> Any:
 
 
 @_inlined
-def _exp_f8(x: Any) -> Any:
+def _exp_float64(x: Any) -> Any:
     x = -708.0 if x < -708.0 else x
     shifted = x * 1.4426950408889634 + 6755399441055744.0
     k = shifted - 6755399441055744.0
@@ -189,7 +195,7 @@ def _exp_f8(x: Any) -> Any:
 
 
 @_inlined
-def _log1p_f4(e: Any) -> Any:
+def _log1p_float32(e: Any) -> Any:
     """Return ``log(1 + e)`` of 0 <= e <= 1: the series of ``2 atanh(e / (2 + e))``."""
     s = e / (_f4(2) + e)
     q = s * s
@@ -204,7 +210,7 @@ def _log1p_f4(e: Any) -> Any:
 
 
 @_inlined
-def _log1p_f8(e: Any) -> Any:
+def _log1p_float64(e: Any) -> Any:
     s = e / (2.0 + e)
     q = s * s
     p = 1 / 33 * q + 1 / 31
@@ -230,23 +236,23 @@ def log_loss(margin: Any) -> Any:
     """Return the log loss of a margin, and its derivative."""
 
 
-def _log_loss_f4(margin: Any) -> Any:
-    e = _exp_f4(-abs(margin))
+def _log_loss_float32(margin: Any) -> Any:
+    e = _exp_float32(-abs(margin))
     right = margin > _f4(0)
-    value = _log1p_f4(e) - (_f4(0) if right else margin)
+    value = _log1p_float32(e) - (_f4(0) if right else margin)
     return value, -(e if right else _f4(1)) / (_f4(1) + e)
 
 
-def _log_loss_f8(margin: Any) -> Any:
-    e = _exp_f8(-abs(margin))
+def _log_loss_float64(margin: Any) -> Any:
+    e = _exp_float64(-abs(margin))
     right = margin > 0.0
-    value = _log1p_f8(e) - (0.0 if right else margin)
+    value = _log1p_float64(e) - (0.0 if right else margin)
     return value, -(e if right else 1.0) / (1.0 + e)
 
 
 @overload(log_loss, jit_options=_INLINED)
-def _log_loss_of(margin: Any) -> Any:
-    return _log_loss_f4 if margin == types.float32 else _log_loss_f8
+def _choose_log_loss(margin: Any) -> Any:
+    return _log_loss_float32 if margin == types.float32 else _log_loss_float64
 
 
 @compiled_entry(inline="always", **CONTRACTED)
@@ -259,20 +265,20 @@ def curvature(margin: Any) -> Any:
     """Return the second derivative of the log loss at a margin; zero where exp underflows."""
 
 
-def _curvature_f4(margin: Any) -> Any:
-    e = _exp_f4(-abs(margin))
+def _curvature_float32(margin: Any) -> Any:
+    e = _exp_float32(-abs(margin))
     return e / ((_f4(1) + e) * (_f4(1) + e)) if abs(margin) < _f4(87) else _f4(0)
 
 
-def _curvature_f8(margin: Any) -> Any:
-    e = _exp_f8(-abs(margin))
+def _curvature_float64(margin: Any) -> Any:
+    e = _exp_float64(-abs(margin))
     return e / ((1.0 + e) * (1.0 + e)) if abs(margin) < 708.0 else 0.0
 
 
 @overload(curvature, jit_options=CONTRACTED, inline="always")
-def _curvature_of(margin: Any) -> Any:
-    return _curvature_f4 if margin == types.float32 else _curvature_f8
+def _choose_curvature(margin: Any) -> Any:
+    return _curvature_float32 if margin == types.float32 else _curvature_float64
 
 
 #: Of losses whose `at_row` calls functions that have no vector form: what takes their place.
-AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}
+LOSSES_AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}

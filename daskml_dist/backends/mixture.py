@@ -10,23 +10,25 @@ import numpy as np
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["add_expected", "add_moments", "log_densities", "near_rows"]
+__all__ = ["add_expected", "add_moments", "iterate_shifted_rows", "log_densities"]
 
 #: Numbers of a tile that a core's cache holds, and its rows.
-_ENTRIES, _FEWEST, _MOST = 1 << 16, 64, 1024
+_ENTRIES_AT_ONCE, _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = 1 << 16, 64, 1024
 #: Products of rows and components from which compiled loops are worth loading numba for.
-_COMPILED_FROM = 1 << 20
+_MIN_COMPILED_PRODUCTS = 1 << 20
 
 
-def near_rows(
+def iterate_shifted_rows(
     backend: Any, X: Any, shift: Any, weight: Any | None, width: int
 ) -> Iterator[tuple[slice, Any, Any | None]]:
     """Yield slices of dense rows less the shift, of as many as leave memory for `width` numbers
     each.
     """
-    step = (backend.entries_at_once or _ENTRIES) // max(width, 1)
-    step = max(step, _FEWEST)
-    for at in row_slices(X.shape[0], step if backend.entries_at_once else min(step, _MOST)):
+    step = (backend.entries_at_once or _ENTRIES_AT_ONCE) // max(width, 1)
+    step = max(step, _MIN_ROWS_AT_ONCE)
+    for at in row_slices(
+        X.shape[0], step if backend.entries_at_once else min(step, _MAX_ROWS_AT_ONCE)
+    ):
         rows = backend.part(X, at)
         rows = rows.toarray() if hasattr(rows, "toarray") else rows
         yield at, cast(rows, shift.dtype) - shift, None if weight is None else weight[at]
@@ -96,14 +98,16 @@ def add_expected(
     weight : array of shape (n,) or None
     out : as of :func:`add_moments`
     """
-    if isinstance(X, np.ndarray) and X.size * len(means) >= _COMPILED_FROM:
+    if isinstance(X, np.ndarray) and X.size * len(means) >= _MIN_COMPILED_PRODUCTS:
         from daskml_dist.backends import mixture_kernels
 
         none = np.empty(0, means.dtype)
         given = none if weight is None else weight
         return mixture_kernels.add_expected(X, shift, constants, means, factors, given, out)
     found = 0.0
-    for _, near, some in near_rows(backend, X, shift, weight, 2 * means.shape[0] * X.shape[1]):
+    for _, near, some in iterate_shifted_rows(
+        backend, X, shift, weight, 2 * means.shape[0] * X.shape[1]
+    ):
         xp = namespace(near)
         shares = log_densities(near, constants, means, factors)
         top = xp.max(shares, axis=1)

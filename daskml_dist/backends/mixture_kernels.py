@@ -17,7 +17,7 @@ __all__ = ["add_expected"]
 
 #: Bytes of what is made of a tile's rows, and rows of a tile: fewer are a slow product, more leave
 #: the cache.
-_CACHED, _FEWEST, _MOST = 3 << 18, 128, 1024
+_CACHED_BYTES, _MIN_TILE_ROWS, _MAX_TILE_ROWS = 3 << 18, 128, 1024
 
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
@@ -34,9 +34,11 @@ def add_expected(
 ) -> float:
     """Add the moments of an E-step; see `mixture.add_expected`. An empty `weight` is all ones."""
     if factors.ndim == 2:
-        return _diagonal(X, shift, constants, means, factors, weight, out)
+        return _add_diagonal(X, shift, constants, means, factors, weight, out)
     (k, d), found = means.shape, 0.0
-    most = min(max(_CACHED // (2 * X.itemsize * k * d), _FEWEST), _MOST, len(X))
+    most = min(
+        max(_CACHED_BYTES // (2 * X.itemsize * k * d), _MIN_TILE_ROWS), _MAX_TILE_ROWS, len(X)
+    )
     numbers, shares = np.empty((2, k * most * d), X.dtype), np.empty(k * most, X.dtype)
     room, product = np.empty((most, d), X.dtype), np.empty((k, d, d), X.dtype)
     for at in row_slices(len(X), most):
@@ -45,17 +47,17 @@ def add_expected(
         room[:n] = X[at]
         near, scaled = (one[: k * n * d].reshape(k, n, d) for one in numbers)
         of_row = shares[: k * n].reshape(k, n)
-        _bring(room[:n], shift, means, near)
+        _shift_to_means(room[:n], shift, means, near)
         np.matmul(near, factors, out=scaled)
-        found += _share(scaled, constants, weight[at] if len(weight) else weight, of_row)
-        _scale(near, of_row, scaled, out)
+        found += _compute_shares(scaled, constants, weight[at] if len(weight) else weight, of_row)
+        _scale_and_sum(near, of_row, scaled, out)
         np.matmul(near.transpose(0, 2, 1), scaled, out=product)
         out[:, 1 + d :] += product.reshape(k, d * d)
     return found
 
 
 @_fast
-def _bring(rows: Any, shift: Any, means: Any, near: Any) -> None:
+def _shift_to_means(rows: Any, shift: Any, means: Any, near: Any) -> None:
     k, d = means.shape
     for c in range(k):
         for i in range(rows.shape[0]):
@@ -64,7 +66,7 @@ def _bring(rows: Any, shift: Any, means: Any, near: Any) -> None:
 
 
 @_fast
-def _share(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
+def _compute_shares(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
     k, n, d = scaled.shape
     for c in range(k):
         for i in range(n):
@@ -72,11 +74,11 @@ def _share(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
             for j in range(d):
                 square += scaled[c, i, j] * scaled[c, i, j]
             shares[c, i] = constants[c] - square / 2
-    return _normalise(shares, weight)
+    return _normalise_shares(shares, weight)
 
 
 @_inside
-def _normalise(shares: Any, weight: Any) -> float:
+def _normalise_shares(shares: Any, weight: Any) -> float:
     """Turn logarithms into shares that sum to the row's weight; return the log likelihood."""
     k, n = shares.shape
     found = 0.0
@@ -96,7 +98,7 @@ def _normalise(shares: Any, weight: Any) -> float:
 
 
 @_fast
-def _scale(near: Any, shares: Any, scaled: Any, out: Any) -> None:
+def _scale_and_sum(near: Any, shares: Any, scaled: Any, out: Any) -> None:
     k, n, d = near.shape
     for c in range(k):
         for i in range(n):
@@ -109,7 +111,7 @@ def _scale(near: Any, shares: Any, scaled: Any, out: Any) -> None:
 
 
 @_fast
-def _diagonal(
+def _add_diagonal(
     X: Any, shift: Any, constants: Any, means: Any, factors: Any, weight: Any, out: Any
 ) -> float:
     k, d = means.shape
@@ -127,7 +129,9 @@ def _diagonal(
                     apart = (near[i, j] - means[c, j]) * factors[c, j]
                     square += apart * apart
                 shares[c, i] = constants[c] - square / 2
-        found += _normalise(shares[:, :n], weight[start : start + n] if len(weight) else weight)
+        found += _normalise_shares(
+            shares[:, :n], weight[start : start + n] if len(weight) else weight
+        )
         for c in range(k):
             for i in range(n):
                 share = shares[c, i]

@@ -8,15 +8,15 @@ import numpy as np
 
 from daskml_dist.backends.namespace import cast, is_host, namespace, total, zeros
 
-__all__ = ["descend", "left_squares", "nonnegative", "shares"]
+__all__ = ["descend_coordinates", "divide_by_product", "residual_squares", "solve_nonnegative"]
 
 #: Products of coefficients from which compiled loops are worth loading numba for.
-_COMPILED_FROM = 1 << 16
+_MIN_COMPILED_PRODUCTS = 1 << 16
 #: What is added to the diagonal for the first coefficients, of its sum.
-_RIDGE = 1e-6
+_START_RIDGE = 1e-6
 
 
-def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
+def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
     """Return, for each row b, the w >= 0 that minimises ``w @ gram @ w / 2 - b @ w``.
 
     Parameters
@@ -25,21 +25,21 @@ def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
         Symmetric.
     products : array of shape (n, k), of the same dtype
     most, tol
-        As of :func:`descend`.
+        As of :func:`descend_coordinates`.
     """
     # From the best ones of any sign, as far as they are not negative: near where few are.
     xp, k = namespace(products), gram.shape[0]
     ridge = zeros((k, k), gram.dtype, like=gram)
     for t in range(k):
         ridge[t, t] += 1
-    ridge *= _RIDGE * (float(total(gram * ridge)) or 1.0)
+    ridge *= _START_RIDGE * (float(total(gram * ridge)) or 1.0)
     W = products @ xp.linalg.inv(gram + ridge)
     W = xp.where(W > 0, W, 0 * W)
-    descend(gram, W @ gram - products, W, most, tol)
+    descend_coordinates(gram, W @ gram - products, W, most, tol)
     return W
 
 
-def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
+def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
     """Lower ``w @ gram @ w / 2 - b @ w``, w >= 0, of each row w of W, in place.
 
     Parameters
@@ -54,10 +54,10 @@ def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
         A row ends after a sweep that changes none of its coefficients by more than so much of the
         largest.
     """
-    if is_host(W) and W.size * len(gram) >= _COMPILED_FROM:
+    if is_host(W) and W.size * len(gram) >= _MIN_COMPILED_PRODUCTS:
         from daskml_dist.backends import nonnegative_kernels
 
-        nonnegative_kernels.descend(np.ascontiguousarray(gram), slope, W, most, tol)
+        nonnegative_kernels.descend_rows(np.ascontiguousarray(gram), slope, W, most, tol)
         return
     xp = namespace(W)
     going = zeros((W.shape[0],), W.dtype, like=W) + 1
@@ -77,7 +77,7 @@ def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
             break
 
 
-def shares(X: Any, found: Any, least: float) -> Any:
+def divide_by_product(X: Any, found: Any, least: float) -> Any:
     """Return ``X / max(found, least)``; on the host in the memory of `found`."""
     if is_host(found):
         np.maximum(found, least, out=found)
@@ -86,7 +86,7 @@ def shares(X: Any, found: Any, least: float) -> Any:
     return X / xp.where(found < least, least + 0 * found, found)
 
 
-def left_squares(X: Any, W: Any, across: Any, backend: Any) -> Any:
+def residual_squares(X: Any, W: Any, across: Any, backend: Any) -> Any:
     """Return the squared distance of each dense row to ``W @ across.T``, in float64."""
     found = backend.matmul(W, across.T, "found")
     xp = namespace(found)

@@ -18,13 +18,13 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry
 
-__all__ = ["add_shares", "descend", "divergence", "multiply"]
+__all__ = ["add_component_shares", "descend_rows", "multiply_weights", "write_divergences"]
 
-_LOOSE = {"contract", "reassoc", "nsz"}
+_REORDERED = {"contract", "reassoc", "nsz"}
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
+def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
     """Lower ``w @ gram @ w / 2 - b @ w``, w >= 0, of each row w of W, a coefficient at a time.
 
     `slope` is ``W @ gram - b`` and kept so. A row ends after `most` sweeps, or one that changes no
@@ -52,16 +52,16 @@ def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
                 break
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_LOOSE)
-def _product(w: Any, h: Any, least: Any) -> Any:
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
+def _floored_product(w: Any, h: Any, least: Any) -> Any:
     found = w[0] * 0
     for c in range(len(w)):
         found += w[c] * h[c]
     return max(found, least)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_LOOSE)
-def multiply(
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
+def multiply_weights(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, column_sums: Any, l1: Any, l2: Any,
     least: Any, W: Any, most: int, tol: float,
 ) -> None:  # fmt: skip
@@ -79,7 +79,7 @@ def multiply(
                 if data[at] == 0:
                     continue
                 h = H[indices[at]]
-                share = data[at] / _product(w, h, least)
+                share = data[at] / _floored_product(w, h, least)
                 for c in range(len(w)):
                     above[c] += share * h[c]
             change = largest = w[0] * 0
@@ -93,8 +93,8 @@ def multiply(
                 break
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_LOOSE)
-def add_shares(
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
+def add_component_shares(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, own: Any, least: Any, out: Any
 ) -> None:
     """Add ``own[i] * X[i, j] / (W[i] @ H[j])`` of all entries to ``out[j]``."""
@@ -104,13 +104,13 @@ def add_shares(
             if data[at] == 0:
                 continue
             h, to = H[indices[at]], out[indices[at]]
-            share = data[at] / _product(w, h, least)
+            share = data[at] / _floored_product(w, h, least)
             for c in range(len(w)):
                 to[c] += share * mine[c]
 
 
 @compiled_entry()
-def divergence(
+def write_divergences(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, least: Any, out: Any
 ) -> None:
     """Write the sum of ``x log(x / (W[i] @ H[j])) - x`` over the entries x of each row i."""
@@ -119,6 +119,6 @@ def divergence(
         for at in range(indptr[row], indptr[row + 1]):
             x = data[at]
             if x > least:
-                total += x * math.log(x / _product(W[i], H[indices[at]], least))
+                total += x * math.log(x / _floored_product(W[i], H[indices[at]], least))
             total -= x
         out[i] = total

@@ -17,49 +17,54 @@ from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-__all__ = ["FUSED", "NumpyBackend", "add_matmul", "centre_loops", "few_entries"]
+__all__ = ["FUSED_LOSSES", "NumpyBackend", "add_matmul", "has_few_entries", "load_centre_loops"]
 
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
-FUSED = ("log_loss",)
+FUSED_LOSSES = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
-FUSED_FROM = 1 << 13
+MIN_FUSED_ENTRIES = 1 << 13
 #: Entries of all rows of a fit up to which NumPy computes the log loss: the kernel saves a tenth of
 #: a millisecond a pass over these, and compiling it takes seconds.
-_FEW_ENTRIES = 1 << 17
+_MAX_FEW_ENTRIES = 1 << 17
 #: Products of rows and centres from which compiled loops over them are worth it, likewise.
-_CENTRES_FROM = 1 << 20
+_MIN_CENTRE_PRODUCTS = 1 << 20
 
 
-def few_entries(n_rows: int, n_features: int) -> bool:
+def has_few_entries(n_rows: int, n_features: int) -> bool:
     """Return whether all rows of a fit are too few for a compiled kernel of their loss."""
-    return n_rows * n_features <= _FEW_ENTRIES
+    return n_rows * n_features <= _MAX_FEW_ENTRIES
 
 
 def has_kernel(
     kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
 ) -> bool:
     """Return whether the kernels of dense rows take these."""
-    if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < FUSED_FROM:
+    if (
+        kernel not in FUSED_LOSSES
+        or w.shape[1] > 1
+        or isinstance(X, CSRRows)
+        or X.size < MIN_FUSED_ENTRIES
+    ):
         return False
     if sparse.issparse(X) or not all(a.flags.c_contiguous for a in (X, y, weight)):
         return False
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
 
 
-def centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
+def load_centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
     """Return the compiled loops over centres, or None where they do not pay or cannot read the
     rows.
     """
     if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
         return None
-    if X.size * k < _CENTRES_FROM:
+    if X.size * k < _MIN_CENTRE_PRODUCTS:
         return None
     from daskml_dist.backends import centre_kernels
 
     return centre_kernels
 
 
-def compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
+def can_compile_steps(dtype: Any, optimizer: Any, step: Step) -> bool:
     """Return whether steps along rows of a dtype can be made in one loop."""
     state = step.state(optimizer)
     if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
@@ -68,11 +73,11 @@ def compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
         return False
     from daskml_dist.backends import host_update
 
-    return host_update.compiles(optimizer, step)
+    return host_update.can_compile_update(optimizer, step)
 
 
 #: Bytes of scaled rows of which the symmetric product is made at once.
-_SCALED = 1 << 19
+_SCALED_BYTES = 1 << 19
 
 _GEMM = {np.dtype(np.float32): blas.sgemm, np.dtype(np.float64): blas.dgemm}
 
@@ -89,7 +94,7 @@ def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         copy.
     """
     gemm = _GEMM.get(out.dtype)
-    left, right = _columns_first(a, out.dtype), _columns_first(b, out.dtype)
+    left, right = _fortran_order(a, out.dtype), _fortran_order(b, out.dtype)
     if gemm is None or left is None or right is None or not out.flags.c_contiguous or not a.size:
         out += a @ b
         return
@@ -98,7 +103,7 @@ def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     gemm(1.0, b, a, 1.0, out.T, b_turned, a_turned, 1)
 
 
-def _columns_first(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool] | None:
+def _fortran_order(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool] | None:
     """Return an array's transpose in Fortran order, and whether BLAS is to turn it, or None."""
     if array.dtype != dtype:
         return None
@@ -107,29 +112,35 @@ def _columns_first(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool]
     return (array, True) if array.flags.f_contiguous else None
 
 
-def whole_vectors(n_columns: int) -> int:
+def round_up_columns(n_columns: int) -> int:
     """Return a number of columns rounded up to whole vectors, with which BLAS is fastest."""
     return -(-n_columns // 8) * 8
 
 
-def curved_rows(X: NDArray[Any]) -> int:
-    """Return how many rows to scale at once: a cache holds them, and adding products costs little."""
+def rows_per_hessian(X: NDArray[Any]) -> int:
+    """Return how many rows to scale at once: a cache holds them, and adding products
+    costs little.
+    """
     n, n_features = X.shape
-    cached = _SCALED // (n_features * X.itemsize)
+    cached = _SCALED_BYTES // (n_features * X.itemsize)
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
 
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 #: Steps of a fit that gather their rows at most, and entries of these.
-_GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
+_MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
-_MOVED = 1 << 26
+_MIN_MOVED_ENTRIES = 1 << 26
 #: The module of compiled loops; where it is loaded, steps, or entries that these have moved, from
 #: which one more loop is worth it.
-_LOOPS, _UPDATES, _MOVED_SINCE = "daskml_dist.backends.compiled", 1 << 12, 1 << 23
+_LOOPS_MODULE, _MIN_LOADED_UPDATES, _MIN_LOADED_ENTRIES = (
+    "daskml_dist.backends.compiled",
+    1 << 12,
+    1 << 23,
+)
 #: Rows of a batch whose gradients are added up in the dtype of X.
-_AT_ONCE = 1 << 13
+_MAX_ROWS_PER_SUM = 1 << 13
 
 
 class NumpyBackend(Backend):
@@ -197,9 +208,9 @@ class NumpyBackend(Backend):
             out = np.zeros((X.shape[0], w.shape[1]), dtype=w.dtype)
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
             if X.columns is None:
-                csr_kernels.dot(*csr, w, out)
+                csr_kernels.multiply_rows(*csr, w, out)
             else:
-                csr_kernels.dot_at(*csr, self._touched.positions(X.columns), w, out)
+                csr_kernels.multiply_rows_at(*csr, self._touched.positions(X.columns), w, out)
             return out[:, 0] if w.shape[1] == 1 else out
         if sparse.issparse(X):
             product = X @ w
@@ -217,9 +228,9 @@ class NumpyBackend(Backend):
         g = g[:, None] if g.ndim == 1 else g
         csr = X.X.indptr, X.X.indices, X.X.data, X.rows
         if X.columns is None:
-            csr_kernels.add_tdot(*csr, g, out)
+            csr_kernels.add_transposed_product(*csr, g, out)
         else:
-            csr_kernels.add_tdot_at(*csr, self._touched.positions(X.columns), g, out)
+            csr_kernels.add_transposed_product_at(*csr, self._touched.positions(X.columns), g, out)
 
     def add_matmul(self, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         """Add ``a @ b`` to `out` in one pass over it."""
@@ -245,14 +256,16 @@ class NumpyBackend(Backend):
         if isinstance(X, CSRRows):
             from daskml_dist.backends import csr_kernels
 
-            return csr_kernels.add(kernel, X, self._touched, y, weight, w, out, parameters)
+            return csr_kernels.add_csr_gradient(
+                kernel, X, self._touched, y, weight, w, out, parameters
+            )
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
         if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, dtype.char)
+        run = dense_kernels.compile_kernel(kernel, dtype.char)
         total = sums if sums.dtype == np.float64 else np.zeros(len(sums))
         loss: float = run(X, y, weight, w.reshape(-1), total)[0]
         if total is not sums:
@@ -278,10 +291,10 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, X.dtype.char, curved=True)
+        run = dense_kernels.compile_kernel(kernel, X.dtype.char, curved=True)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
-            "scaled", (curved_rows(X), whole_vectors(n_features + 1)), X.dtype
+            "scaled", (rows_per_hessian(X), round_up_columns(n_features + 1)), X.dtype
         )
         scaled[:, n_features:] = 0
         loss = flat = 0.0
@@ -294,10 +307,10 @@ class NumpyBackend(Backend):
 
     def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
         """Return True once steps have taken about a third of the time in which numba is loaded."""
-        if number * n_entries > _MOVED:
+        if number * n_entries > _MIN_MOVED_ENTRIES:
             return True
-        many = number > _UPDATES or number * n_entries > _MOVED_SINCE
-        return many and any_way and _LOOPS in sys.modules
+        many = number > _MIN_LOADED_UPDATES or number * n_entries > _MIN_LOADED_ENTRIES
+        return many and any_way and _LOOPS_MODULE in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """Take a step in one compiled pass, for optimizers with an `elementwise_update`."""
@@ -315,7 +328,7 @@ class NumpyBackend(Backend):
 
     def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
         """Return steps of a compiled loop, for optimizers with an `elementwise_update`, or None."""
-        if not compiles(step.w.dtype, optimizer, step):
+        if not can_compile_steps(step.w.dtype, optimizer, step):
             return None
         from daskml_dist.backends import host_update
 
@@ -323,9 +336,9 @@ class NumpyBackend(Backend):
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """Return the steps that take about a third of the time in which numba is loaded."""
-        if kernel == "wide" or (kernel in FUSED and n_entries >= FUSED_FROM):
+        if kernel == "wide" or (kernel in FUSED_LOSSES and n_entries >= MIN_FUSED_ENTRIES):
             return 0  # the gradient of the first step loads it
-        return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
+        return min(_MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES // max(n_entries, 1))
 
     def gather(
         self,
@@ -341,15 +354,15 @@ class NumpyBackend(Backend):
         if loss.kernel == "wide":
             from daskml_dist.backends import wide_gather
 
-            return wide_gather.make(loss, shape, blocks, n_rows)
+            return wide_gather.make_wide_gather(loss, shape, blocks, n_rows)
         if shape[1] > 1 or loss.at_row is None:
             return None
         if few:
             from daskml_dist.backends import csr_team
 
-            return csr_team.make(loss, shape, blocks, n_rows)
+            return csr_team.make_csr_gather(loss, shape, blocks, n_rows)
         other = (sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values())
-        if n_rows > _AT_ONCE or any(other):
+        if n_rows > _MAX_ROWS_PER_SUM or any(other):
             return None
         from daskml_dist.backends.host_gather import HostGather
 
@@ -372,8 +385,10 @@ class NumpyBackend(Backend):
         return StreamGather(loss, n_features, dtype, find, n_rows, most_steps)
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
-        """Return one compiled loop of steps, for optimizers with an `elementwise_update`, or None."""
-        if not compiles(gather.dtype, optimizer, step):
+        """Return one compiled loop of steps, for optimizers with an
+        `elementwise_update`, or None.
+        """
+        if not can_compile_steps(gather.dtype, optimizer, step):
             return gather.recorder(optimizer, step) if hasattr(gather, "recorder") else None
         if step.coordinates:
             from daskml_dist.backends import csr_team
@@ -388,7 +403,7 @@ class NumpyBackend(Backend):
     ) -> Any | None:
         """Return one compiled loop of a team's steps, or None."""
         kinds = {gather.dtype for gather in gathers if gather is not None}
-        if len(kinds) != 1 or not compiles(kinds.pop(), optimizer, step):
+        if len(kinds) != 1 or not can_compile_steps(kinds.pop(), optimizer, step):
             return None
         if step.coordinates:
             from daskml_dist.backends import csr_team
@@ -401,9 +416,9 @@ class NumpyBackend(Backend):
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Return slices of dense rows of a megabyte each; sparse rows whole."""
         n = X.shape[0]
-        if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK:
+        if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK_BYTES:
             return (slice(0, n),)
-        return row_slices(n, max(64, _BLOCK * n // X.nbytes))
+        return row_slices(n, max(64, _BLOCK_BYTES * n // X.nbytes))
 
     def add_gram(self, X: Any, weight: NDArray[Any] | None, out: NDArray[Any]) -> None:
         """Add ``X.T @ diag(weight) @ X`` to `out` in place; dense rows multiply in their dtype."""
@@ -411,7 +426,7 @@ class NumpyBackend(Backend):
             from daskml_dist.backends import csr_kernels
 
             weight = np.ones(len(X.rows), dtype=X.dtype) if weight is None else weight
-            csr_kernels.add_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
+            csr_kernels.add_weighted_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
         if weight is not None:
             scaled = self._scratch.empty("scaled", X.shape, X.dtype)
@@ -426,12 +441,14 @@ class NumpyBackend(Backend):
         out: NDArray[Any],
         shift: NDArray[Any] | None = None,
     ) -> None:
-        """Add all products at once, of dense rows copied beside `side`; rows may start at any byte."""
+        """Add all products at once, of dense rows copied beside `side`; rows may start at any
+        byte.
+        """
         if not isinstance(X, np.ndarray):
             super().add_products(X, side, weight, out)
             return
         (n, d), n_side = X.shape, side.shape[1]
-        packed = self._scratch.empty("scaled", (n, whole_vectors(d + n_side)), X.dtype)
+        packed = self._scratch.empty("scaled", (n, round_up_columns(d + n_side)), X.dtype)
         if shift is None:
             packed[:, :d] = X
         else:
@@ -455,7 +472,7 @@ class NumpyBackend(Backend):
 
         weight = np.empty(0) if weight is None else weight
         if isinstance(X, CSRRows):
-            csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
+            csr_kernels.add_sparse_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
 
@@ -466,20 +483,22 @@ class NumpyBackend(Backend):
         """Add dense rows to their nearest centres: a product, and a compiled look while it is
         cached.
         """
-        if (loops := centre_loops(X, shift, len(centres))) is None:
+        if (loops := load_centre_loops(X, shift, len(centres))) is None:
             return float(super().assign(X, shift, centres, weight, out))
         known = (bounds, before) if bounds is not None and bounds.shape[1] else ()
-        return float(loops.assign(X, shift, centres, weight, out, self._scratch, *known))
+        return float(loops.add_to_nearest(X, shift, centres, weight, out, self._scratch, *known))
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
         """Return room for a label and two distances of each dense row."""
-        if (loops := centre_loops(X, shift, k)) is None:
+        if (loops := load_centre_loops(X, shift, k)) is None:
             return super().row_bounds(X, shift, k)
         return np.full((len(X), loops.N_BOUNDS), -1, X.dtype)
 
     def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-        """Return the nearest centre of each dense row by the compiled loops, and squared distances."""
-        if (loops := centre_loops(X, shift, len(centres))) is None:
+        """Return the nearest centre of each dense row by the compiled loops, and squared
+        distances.
+        """
+        if (loops := load_centre_loops(X, shift, len(centres))) is None:
             return super().nearest(X, shift, centres)
         return tuple(loops.nearest(X, shift, centres, self._scratch))
 

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.margins import AT_ROW
+from daskml_dist.backends.margins import LOSSES_AT_ROW
 
-__all__ = ["add_pairs", "distinct"]
+__all__ = ["add_pair_gradients", "find_distinct"]
 
 #: Bits of a place in a batch, beside which a number must fit into 63.
-_PLACE = 24
+_PLACE_BITS = 24
 
 
-# `_loss` stands for the function of a loss.
-def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
+# `_loss_at_row` stands for the function of a loss.
+def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
-def _product(w: Any, a: Any, b: Any, rank: Any) -> Any:
+def _multiply_factors(w: Any, a: Any, b: Any, rank: Any) -> Any:
     """Return the product of the factors of two rows."""
     whole = w.dtype.type(0)
     for j in range(rank):
@@ -32,36 +32,36 @@ def _product(w: Any, a: Any, b: Any, rank: Any) -> Any:
     return whole
 
 
-def _distinct(keys: Any, place: Any, index: Any) -> Any:
+def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
     """Write sorted distinct numbers, and the place of each entry's among them; return how many."""
     n, last = -1, np.int64(-1)
     for key in keys:
-        number = key >> _PLACE
+        number = key >> _PLACE_BITS
         if number != last:
             n += 1
             index[n] = last = number
-        place[key & ((1 << _PLACE) - 1)] = n
+        place[key & ((1 << _PLACE_BITS) - 1)] = n
     return n + 1
 
 
-def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """Return the sorted distinct numbers of some arrays, and each entry's place among them."""
     whole = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
     n = len(whole)
-    if n >> _PLACE or (n and int(whole.max()) >> (63 - _PLACE)):
+    if n >> _PLACE_BITS or (n and int(whole.max()) >> (63 - _PLACE_BITS)):
         index, place = np.unique(whole, return_inverse=True)
     else:
-        whole <<= _PLACE
+        whole <<= _PLACE_BITS
         whole |= np.arange(n)
         whole.sort()  # several times faster than an argument sort
         index, place = np.empty(n, np.int64), np.empty(n, np.int32)
-        index = index[: compiled_with(_distinct, exact=True)(whole, place, index)]
+        index = index[: compiled_with(_number_distinct, exact=True)(whole, place, index)]
     ends = np.cumsum([part.size for part in numbers])[:-1]
     pairs = zip(np.split(place, ends), numbers, strict=True)
     return index, [part.reshape(given.shape) for part, given in pairs]
 
 
-def _add(
+def _add_pair_gradients(
     w: Any, at: Any, y: Any, weight: Any, rank: Any, reg: Any, offset: Any, out: Any,
     parameters: Any,
 ) -> Any:  # fmt: skip
@@ -84,11 +84,11 @@ def _add(
     biased = w.shape[1] > rank
     for t in range(len(at)):
         a, b = np.uint64(at[t, 0]), np.uint64(at[t, 1])
-        raw, penalty = _product(w, a, b, rank) + offset, reg
+        raw, penalty = _multiply_factors(w, a, b, rank) + offset, reg
         if biased:
             raw += w[a, rank]
             raw += w[b, rank]
-        value, slope = _loss(y[t], raw, parameters)
+        value, slope = _loss_at_row(y[t], raw, parameters)
         if len(weight):
             value, slope, penalty = value * weight[t], slope * weight[t], reg * weight[t]
         whole += value
@@ -103,7 +103,7 @@ def _add(
     return whole
 
 
-def add_pairs(
+def add_pair_gradients(
     loss: Any, w: NDArray[Any], at: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
     rank: int, reg: float, offset: float, out: NDArray[Any],
 ) -> float | None:  # fmt: skip
@@ -121,11 +121,14 @@ def add_pairs(
         Half the penalty of the squares of both rows of each pair.
     offset : float
     """
-    at_row = AT_ROW.get(loss.kernel, type(loss).at_row)
+    at_row = LOSSES_AT_ROW.get(loss.kernel, type(loss).at_row)
     if at_row is None:
         return None
-    product = compiled_with(_product, reassociates=True)
-    run, number = compiled_with(_add, _loss=at_row, _product=product), w.dtype.type
+    product = compiled_with(_multiply_factors, reassociates=True)
+    run, number = (
+        compiled_with(_add_pair_gradients, _loss_at_row=at_row, _multiply_factors=product),
+        w.dtype.type,
+    )
     weight = np.empty(0, w.dtype) if weight is None else weight
     given = rank, number(reg), number(offset), out, loss.parameters
     return float(run(w, at, y, weight, *given))

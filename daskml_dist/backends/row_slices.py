@@ -10,20 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draw", "over_threads", "row_slices"]
+__all__ = ["Draw", "row_slices", "run_over_threads"]
 
 #: A batch's runs of neighbouring rows, by block: its number, their first rows, and their lengths;
 #: None where each is one row.
 Draw = Sequence[tuple[int, NDArray[np.intp], NDArray[np.intp] | None]]
 
 
-def over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None:
+def run_over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None:
     """Call a function of slices of rows, which lets go of the interpreter, for all rows.
 
     In a process's main thread alone: others, as those of a Dask worker, are one of several that
     share the cores. ``OMP_NUM_THREADS`` bounds the threads, as it does in other libraries.
     """
-    n_threads = min(n_rows // least, _allowed())
+    n_threads = min(n_rows // least, _count_allowed_threads())
     if n_threads < 2:
         work(slice(0, n_rows))
         return
@@ -35,7 +35,7 @@ def over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None
         one.result()
 
 
-def _allowed() -> int:
+def _count_allowed_threads() -> int:
     """Return the threads that the caller may have at work."""
     if threading.current_thread() is not threading.main_thread():
         return 1

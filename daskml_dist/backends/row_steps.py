@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
-from daskml_dist.backends.margins import AT_ROW
+from daskml_dist.backends.margins import LOSSES_AT_ROW
 
 __all__ = ["RowSteps"]
 
@@ -33,12 +33,12 @@ Rows = tuple[Any, NDArray[Any], NDArray[Any] | None]
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
 
 
-# `_loss` and `_move` stand for the functions of a loss and an optimizer.
-def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
-def _move(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> Any: ...
+# `_loss_at_row` and `_move_entry` stand for the functions of a loss and an optimizer.
+def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _move_entry(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> Any: ...
 
 
-def _steps(
+def _step_along_rows(
     blocks: Any,
     like: Any,
     block: Any,
@@ -138,7 +138,7 @@ def _steps(
             raw += state[0][n]
 
         y = array_at(pointer(here[4] + row[i] * item), 1, cells.dtype)[0]
-        value, slope = _loss(y, raw, loss_parameters)
+        value, slope = _loss_at_row(y, raw, loss_parameters)
         if here[5] != 0:
             weight = array_at(pointer(here[5] + row[i] * item), 1, cells.dtype)[0]
             value, slope = value * weight, slope * weight
@@ -158,7 +158,7 @@ def _steps(
                     elapsed = max((now - cells[j, n_state]) * per_step, number(0))
                     cells[j, n_state] = now
                 pull = number(l2) * min(elapsed, longest) * state[0][k]
-                size = _move(state, k, x[k] * g + pull, step, numbers)
+                size = _move_entry(state, k, x[k] * g + pull, step, numbers)
                 most = size * number(l1) * elapsed
                 state[0][k] -= min(max(state[0][k], -most), most)
                 for s in range(n_state):
@@ -168,17 +168,17 @@ def _steps(
                 for k in range(n):
                     elapsed = max((now - row_rate_sums[k]) * per_step, number(0))
                     pull = number(l2) * min(elapsed, longest) * state[0][k]
-                    size = _move(state, k, x[k] * g + pull, step, numbers)
+                    size = _move_entry(state, k, x[k] * g + pull, step, numbers)
                     most = size * number(l1) * elapsed
                     state[0][k] -= min(max(state[0][k], -most), most)
             elif l2 > 0:
                 for k in range(n):
                     elapsed = min(max((now - row_rate_sums[k]) * per_step, number(0)), longest)
                     pull = number(l2) * elapsed * state[0][k]
-                    _move(state, k, x[k] * g + pull, step, numbers)
+                    _move_entry(state, k, x[k] * g + pull, step, numbers)
             else:
                 for k in range(n):
-                    _move(state, k, x[k] * g, step, numbers)
+                    _move_entry(state, k, x[k] * g, step, numbers)
             for k in range(n):
                 j = np.uint64(column[k])
                 for s in range(n_state):
@@ -186,14 +186,14 @@ def _steps(
                 if penalised:
                     cells[j, n_state] = now
         if intercept:
-            _move(state, n, g, step, numbers)
+            _move_entry(state, n, g, step, numbers)
             for s in range(n_state):
                 cells[bias, s] = state[s][n]
     return loss
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _LocatedBlock:
     """Addresses of a block; `arrays` keeps it there."""
 
     arrays: tuple[Any, ...]
@@ -219,16 +219,16 @@ class RowSteps:
         self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
     ) -> None:
         self._kernel = compiled_with(
-            _steps,
-            _loss=AT_ROW.get(loss.kernel, type(loss).at_row),
-            _move=type(optimizer).elementwise_update,
+            _step_along_rows,
+            _loss_at_row=LOSSES_AT_ROW.get(loss.kernel, type(loss).at_row),
+            _move_entry=type(optimizer).elementwise_update,
         )
         self._n_state_arrays = len(optimizer.state_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))
         self._optimizer_numbers = optimizer.coefficients(1)
         self._intercept = bool(fit_intercept)
-        self._known: dict[tuple[int, int, np.dtype[Any]], _Known] = {}
+        self._known: dict[tuple[int, int, np.dtype[Any]], _LocatedBlock] = {}
         self._scratch: list[NDArray[Any]] = []
 
     def run(
@@ -279,11 +279,13 @@ class RowSteps:
         return self._scratch
 
     def _blocks(self, blocks: Sequence[Rows]) -> tuple[NDArray[np.int64], int, Any]:
-        """Return the blocks' addresses, their longest row's length, and the dtype of their indices."""
+        """Return the blocks' addresses, their longest row's length, and the dtype of their
+        indices.
+        """
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
         keys = [(id(X), id(y), wide) for X, y, _ in blocks]
         known = {
-            key: self._known.get(key) or _look_at(X, y, weight, wide)
+            key: self._known.get(key) or _locate_block(X, y, weight, wide)
             for key, (X, y, weight) in zip(keys, blocks, strict=True)
         }
         # The next batch is of the same blocks, mostly; others must not be kept in memory.
@@ -292,7 +294,7 @@ class RowSteps:
         return np.stack([k.addresses for k in found]), max(k.longest for k in found), wide
 
 
-def _look_at(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _Known:
+def _locate_block(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _LocatedBlock:
     # Both are of one dtype nearly always, so nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
     values = [
@@ -302,4 +304,4 @@ def _look_at(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _Known:
     *at, y_at, weight_at = (0 if a is None else a.__array_interface__["data"][0] for a in arrays)
     addresses = np.array([*at, X.has_canonical_format, y_at, weight_at], dtype=np.int64)
     # What is known goes by the numbers of X and y, which nothing else may take.
-    return _Known((X, y, *arrays), addresses, int(np.diff(X.indptr).max(initial=0)))
+    return _LocatedBlock((X, y, *arrays), addresses, int(np.diff(X.indptr).max(initial=0)))

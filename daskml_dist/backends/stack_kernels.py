@@ -12,21 +12,21 @@ import numpy as np
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.margins import CONTRACTED, log_loss
 
-__all__ = ["log_gradients", "log_scores"]
+__all__ = ["add_log_gradients", "add_log_scores"]
 
 _compiled = compiled_entry(**CONTRACTED)
 _inside = compiled_inside(**CONTRACTED)
 #: Raw predictions of a tile of rows that a processor's cache holds; its rows, at least and at most:
 #: of more, sums in the rows' dtype would lose digits that line searches read.
-_ENTRIES, _LEAST, _MOST = 1 << 16, 64, 512
+_TILE_ENTRIES, _MIN_TILE_ROWS, _MAX_TILE_ROWS = 1 << 16, 64, 512
 #: Rows whose losses are added up in their own dtype.
-_SUMMED = 32
+_MAX_ROWS_PER_SUM = 32
 #: Columns of neighbouring rows that lie side by side, so that vectors are full.
-_WIDE = 1024
+_VECTOR_COLUMNS = 1024
 
 
 @_compiled
-def log_gradients(
+def add_log_gradients(
     X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, losses: Any, gradient: Any
 ) -> None:
     """Add up the log losses of all models (columns), and their gradients.
@@ -47,11 +47,11 @@ def log_gradients(
         The intercepts' last; added to.
     """
     (n, d), k = X.shape, w.shape[1]
-    at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
-    wide = min(max(1, _WIDE // max(k, 1)), at_once)
+    at_once = min(max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(k, 1)), _MAX_TILE_ROWS)
+    wide = min(max(1, _VECTOR_COLUMNS // max(k, 1)), at_once)
     raw = np.empty((min(at_once, n), k), X.dtype)
     product = np.empty((d, k), X.dtype)
-    biases = _repeated(bias, wide)
+    biases = _repeat_values(bias, wide)
     weight, sign = np.zeros(wide * k, X.dtype), np.zeros(wide * k, X.dtype)
     part, slopes = np.zeros(wide * k, X.dtype), np.zeros(wide * k, X.dtype)
     for start in range(0, n, at_once):
@@ -59,29 +59,29 @@ def log_gradients(
         some = raw[: len(tile)]
         np.dot(tile, w, some)
         flat = some.reshape(-1)
-        for first in range(0, len(tile), wide * _SUMMED):
+        for first in range(0, len(tile), wide * _MAX_ROWS_PER_SUM):
             part[:] = 0
             slopes[:] = 0
-            for i in range(first, min(first + wide * _SUMMED, len(tile)), wide):
+            for i in range(first, min(first + wide * _MAX_ROWS_PER_SUM, len(tile)), wide):
                 last = min(i + wide, len(tile))
-                _spread(mask, stops, start + i, start + last, k, weight)
+                _spread_weights(mask, stops, start + i, start + last, k, weight)
                 _spread_signs(signs, start + i, start + last, k, sign)
-                _of_rows(flat[i * k : last * k], biases, sign, weight, part, slopes)
+                _differentiate_rows(flat[i * k : last * k], biases, sign, weight, part, slopes)
             for i in range(wide):
-                _add(gradient[d], slopes[i * k : (i + 1) * k])
-                _add(losses, part[i * k : (i + 1) * k])
+                _add_to_total(gradient[d], slopes[i * k : (i + 1) * k])
+                _add_to_total(losses, part[i * k : (i + 1) * k])
         np.dot(tile.T, some, product)
         for j in range(d):
-            _add(gradient[j], product[j])
+            _add_to_total(gradient[j], product[j])
 
 
 @_compiled
-def log_scores(
+def add_log_scores(
     X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
 ) -> None:
     """Add up log losses (at most `most` each), weights and right signs of rows of both signs."""
     n, k = len(X), w.shape[1]
-    at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
+    at_once = min(max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(k, 1)), _MAX_TILE_ROWS)
     raw = np.empty((min(at_once, n), k), X.dtype)
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
@@ -101,13 +101,13 @@ def log_scores(
 
 
 @_inside
-def _add(total: Any, part: Any) -> None:
+def _add_to_total(total: Any, part: Any) -> None:
     for j in range(len(total)):
         total[j] += part[j]
 
 
 @_inside
-def _repeated(values: Any, times: int) -> Any:
+def _repeat_values(values: Any, times: int) -> Any:
     k = len(values)
     found = np.empty(times * k, values.dtype)
     for i in range(times):
@@ -117,7 +117,7 @@ def _repeated(values: Any, times: int) -> Any:
 
 
 @_inside
-def _spread(mask: Any, stops: Any, start: int, stop: int, k: int, weight: Any) -> None:
+def _spread_weights(mask: Any, stops: Any, start: int, stop: int, k: int, weight: Any) -> None:
     """Write each row's weight to each column: that of the column's split."""
     for i in range(start, stop):
         first = (i - start) * k
@@ -139,7 +139,9 @@ def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
 
 
 @_inside
-def _of_rows(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any) -> None:
+def _differentiate_rows(
+    raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any
+) -> None:
     """Turn raw predictions of some rows into gradients, wide enough for full vectors."""
     for j in range(len(raw)):
         value, slope = log_loss(sign[j] * (raw[j] + bias[j]))

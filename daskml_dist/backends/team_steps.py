@@ -20,43 +20,43 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.host_update import update_loop
+from daskml_dist.backends.host_update import compile_update
 from daskml_dist.backends.intrinsics import (
     array_at,
-    look,
-    nanoseconds,
-    pause,
+    hint_waiting,
+    monotonic_nanoseconds,
     pointer,
     raise_flag,
-    ring,
+    read_flag,
+    ring_bell,
     yield_processor,
 )
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-__all__ = ["TeamRun", "TeamSteps", "all_there", "tell"]
+__all__ = ["TeamRun", "TeamSteps", "announce_turn", "await_others"]
 
 #: Looks at a flag between two looks at the clock.
-_LOOKS = 32
+_LOOKS_PER_CLOCK_READ = 32
 
 
 # These stand for functions of `host_gather`, `host_update` and this file.
-def _gradient(
+def _batch_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any: ...
-def _update(
+def _update_state(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None: ...
 
 
-def _tell(own: Any, turn: Any, others: Any) -> None: ...
-def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
+def _announce_turn(own: Any, turn: Any, others: Any) -> None: ...
+def _await_others(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
 
 
-_rest = _update  # at a learning rate of 0
+_update_at_rest = _update_state  # at a learning rate of 0
 
 
-def _own(
+def _set_own_gradients(
     at: Any, scratch: Any, counts: Any, losses: Any, busy: Any, blocks: Any, parts: Any, p: Any,
     w: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
@@ -64,7 +64,7 @@ def _own(
 
     Sets their losses too, and returns where the next batches begin.
     """
-    since = nanoseconds()
+    since = monotonic_nanoseconds()
     for lane in range(len(counts)):
         place = array_at(pointer(at[min(lane, len(at) - 1)]), len(w), w.dtype)
         first = lane < len(at)
@@ -72,33 +72,33 @@ def _own(
         if counts[lane] == 0:
             grad[:] = 0
         else:
-            losses[lane], p = _gradient(blocks, parts, p, w, grad, parameters, n_features)
+            losses[lane], p = _batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
         if not first:
             for j in range(len(w)):
                 place[j] += grad[j]
-        now = nanoseconds()
+        now = monotonic_nanoseconds()
         busy[lane] += now - since
         since = now
     return p
 
 
-def tell(own: Any, turn: Any, others: Any) -> None:
+def announce_turn(own: Any, turn: Any, others: Any) -> None:
     """Raise the own flag: the gradients are there; wake members who sleep."""
     raise_flag(own, turn)
     for i in range(len(others)):
-        if look(others[i, 1]) != 0:
-            ring(others[i, 2])
+        if read_flag(others[i, 1]) != 0:
+            ring_bell(others[i, 2])
 
 
-def all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
+def await_others(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
     """Wait for the others' gradients; return False where `patience` (nanoseconds) ends before."""
     end, looks = np.int64(0), 0
     for i in range(len(others)):
-        while look(others[i, 0]) < turn:
-            pause()
+        while read_flag(others[i, 0]) < turn:
+            hint_waiting()
             looks += 1
-            if looks % _LOOKS == 0:
-                now = nanoseconds()
+            if looks % _LOOKS_PER_CLOCK_READ == 0:
+                now = monotonic_nanoseconds()
                 if end == 0:
                     end = now + patience
                 if now > end:
@@ -108,7 +108,7 @@ def all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
     return True
 
 
-def _add_up(at: Any, total: Any) -> None:
+def _sum_gradients(at: Any, total: Any) -> None:
     """Add up all gradients in their order."""
     for k in range(len(at)):
         grad = array_at(pointer(at[k]), len(total), total.dtype)
@@ -120,7 +120,7 @@ def _add_up(at: Any, total: Any) -> None:
                 total[j] += grad[j]
 
 
-def _team_steps(
+def _take_team_steps(
     progress: Any,
     blocks: Any,
     parts: Any,
@@ -177,21 +177,21 @@ def _team_steps(
         b = progress[0]
         turn = first + b
         if progress[2] == 0:
-            progress[1] = _own(
+            progress[1] = _set_own_gradients(
                 own_at[turn & 1], scratch, counts[b], losses[b], busy, blocks, parts, progress[1],
                 w, parameters, n_features,
             )  # fmt: skip
-            _tell(own, turn, others)
+            _announce_turn(own, turn, others)
             progress[2] = 1
-        if not _all_there(turn, others, patience, yields):
+        if not _await_others(turn, others, patience, yields):
             return False
         if rows[b] > 0:
-            _add_up(all_at[turn & 1], scratch)
+            _sum_gradients(all_at[turn & 1], scratch)
             n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
             if rate > 0:
-                _update(state, scratch, n, rate, l1, l2, n_penalised, at_step)
+                _update_state(state, scratch, n, rate, l1, l2, n_penalised, at_step)
             else:
-                _rest(state, scratch, n, rate, l1, l2, n_penalised, at_step)
+                _update_at_rest(state, scratch, n, rate, l1, l2, n_penalised, at_step)
         progress[0], progress[2] = b + 1, 0
     return True
 
@@ -224,15 +224,15 @@ class TeamSteps:
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
         """Return the compiled loop, and its arguments behind the replica's arrays."""
-        loops = [update_loop(self._optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        loops = [compile_update(self._optimizer, step.l1, rate) for rate in (1.0, 0.0)]
         loop = compiled_with(
-            _team_steps,
-            _own=compiled_with(_own, _gradient=gather.gradient),
-            _tell=compiled_with(tell),
-            _all_there=compiled_with(all_there),
-            _add_up=compiled_with(_add_up),
-            _update=loops[0],
-            _rest=loops[1],
+            _take_team_steps,
+            _set_own_gradients=compiled_with(_set_own_gradients, _batch_gradient=gather.gradient),
+            _announce_turn=compiled_with(announce_turn),
+            _await_others=compiled_with(await_others),
+            _sum_gradients=compiled_with(_sum_gradients),
+            _update_state=loops[0],
+            _update_at_rest=loops[1],
         )
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)

@@ -19,7 +19,13 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
-__all__ = ["add_words", "bounds", "draw", "expectations", "fit_documents"]
+__all__ = [
+    "add_word_counts",
+    "draw_gamma",
+    "fit_documents",
+    "write_bounds",
+    "write_log_expectations",
+]
 
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 _exact = compiled_entry()
@@ -27,9 +33,9 @@ _inside = compiled_inside(error_model="numpy")
 _inside_fast = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 #: What keeps the mean of a word's topics from 0.
-_EPS = float(np.finfo(np.float64).eps)
+_MIN_MEAN = float(np.finfo(np.float64).eps)
 #: Shape of the gamma distribution that documents begin with; its mean is 1.
-_SHAPE = 100.0
+_GAMMA_SHAPE = 100.0
 
 
 @_inside_fast
@@ -46,7 +52,7 @@ def _digamma(x: Any) -> Any:
 
 
 @_inside_fast
-def _log_expectation(gamma: Any, out: Any) -> None:
+def _write_log_expectation(gamma: Any, out: Any) -> None:
     """Write E[log p] of a p with a Dirichlet distribution: digamma(g) - digamma(sum of g)."""
     total = 0.0
     for c in range(len(gamma)):
@@ -57,15 +63,17 @@ def _log_expectation(gamma: Any, out: Any) -> None:
 
 
 @_fast
-def expectations(rows: Any, out: Any) -> None:
+def write_log_expectations(rows: Any, out: Any) -> None:
     """Write E[log p] of each row of parameters of a Dirichlet distribution."""
     for i in range(len(rows)):
-        _log_expectation(rows[i], out[i])
+        _write_log_expectation(rows[i], out[i])
 
 
 @_inside_fast
-def _shares(gamma: Any, room: Any, out: Any) -> None:
-    """Write exp(E[log p]) without logarithms, since exp(digamma(x)) is about x; `room` is scratch."""
+def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
+    """Write exp(E[log p]) without logarithms, since exp(digamma(x)) is about x; `room`
+    is scratch.
+    """
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
@@ -87,7 +95,7 @@ def _shares(gamma: Any, room: Any, out: Any) -> None:
 
 
 @_inside_fast
-def _longest(indptr: Any, rows: Any) -> Any:
+def _longest_document(indptr: Any, rows: Any) -> Any:
     most = 0
     for i in range(len(rows)):
         most = max(most, indptr[rows[i] + 1] - indptr[rows[i]])
@@ -119,7 +127,7 @@ def fit_documents(
         Receives exp(E[log theta]).
     """
     k = topics.shape[1]
-    words = np.empty((_longest(indptr, rows), k))
+    words = np.empty((_longest_document(indptr, rows), k))
     new = np.empty(k)
     for i in range(len(rows)):
         first = indptr[rows[i]]
@@ -128,12 +136,12 @@ def fit_documents(
             for c in range(k):
                 words[w, c] = topics[indices[first + w], c]
         own, share = gamma[i], shares[i]
-        _shares(own, new, share)
+        _write_exp_expectation(own, new, share)
         for _ in range(most):
             for c in range(k):
                 new[c] = 0.0
             for w in range(n):
-                mean = _EPS
+                mean = _MIN_MEAN
                 for c in range(k):
                     mean += share[c] * words[w, c]
                 times = data[first + w] / mean
@@ -144,13 +152,13 @@ def fit_documents(
                 value = share[c] * new[c] + prior
                 change += abs(value - own[c])
                 own[c] = value
-            _shares(own, new, share)
+            _write_exp_expectation(own, new, share)
             if change < tol * k:
                 break
 
 
 @_fast
-def add_words(
+def add_word_counts(
     indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, shares: Any, out: Any
 ) -> None:
     """Add the expected number of times that topics make each word, but for the factor `topics`.
@@ -161,7 +169,7 @@ def add_words(
     for i in range(len(rows)):
         for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
             word = indices[at]
-            mean = _EPS
+            mean = _MIN_MEAN
             for c in range(k):
                 mean += shares[i, c] * topics[word, c]
             times = data[at] / mean
@@ -170,7 +178,7 @@ def add_words(
 
 
 @_fast
-def bounds(
+def write_bounds(
     indptr: Any, indices: Any, data: Any, rows: Any, log_topics: Any, prior: Any, gamma: Any,
     out: Any,
 ) -> None:  # fmt: skip
@@ -182,7 +190,7 @@ def bounds(
     k = log_topics.shape[1]
     theta, terms = np.empty(k), np.empty(k)
     for i in range(len(rows)):
-        _log_expectation(gamma[i], theta)
+        _write_log_expectation(gamma[i], theta)
         total, score, n_words = 0.0, math.lgamma(prior * k), 0.0
         for c in range(k):
             total += gamma[i, c]
@@ -203,7 +211,7 @@ def bounds(
 
 
 @_inside
-def _next(state: Any) -> Any:
+def _next_random(state: Any) -> Any:
     """Return the next state of a splitmix64 stream, and a number of (0, 1)."""
     state += np.uint64(0x9E3779B97F4A7C15)
     bits = state
@@ -214,7 +222,7 @@ def _next(state: Any) -> Any:
 
 
 @_exact
-def draw(key: Any, numbers: Any, out: Any) -> None:
+def draw_gamma(key: Any, numbers: Any, out: Any) -> None:
     """Draw from the gamma distribution of shape 100 and mean 1.
 
     Parameters
@@ -225,18 +233,18 @@ def draw(key: Any, numbers: Any, out: Any) -> None:
         Of the rows, each of which draws by its own.
     out : ndarray of float64 of shape (n, k)
     """
-    d = _SHAPE - 1.0 / 3.0
+    d = _GAMMA_SHAPE - 1.0 / 3.0
     scale = 1.0 / math.sqrt(9.0 * d)
     for i in range(out.shape[0]):
         state = key ^ (np.uint64(numbers[i] + 1) * np.uint64(0xD1342543DE82EF95))
-        state, _ = _next(state)
+        state, _ = _next_random(state)
         for c in range(out.shape[1]):
             while True:
-                state, a = _next(state)
-                state, b = _next(state)
-                state, u = _next(state)
+                state, a = _next_random(state)
+                state, b = _next_random(state)
+                state, u = _next_random(state)
                 normal = math.sqrt(-2.0 * math.log(a)) * math.cos(2.0 * math.pi * b)
                 cube = (1.0 + scale * normal) ** 3
                 if cube > 0.0 and math.log(u) < 0.5 * normal**2 + d * (1.0 - cube + math.log(cube)):
                     break
-            out[i, c] = d * cube / _SHAPE
+            out[i, c] = d * cube / _GAMMA_SHAPE

@@ -14,32 +14,32 @@ from numba import types
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
 from daskml_dist.backends.intrinsics import prefetch
-from daskml_dist.backends.margins import raise_e
+from daskml_dist.backends.margins import exponentiate_in_place
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
 
 __all__ = [
-    "COMPILED",
     "CONSTANT",
     "EXACT",
+    "GRADIENT_LOOPS",
     "ROUNDED",
     "add_to_leaf",
     "compiled_search",
-    "part_and_sum",
-    "part_rows",
-    "quantise",
-    "sum_all",
-    "sum_some",
+    "pack_gradients",
+    "partition_and_sum",
+    "partition_rows",
+    "sum_all_rows",
+    "sum_chosen_rows",
 ]
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 
 #: Channels of a histogram whose hessians are all 1: gradients and rows; else hessians between.
-_CONSTANT = 2
+_CONSTANT_CHANNELS = 2
 
 
 @_inside
-def _value(g: float, h: float, low: float, high: float, l2: float) -> float:
+def _leaf_value(g: float, h: float, low: float, high: float, l2: float) -> float:
     value = -g / (h + l2 + 1e-15)
     if value < low:
         return low
@@ -49,11 +49,11 @@ def _value(g: float, h: float, low: float, high: float, l2: float) -> float:
 
 
 @_exact
-def _gain(
+def _split_gain(
     gl: float, hl: float, gr: float, hr: float, loss: float, sign: int, low: float, high: float,
     l2: float,
 ) -> float:  # fmt: skip
-    left, right = _value(gl, hl, low, high, l2), _value(gr, hr, low, high, l2)
+    left, right = _leaf_value(gl, hl, low, high, l2), _leaf_value(gr, hr, low, high, l2)
     if (sign > 0 and left > right) or (sign < 0 and left < right):
         return -1.0
     gain = loss
@@ -62,11 +62,11 @@ def _gain(
     return gain
 
 
-#: Placeholder for the function that `compiled_search` puts in: `_best_categories` or none.
-_categories: Any = None
+#: Placeholder for the function that `compiled_search` puts in: `_find_best_categories` or none.
+_search_categories: Any = None
 
 
-def best_split(
+def find_best_split(
     hist: Any,
     first: int,
     counts: Any,
@@ -111,7 +111,7 @@ def best_split(
     G, H, N = totals[0], totals[1], totals[2]
     g_all, h_all = G * gs, H * hs
     loss = g_all * value
-    constant = hist.shape[2] == _CONSTANT
+    constant = hist.shape[2] == _CONSTANT_CHANNELS
     rows_at = hist.shape[2] - 1
     best = -1.0
     for m in range(hist.shape[0]):
@@ -119,7 +119,7 @@ def best_split(
         if not allowed[j]:
             continue
         if categorical[j]:
-            best = _categories(
+            best = _search_categories(
                 hist[m], j, counts[j], missing[j], signs[j], totals, scales, facts, best, found,
                 bits,
             )  # fmt: skip
@@ -140,7 +140,9 @@ def best_split(
             if h_right < least_h:
                 break
             g_left = gl * gs
-            gain = _gain(g_left, h_left, g_all - g_left, h_right, loss, signs[j], low, high, l2)
+            gain = _split_gain(
+                g_left, h_left, g_all - g_left, h_right, loss, signs[j], low, high, l2
+            )
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, b, 0
@@ -163,7 +165,9 @@ def best_split(
             if h_left < least_h:
                 break
             g_right = gr * gs
-            gain = _gain(g_all - g_right, h_left, g_right, h_right, loss, signs[j], low, high, l2)
+            gain = _split_gain(
+                g_all - g_right, h_left, g_right, h_right, loss, signs[j], low, high, l2
+            )
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, b, 1
@@ -173,12 +177,12 @@ def best_split(
 
 @cache
 def compiled_search(has_categories: bool) -> Any:
-    """Return `best_split`, compiled for arrays of any layout, writable or not.
+    """Return `find_best_split`, compiled for arrays of any layout, writable or not.
 
     One signature takes them all: else each layout of histograms would be compiled for again.
     """
-    part = _best_categories if has_categories else _no_categories
-    search = compiled_with(best_split, exact=True, _categories=part)
+    part = _find_best_categories if has_categories else _skip_categories
+    search = compiled_with(find_best_split, exact=True, _search_categories=part)
     read = {
         kind: types.Array(kind, 1, "C", readonly=True)
         for kind in (types.int8, types.uint8, types.int32, types.int64, types.float64)
@@ -196,11 +200,13 @@ def compiled_search(has_categories: bool) -> Any:
 
 
 @_exact
-def _no_categories(
+def _skip_categories(
     hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
     best: float, found: Any, bits: Any,
 ) -> float:  # fmt: skip
-    """Stand for `_best_categories` where no feature is one, so that it need not be compiled."""
+    """Stand for `_find_best_categories` where no feature is one, so that it need not be
+    compiled.
+    """
     return best
 
 
@@ -220,7 +226,7 @@ def _sort_by_value(numbers: Any, values: Any, n: int) -> None:
 
 
 @_exact
-def _best_categories(
+def _find_best_categories(
     hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
     best: float, found: Any, bits: Any,
 ) -> float:  # fmt: skip
@@ -231,7 +237,7 @@ def _best_categories(
     H, N = totals[1], totals[2]
     g_all, h_all = totals[0] * gs, H * hs
     loss = g_all * facts[0]
-    constant = hist.shape[1] == _CONSTANT
+    constant = hist.shape[1] == _CONSTANT_CHANNELS
     last = hist.shape[1] - 1
     # Categories of few rows stay on the right.
     support, least = N / h_all, 10.0
@@ -260,7 +266,7 @@ def _best_categories(
             if N - nl < least_n or h_right < least_h:
                 break
             g_left = gl * gs
-            gain = _gain(g_left, h_left, g_all - g_left, h_right, loss, sign, low, high, l2)
+            gain = _split_gain(g_left, h_left, g_all - g_left, h_right, loss, sign, low, high, l2)
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, 0, 0
@@ -276,22 +282,22 @@ def _best_categories(
 
 
 #: Rows that stay in the nearest cache.
-_GRADIENT_TILE = 1024
+_GRADIENT_TILE_ROWS = 1024
 #: Of the bits of a float32 all but the sign. Of numbers without one, the larger has larger bits.
-_SIZE = np.int32(0x7FFFFFFF)
+_ABSOLUTE_BITS = np.int32(0x7FFFFFFF)
 
 
 @_inside
-def _largest(x: Any) -> Any:
+def _largest_bits(x: Any) -> Any:
     """Return the bits of the largest absolute value; NaN is larger than any number."""
     bits, found = x.view(np.int32), np.int32(0)
     for i in range(len(bits)):
-        found = max(found, bits[i] & _SIZE)
+        found = max(found, bits[i] & _ABSOLUTE_BITS)
     return found
 
 
 @_exact
-def binomial(y: Any, raw: Any, weight: Any, g: Any, h: Any, largest: Any) -> None:
+def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, largest: Any) -> None:
     """Write gradients and hessians of the log loss of two classes.
 
     Parameters
@@ -302,14 +308,14 @@ def binomial(y: Any, raw: Any, weight: Any, g: Any, h: Any, largest: Any) -> Non
     largest : ndarray of float32 of shape (2,)
         Of zeros. Becomes the largest of both, without their signs.
     """
-    small, of = np.empty(_GRADIENT_TILE), largest.view(np.int32)
-    for start in range(0, len(y), _GRADIENT_TILE):
-        n = min(_GRADIENT_TILE, len(y) - start)
+    small, of = np.empty(_GRADIENT_TILE_ROWS), largest.view(np.int32)
+    for start in range(0, len(y), _GRADIENT_TILE_ROWS):
+        n = min(_GRADIENT_TILE_ROWS, len(y) - start)
         part = small[:n]
         for i in range(n):
             # Of the smaller of both, so that nothing overflows.
             part[i] = -abs(raw[start + i])
-        raise_e(part)
+        exponentiate_in_place(part)
         for i in range(n):
             k = start + i
             larger = 1 / (1 + part[i])
@@ -320,26 +326,26 @@ def binomial(y: Any, raw: Any, weight: Any, g: Any, h: Any, largest: Any) -> Non
                 of_g *= weight[k]
                 of_h *= weight[k]
             g[k], h[k] = of_g, of_h
-        of[0] = max(of[0], _largest(g[start : start + n]))
-        of[1] = max(of[1], _largest(h[start : start + n]))
+        of[0] = max(of[0], _largest_bits(g[start : start + n]))
+        of[1] = max(of[1], _largest_bits(h[start : start + n]))
 
 
 #: By the name of the loss's kernel.
-COMPILED: dict[str, Any] = {"binomial": binomial}
+GRADIENT_LOOPS: dict[str, Any] = {"binomial": write_binomial_gradients}
 
 
 #: Rows of which the packed sums of a bin cannot overflow.
-_MOST, _MOST_ROUNDED = 65_535, 8_191
+_MAX_PACKED_ROWS, _MAX_ROUNDED_ROWS = 65_535, 8_191
 #: Rows that a loop asks for before it reads them.
-_AHEAD = 16
+_ROWS_AHEAD = 16
 #: Rows that are added up one number at a time.
-_FEW = 256
+_MAX_FEW_ROWS = 256
 #: Numbers without a sign: a place that has one is looked at for it.
 _ONE, _BYTE = np.uintp(1), np.uintp(8)
 
 
 @_exact
-def quantise(
+def pack_gradients(
     g: Any, h: Any, g_scale: float, h_scale: float, mode: int, salt: Any, key: Any, out: Any
 ) -> Any:
     """Round gradients and hessians to whole numbers, packed into 64 bits.
@@ -351,7 +357,7 @@ def quantise(
     g_scale, h_scale : float
         Powers of two that bring them below ``2**30`` and ``2**24``; below ``2**12`` to be rounded.
     mode : {CONSTANT, EXACT, ROUNDED}
-        What becomes of them; see :func:`sum_some`.
+        What becomes of them; see :func:`sum_chosen_rows`.
     salt : ndarray of uint32 of shape (n,)
         A hash of each row's number, by which numbers are rounded up or down.
     key : uint32
@@ -382,7 +388,7 @@ def quantise(
 
 
 @_inside
-def _flush(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
+def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
     """Add packed sums to a histogram of `out`, and begin anew."""
     for j in range(out.shape[0]):
         for b in range(out.shape[2]):
@@ -411,22 +417,22 @@ def _flush(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
 
 
 @_exact
-def sum_all(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
-    """Add the histograms of all rows to the only ones of `out`; see :func:`sum_some`."""
+def sum_all_rows(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
+    """Add the histograms of all rows to the only ones of `out`; see :func:`sum_chosen_rows`."""
     n = len(packed)
-    most = _MOST_ROUNDED if mode == ROUNDED else _MOST
+    most = _MAX_ROUNDED_ROWS if mode == ROUNDED else _MAX_PACKED_ROWS
     for start in range(0, n, most):
         stop = min(n, start + most)
         if mode == EXACT:
-            _add_pairs(rows, packed, start, stop, two)
+            _add_row_pairs(rows, packed, start, stop, two)
         else:
-            _add(rows, packed, start, stop, one)
-        _flush(mode, one, two, out, 0)
+            _add_packed_rows(rows, packed, start, stop, one)
+        _unpack_sums(mode, one, two, out, 0)
 
 
 @_inside
-def _add(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
-    """Add rows to packed sums, four at once; see :func:`_add_some`."""
+def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
+    """Add rows to packed sums, four at once; see :func:`_add_chosen_rows`."""
     d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
     bins, sums = rows.reshape(-1), one.reshape(-1)
     fours = stop - (stop - start) % 4
@@ -451,8 +457,8 @@ def _add(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
 
 
 @_inside
-def _add_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
-    """Add rows to sums of two numbers; see :func:`_add_some_pairs`."""
+def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
+    """Add rows to sums of two numbers; see :func:`_add_chosen_pairs`."""
     d, width = np.uintp(len(two)), np.uintp(rows.shape[1])
     bins, sums = rows.reshape(-1), two.reshape(-1)
     for i in range(start, stop, 2):
@@ -475,7 +481,7 @@ def _add_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
 
 
 @_inside
-def sum_some(
+def sum_chosen_rows(
     mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, out: Any, number: Any
 ) -> None:  # fmt: skip
     """Add the histograms of some rows to those of a number of `out`.
@@ -483,8 +489,8 @@ def sum_some(
     Parameters
     ----------
     mode : {CONSTANT, EXACT, ROUNDED}
-        How gradients and hessians are packed, by :func:`quantise`. CONSTANT: hessians are 1, and
-        `out` has no sums of them.
+        How gradients and hessians are packed, by :func:`pack_gradients`. CONSTANT: hessians are 1,
+        and `out` has no sums of them.
     rows : ndarray of uint8 of shape (n, width)
         The bins of each row.
     packed : ndarray of int64 of shape (n,)
@@ -497,33 +503,33 @@ def sum_some(
     number : int
     """
     n = len(index)
-    if n <= _FEW:
-        _sum_few(mode, rows, packed, index, out, number)
+    if n <= _MAX_FEW_ROWS:
+        _sum_few_rows(mode, rows, packed, index, out, number)
         return
-    most = _MOST_ROUNDED if mode == ROUNDED else _MOST
+    most = _MAX_ROUNDED_ROWS if mode == ROUNDED else _MAX_PACKED_ROWS
     for start in range(0, n, most):
         stop = min(n, start + most)
         if mode == EXACT:
-            _add_some_pairs(rows, packed, index, start, stop, two)
+            _add_chosen_pairs(rows, packed, index, start, stop, two)
         else:
-            _add_some(rows, packed, index, start, stop, one)
-        _flush(mode, one, two, out, number)
+            _add_chosen_rows(rows, packed, index, start, stop, one)
+        _unpack_sums(mode, one, two, out, number)
 
 
 @_inside
-def _add_some(rows: Any, packed: Any, index: Any, start: int, stop: int, one: Any) -> None:
+def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, one: Any) -> None:
     """Add some rows to packed sums, four at once, feature by feature.
 
     A bin that several of them have is then read while it is still being written, which processors
     foresee; a row later they do not.
     """
-    d, width, last = np.uintp(len(one)), np.uintp(rows.shape[1]), len(index) - _AHEAD - 4
+    d, width, last = np.uintp(len(one)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 4
     bins, sums = rows.reshape(-1), one.reshape(-1)
     rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
     fours = stop - (stop - start) % 4
     for q in range(start, fours, 4):
         if q <= last:
-            for r in range(q + _AHEAD, q + _AHEAD + 4):
+            for r in range(q + _ROWS_AHEAD, q + _ROWS_AHEAD + 4):
                 soon = np.int64(index[r])
                 prefetch(rows_at + soon * line)
                 prefetch(packed_at + soon * 8)
@@ -547,17 +553,17 @@ def _add_some(rows: Any, packed: Any, index: Any, start: int, stop: int, one: An
 
 
 @_inside
-def _add_some_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, two: Any) -> None:
+def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, two: Any) -> None:
     """Add some rows to sums of two numbers, two rows at once.
 
     Both numbers of a bin in turn would be added as one, which takes long where it is read again.
     """
-    d, width, last = np.uintp(len(two)), np.uintp(rows.shape[1]), len(index) - _AHEAD - 2
+    d, width, last = np.uintp(len(two)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 2
     bins, sums = rows.reshape(-1), two.reshape(-1)
     rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
     for q in range(start, stop, 2):
         if q <= last:
-            for r in range(q + _AHEAD, q + _AHEAD + 2):
+            for r in range(q + _ROWS_AHEAD, q + _ROWS_AHEAD + 2):
                 soon = np.int64(index[r])
                 prefetch(rows_at + soon * line)
                 prefetch(packed_at + soon * 8)
@@ -581,7 +587,7 @@ def _add_some_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, t
 
 
 @_inside
-def _sum_few(
+def _sum_few_rows(
     mode: int, rows: Any, packed: Any, index: Any, out: Any, number: Any
 ) -> None:  # fmt: skip
     """Add the histograms of few rows: going through all bins would take longer."""
@@ -604,7 +610,7 @@ def _sum_few(
 
 
 @_inside
-def part_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
+def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
     """Move rows that go left before the others, in place and in order; return how many they are.
 
     Parameters
@@ -631,7 +637,7 @@ def part_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
 
 
 @_exact
-def part_and_sum(
+def partition_and_sum(
     mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare: Any, tasks: Any,
     tables: Any, one: Any, two: Any, out: Any,
 ) -> None:  # fmt: skip
@@ -640,7 +646,7 @@ def part_and_sum(
     Parameters
     ----------
     mode, rows, packed, one, two
-        As :func:`sum_some` takes them.
+        As :func:`sum_chosen_rows` takes them.
     columns : ndarray of uint8 of shape (n_features, n)
     index : ndarray of int32 of shape (n,)
         Rows of all leaves, one leaf's behind another's.
@@ -657,7 +663,7 @@ def part_and_sum(
     for k in range(len(tasks)):
         feature, start, stop, side = tasks[k]
         own = index[start:stop]
-        n_left = part_rows(columns[feature], tables[k], own, spare)
+        n_left = partition_rows(columns[feature], tables[k], own, spare)
         tasks[k, 1] = start + n_left
         if side < 0:
             continue
@@ -666,7 +672,7 @@ def part_and_sum(
                 for c in range(out.shape[3]):
                     out[j, number, b, c] = 0
         asked = own[n_left:] if side else own[:n_left]
-        sum_some(mode, rows, packed, asked, one, two, out, number)
+        sum_chosen_rows(mode, rows, packed, asked, one, two, out, number)
         number += 1
 
 

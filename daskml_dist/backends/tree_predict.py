@@ -14,14 +14,14 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_values
 
 __all__ = [
-    "add_answers",
-    "add_binned",
-    "add_masked",
-    "add_trees",
+    "add_binned_values",
+    "add_by_masks",
+    "add_forest_answers",
+    "add_tree_values",
     "depth_first",
-    "leaves_of",
-    "to_bins",
-    "walk_of",
+    "find_leaves",
+    "walk_subtree",
+    "write_bins",
 ]
 
 _exact = compiled_entry()
@@ -34,7 +34,7 @@ _MASK_ROWS = 512
 
 
 @_exact
-def add_masked(
+def add_by_masks(
     columns: Any, roots: Any, first: int, last: int, n_outputs: int, nodes: Any, value: Any,
     missing: int, tables: Any, out: Any,
 ) -> None:  # fmt: skip
@@ -61,7 +61,7 @@ def add_masked(
         n_leaves = (roots[t + 1] - roots[t] + 1) // 2
         n_words = (n_leaves + bits - 1) // bits
         for low in range(0, n_words * bits, bits):
-            n_used = _fill(
+            n_used = _fill_mask_tables(
                 roots[t],
                 roots[t + 1],
                 low,
@@ -76,8 +76,8 @@ def add_masked(
             for start in range(0, n, _MASK_ROWS):
                 m = min(n - start, _MASK_ROWS)
                 rest = alive[:m]
-                rest[:] = _bits(0, n_leaves - low, tables)
-                _rule_out(columns[:, start:], tables, used, n_used, rest)
+                rest[:] = _bit_range(0, n_leaves - low, tables)
+                _rule_out_leaves(columns[:, start:], tables, used, n_used, rest)
                 if n_words == 1:
                     for i in range(m):
                         out[start + i, output] += values[_zeros_below(rest[i])]
@@ -88,7 +88,7 @@ def add_masked(
 
 
 @_inside
-def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
+def _rule_out_leaves(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
     """Clear the bits of the leaves that rows cannot reach."""
     for s in range(0, n_used, 4):
         a, b, c, d = (
@@ -103,7 +103,7 @@ def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> N
 
 
 @_inside
-def _bits(first: int, end: int, tables: Any) -> Any:
+def _bit_range(first: int, end: int, tables: Any) -> Any:
     """Return a word in which bits `first` to `end` are set, as far as it has them."""
     word, n = tables.dtype.type, 8 * tables.itemsize
     first, end = max(first, 0), min(end, n)
@@ -113,11 +113,13 @@ def _bits(first: int, end: int, tables: Any) -> Any:
 
 
 @_inside
-def _fill(
+def _fill_mask_tables(
     root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
     used: Any, values: Any,
 ) -> int:  # fmt: skip
-    """Make a tree's tables of the features it uses; return their number, padded to a multiple of 4."""
+    """Make a tree's tables of the features it uses; return their number, padded to a multiple of
+    4.
+    """
     feature, bins, left, missing_left, category, bitsets = nodes
     size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)
@@ -135,8 +137,8 @@ def _fill(
         child = left[k] - root
         middle = begin[child + 1] = at + size[child]
         begin[child] = at
-        stay = ~_bits(at - low, middle - low, tables)
-        leave = ~_bits(middle - low, at + size[k - root] - low if both else 0, tables)
+        stay = ~_bit_range(at - low, middle - low, tables)
+        leave = ~_bit_range(middle - low, at + size[k - root] - low if both else 0, tables)
         if stay == leave:  # no leaf of the word is under the node
             continue
         slot = slots[feature[k]]
@@ -151,9 +153,9 @@ def _fill(
                 goes = (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 1
                 table[b] &= leave if goes else stay
         else:
-            _and(table[bins[k] + 1 : missing], stay)
+            _mask_entries(table[bins[k] + 1 : missing], stay)
             if both:
-                _and(table[: min(bins[k] + 1, missing)], leave)
+                _mask_entries(table[: min(bins[k] + 1, missing)], leave)
         table[missing] &= leave if missing_left[k] else stay
     while n_used % 4:
         # Once more the first: what is ruled out twice stays so.
@@ -164,17 +166,17 @@ def _fill(
 
 
 @_inside
-def _and(row: Any, word: Any) -> None:
+def _mask_entries(row: Any, word: Any) -> None:
     for b in range(len(row)):
         row[b] &= word
 
 
 #: Rows that go through all trees together, and those that go through a tree side by side.
-_FOREST_ROWS, _SIDE = 512, 8
+_FOREST_ROWS, _ROWS_SIDE_BY_SIDE = 512, 8
 
 
 @_inside
-def _next(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
+def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
     """Return the node that a row goes to from another; a leaf's is itself."""
     x = X[i, facts[k, 0]]
     left = facts[k, 1]
@@ -184,7 +186,7 @@ def _next(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
 
 
 @_exact
-def add_answers(
+def add_forest_answers(
     X: Any, roots: Any, threshold: Any, facts: Any, depths: Any, values: Any, out: Any
 ) -> None:
     """Add the answers of all trees, in their order.
@@ -206,7 +208,7 @@ def add_answers(
     for start in range(0, n, _FOREST_ROWS):
         stop = min(n, start + _FOREST_ROWS)
         for t in range(len(roots) - 1):
-            _descend(X, start, stop, roots[t], depths[t], threshold, facts, at)
+            _descend_rows(X, start, stop, roots[t], depths[t], threshold, facts, at)
             for i in range(start, stop):
                 k = at[i - start]
                 for v in range(n_values):
@@ -214,23 +216,23 @@ def add_answers(
 
 
 @_inside
-def _descend(
+def _descend_rows(
     X: Any, start: Any, stop: Any, root: Any, depth: Any, threshold: Any, facts: Any, at: Any
 ) -> None:
     """Write the leaves that rows end in."""
     i = start
-    while i + _SIDE <= stop:
+    while i + _ROWS_SIDE_BY_SIDE <= stop:
         a: Any = np.int64(root)
         b = c = d = e = f = g = h = a
         for _ in range(depth):
-            a1 = _next(X, i, a, threshold, facts)
-            b1 = _next(X, i + 1, b, threshold, facts)
-            c1 = _next(X, i + 2, c, threshold, facts)
-            d1 = _next(X, i + 3, d, threshold, facts)
-            e1 = _next(X, i + 4, e, threshold, facts)
-            f1 = _next(X, i + 5, f, threshold, facts)
-            g1 = _next(X, i + 6, g, threshold, facts)
-            h1 = _next(X, i + 7, h, threshold, facts)
+            a1 = _next_node(X, i, a, threshold, facts)
+            b1 = _next_node(X, i + 1, b, threshold, facts)
+            c1 = _next_node(X, i + 2, c, threshold, facts)
+            d1 = _next_node(X, i + 3, d, threshold, facts)
+            e1 = _next_node(X, i + 4, e, threshold, facts)
+            f1 = _next_node(X, i + 5, f, threshold, facts)
+            g1 = _next_node(X, i + 6, g, threshold, facts)
+            h1 = _next_node(X, i + 7, h, threshold, facts)
             moved = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
             moved |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
             a, b, c, d, e, f, g, h = a1, b1, c1, d1, e1, f1, g1, h1
@@ -239,23 +241,23 @@ def _descend(
         k = i - start
         at[k], at[k + 1], at[k + 2], at[k + 3] = a, b, c, d
         at[k + 4], at[k + 5], at[k + 6], at[k + 7] = e, f, g, h
-        i += _SIDE
+        i += _ROWS_SIDE_BY_SIDE
     while i < stop:
         last: Any = np.int64(root)
         for _ in range(depth):
-            last = _next(X, i, last, threshold, facts)
+            last = _next_node(X, i, last, threshold, facts)
         at[i - start] = last
         i += 1
 
 
 @_exact
-def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out: Any) -> None:
+def find_leaves(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out: Any) -> None:
     """Write the leaf of each tree that rows end in, as its number in the tree."""
     for i in range(len(X)):
         for t in range(len(roots) - 1):
             k: Any = np.int64(roots[t])
             while True:
-                after = _next(X, i, k, threshold, facts)
+                after = _next_node(X, i, k, threshold, facts)
                 if after == k:
                     break
                 k = after
@@ -285,7 +287,7 @@ def depth_first(roots: Any, left: Any) -> Any:
 
 
 @_exact
-def walk_of(left: Any, root: int) -> Any:
+def walk_subtree(left: Any, root: int) -> Any:
     """Return nodes from a root: children of a node behind each other, the left subtree's first."""
     order = np.empty(len(left), np.int64)
     stack = np.empty(len(left), np.int64)
@@ -302,10 +304,10 @@ def walk_of(left: Any, root: int) -> Any:
 
 
 #: Cells of a feature's grid, which tells roughly in which bin a value is.
-_CELLS = 1024
+_GRID_CELLS = 1024
 
 
-def to_bins(
+def write_bins(
     X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
     seen: Any,
 ) -> None:  # fmt: skip
@@ -326,12 +328,12 @@ def to_bins(
     """
     d = X.shape[1]
     # Made here, since numba would compile each array that the loop makes.
-    starts, lows, scales = np.zeros((d, _CELLS + 2), np.int32), np.zeros(d), np.zeros(d)
-    _to_bins(X, table, n_edges, categorical, missing, rows, columns, seen, starts, lows, scales)
+    starts, lows, scales = np.zeros((d, _GRID_CELLS + 2), np.int32), np.zeros(d), np.zeros(d)
+    _write_bins(X, table, n_edges, categorical, missing, rows, columns, seen, starts, lows, scales)
 
 
 @_exact
-def _to_bins(
+def _write_bins(
     X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
     seen: Any, starts: Any, lows: Any, scales: Any,
 ) -> None:  # fmt: skip
@@ -340,13 +342,13 @@ def _to_bins(
     for j in range(d):
         m = n_edges[j]
         low, high = (table[j, 0], table[j, m - 1]) if m else (0.0, 0.0)
-        scale = _CELLS / (high - low)
+        scale = _GRID_CELLS / (high - low)
         if not (scale > 0 and scale < 1e300):
             scale = 0.0
         lows[j], scales[j] = low, scale
         for e in range(m):
-            starts[j, _cell(table[j, e], low, scale) + 1] += 1
-        for c in range(_CELLS + 1):
+            starts[j, _grid_cell(table[j, e], low, scale) + 1] += 1
+        for c in range(_GRID_CELLS + 1):
             starts[j, c + 1] += starts[j, c]
     for start in range(0, n, 256):
         stop = start + 256 if start + 256 < n else n
@@ -357,7 +359,7 @@ def _to_bins(
                 b = missing
                 if value == value:
                     # Edges of lower cells are smaller, those of higher ones are not.
-                    c = _cell(value, low, scale)
+                    c = _grid_cell(value, low, scale)
                     b, end = at[c], at[c + 1]
                     while end - b > 2:
                         middle = (b + end) >> 1
@@ -377,20 +379,22 @@ def _to_bins(
 
 
 @_inside
-def _cell(value: Any, low: Any, scale: Any) -> Any:
+def _grid_cell(value: Any, low: Any, scale: Any) -> Any:
     """Return the cell of a value in an even grid; it is monotonic in the value."""
     at = (value - low) * scale
-    if at >= _CELLS:
-        return _CELLS
+    if at >= _GRID_CELLS:
+        return _GRID_CELLS
     return np.int64(at) if at > 0 else 0
 
 
 #: Rows that go through all trees together.
-_ROWS = 256
+_TREE_ROWS = 256
 
 
 @_exact
-def add_binned(rows: Any, feature: Any, left: Any, tables: Any, value: Any, out: Any) -> None:
+def add_binned_values(
+    rows: Any, feature: Any, left: Any, tables: Any, value: Any, out: Any
+) -> None:
     """Add a tree's values of binned rows to `out`; `tables` tells per node which bins go left."""
     for i in range(len(out)):
         k = 0
@@ -400,7 +404,7 @@ def add_binned(rows: Any, feature: Any, left: Any, tables: Any, value: Any, out:
 
 
 @_exact
-def add_trees(
+def add_tree_values(
     X: Any, roots: Any, first: int, last: int, n_outputs: int, feature: Any, threshold: Any,
     left: Any, missing_left: Any, category: Any, bitsets: Any, value: Any, out: Any,
 ) -> None:  # fmt: skip
@@ -412,8 +416,8 @@ def add_trees(
         Categories by their numbers, NaN where they are missing or unknown.
     out : ndarray of float64 of shape (n, n_outputs)
     """
-    for start in range(0, len(X), _ROWS):
-        stop = min(len(X), start + _ROWS)
+    for start in range(0, len(X), _TREE_ROWS):
+        stop = min(len(X), start + _TREE_ROWS)
         for t in range(first, last):
             root, output = roots[t], (t - first) % n_outputs
             for i in range(start, stop):

@@ -26,19 +26,19 @@ __all__ = [
     "SplitLeaf",
     "TreeDevice",
     "TreeRows",
-    "check_dense",
-    "sparse_rows",
-    "trees_on",
+    "check_dense_rows",
+    "open_tree_device",
+    "sparse_rows_error",
 ]
 
 
-def check_dense(X: Any) -> None:
+def check_dense_rows(X: Any) -> None:
     """Check that rows of NumPy or CuPy are dense."""
     if hasattr(X, "tocsr"):
-        raise sparse_rows()
+        raise sparse_rows_error()
 
 
-def sparse_rows() -> InvalidDataError:
+def sparse_rows_error() -> InvalidDataError:
     """Return the error of sparse rows that are given to trees."""
     return InvalidDataError(
         "X is sparse, and trees need dense rows. Convert it: X.toarray(), X.map_blocks("
@@ -46,7 +46,7 @@ def sparse_rows() -> InvalidDataError:
     )
 
 
-def trees_on(device: str) -> TreeDevice:
+def open_tree_device(device: str) -> TreeDevice:
     """Return what trees grow on; called on the worker."""
     backend: Any = get_backend(device)
     if backend.device == "cpu":
@@ -157,7 +157,7 @@ class TreeRows(Protocol):
     def pack(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
-        """Pack the gradients of an output as whole numbers; see `tree_kernels.quantise`."""
+        """Pack the gradients of an output as whole numbers; see `tree_kernels.pack_gradients`."""
 
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram.
@@ -202,7 +202,9 @@ class TreeDevice(Protocol):
         """
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Return a context that turns the device's out-of-memory error into ours, with its remedy."""
+        """Return a context that turns the device's out-of-memory error into ours, with
+        its remedy.
+        """
 
     def to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
@@ -223,5 +225,5 @@ class TreeDevice(Protocol):
             What a unit of gradients, and of hessians, is.
         told : ndarray of int64 of shape (n_leaves, 12)
             Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
-            `tree_kernels.best_split` found, categories that go left.
+            `tree_kernels.find_best_split` found, categories that go left.
         """

@@ -18,33 +18,34 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.host_gather import parts_of
-from daskml_dist.backends.host_update import step_of
+from daskml_dist.backends.host_gather import locate_runs
+from daskml_dist.backends.host_update import compile_entry_step
 from daskml_dist.backends.intrinsics import (
-    LINE,
+    VECTOR_BYTES,
     array_at,
-    load,
+    broadcast_number,
+    load_vector,
     multiply_add,
     pointer,
     prefetch,
-    spread,
-    store,
-    zeros,
+    store_vector,
+    zero_vector,
 )
-from daskml_dist.backends.margins import AT_ROW
-from daskml_dist.backends.row_slices import Draw, over_threads
+from daskml_dist.backends.margins import LOSSES_AT_ROW
+from daskml_dist.backends.row_slices import Draw, run_over_threads
 
-__all__ = ["WideGather", "WideSteps", "make", "slope_loop"]
+__all__ = ["WideGather", "WideSteps", "compile_slopes", "make_wide_gather"]
 
 #: Rows, or features, whose sums are in registers together.
 TOGETHER = 8
 #: Rows ahead of which memory is asked for.
-_AHEAD = 8
+_ROWS_AHEAD = 8
 
 
-# `_loss` stands for the function of a loss, `_step` for `host_update.step_of`, others as named.
-def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
-def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
+# `_loss_at_row` stands for the function of a loss, `_step_entry` for
+# `host_update.compile_entry_step`, others as named.
+def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 def _take(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any: ...
 def _products(n: Any, rows: Any, w: Any, raw: Any) -> None: ...
 def _slopes(
@@ -60,7 +61,7 @@ def _update(
 ) -> None: ...
 
 
-def _take_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any:
+def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any:
     """Copy the rows of a batch, with their targets and weights; their number, and the next part.
 
     Parameters
@@ -86,7 +87,7 @@ def _take_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d:
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
         counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
-            ahead = starts[min(r + _AHEAD, n_runs - 1)]
+            ahead = starts[min(r + _ROWS_AHEAD, n_runs - 1)]
             for at in range(X_at + ahead * size, X_at + ahead * size + size, 64):
                 prefetch(at)
             prefetch(y_at + ahead * of_y)
@@ -106,38 +107,48 @@ def _take_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d:
     return n, p
 
 
-def _products_of(n: Any, rows: Any, w: Any, raw: Any) -> None:
+def _write_products(n: Any, rows: Any, w: Any, raw: Any) -> None:
     """Write the products of n rows, rounded up to eights, with all columns."""
     dtype, item = w.dtype, w.itemsize
     n_columns, width = w.shape[1], rows.shape[1]
     w_at, raw_at, line = w.ctypes.data, raw.ctypes.data, n_columns * item
     for i in range(0, n, 8):
         some = rows[i : i + 8]
-        for c in range(0, line, LINE):
-            a0, a1, a2, a3 = zeros(dtype), zeros(dtype), zeros(dtype), zeros(dtype)
-            a4, a5, a6, a7 = zeros(dtype), zeros(dtype), zeros(dtype), zeros(dtype)
+        for c in range(0, line, VECTOR_BYTES):
+            a0, a1, a2, a3 = (
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+            )
+            a4, a5, a6, a7 = (
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+            )
             for k in range(width):
-                v = load(w_at + k * line + c, dtype)
-                a0 = multiply_add(spread(some[0, k]), v, a0)
-                a1 = multiply_add(spread(some[1, k]), v, a1)
-                a2 = multiply_add(spread(some[2, k]), v, a2)
-                a3 = multiply_add(spread(some[3, k]), v, a3)
-                a4 = multiply_add(spread(some[4, k]), v, a4)
-                a5 = multiply_add(spread(some[5, k]), v, a5)
-                a6 = multiply_add(spread(some[6, k]), v, a6)
-                a7 = multiply_add(spread(some[7, k]), v, a7)
+                v = load_vector(w_at + k * line + c, dtype)
+                a0 = multiply_add(broadcast_number(some[0, k]), v, a0)
+                a1 = multiply_add(broadcast_number(some[1, k]), v, a1)
+                a2 = multiply_add(broadcast_number(some[2, k]), v, a2)
+                a3 = multiply_add(broadcast_number(some[3, k]), v, a3)
+                a4 = multiply_add(broadcast_number(some[4, k]), v, a4)
+                a5 = multiply_add(broadcast_number(some[5, k]), v, a5)
+                a6 = multiply_add(broadcast_number(some[6, k]), v, a6)
+                a7 = multiply_add(broadcast_number(some[7, k]), v, a7)
             at = raw_at + i * line + c
-            store(at, a0)
-            store(at + line, a1)
-            store(at + 2 * line, a2)
-            store(at + 3 * line, a3)
-            store(at + 4 * line, a4)
-            store(at + 5 * line, a5)
-            store(at + 6 * line, a6)
-            store(at + 7 * line, a7)
+            store_vector(at, a0)
+            store_vector(at + line, a1)
+            store_vector(at + 2 * line, a2)
+            store_vector(at + 3 * line, a3)
+            store_vector(at + 4 * line, a4)
+            store_vector(at + 5 * line, a5)
+            store_vector(at + 6 * line, a6)
+            store_vector(at + 7 * line, a7)
 
 
-def _slopes_of(
+def _write_slopes(
     n: Any, y: Any, mask: Any, stops: Any, raw: Any, losses: Any, parameters: Any
 ) -> None:
     """Add up the weighted losses of n rows by column; derivatives replace the products in `raw`."""
@@ -147,7 +158,7 @@ def _slopes_of(
             some, sums, weight = raw[i, first : stops[s]], losses[first : stops[s]], mask[i, s]
             if weight != 0:
                 for j in range(len(some)):
-                    value, slope = _loss(target, some[j], parameters)
+                    value, slope = _loss_at_row(target, some[j], parameters)
                     some[j] = slope * weight
                     sums[j] += value * weight
             else:
@@ -156,38 +167,48 @@ def _slopes_of(
             first = stops[s]
 
 
-def _shares_of(n: Any, rows: Any, raw: Any, grad: Any) -> None:
+def _write_gradient(n: Any, rows: Any, raw: Any, grad: Any) -> None:
     """Write the gradient: each feature's products with the derivatives of all columns."""
     dtype, item = raw.dtype, raw.itemsize
     n_columns, width = raw.shape[1], rows.shape[1]
     raw_at, grad_at, line = raw.ctypes.data, grad.ctypes.data, n_columns * item
     for k in range(0, width, 8):
-        for c in range(0, line, LINE):
-            a0, a1, a2, a3 = zeros(dtype), zeros(dtype), zeros(dtype), zeros(dtype)
-            a4, a5, a6, a7 = zeros(dtype), zeros(dtype), zeros(dtype), zeros(dtype)
+        for c in range(0, line, VECTOR_BYTES):
+            a0, a1, a2, a3 = (
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+            )
+            a4, a5, a6, a7 = (
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+                zero_vector(dtype),
+            )
             for i in range(n):
-                v = load(raw_at + i * line + c, dtype)
+                v = load_vector(raw_at + i * line + c, dtype)
                 x = rows[i]
-                a0 = multiply_add(spread(x[k]), v, a0)
-                a1 = multiply_add(spread(x[k + 1]), v, a1)
-                a2 = multiply_add(spread(x[k + 2]), v, a2)
-                a3 = multiply_add(spread(x[k + 3]), v, a3)
-                a4 = multiply_add(spread(x[k + 4]), v, a4)
-                a5 = multiply_add(spread(x[k + 5]), v, a5)
-                a6 = multiply_add(spread(x[k + 6]), v, a6)
-                a7 = multiply_add(spread(x[k + 7]), v, a7)
+                a0 = multiply_add(broadcast_number(x[k]), v, a0)
+                a1 = multiply_add(broadcast_number(x[k + 1]), v, a1)
+                a2 = multiply_add(broadcast_number(x[k + 2]), v, a2)
+                a3 = multiply_add(broadcast_number(x[k + 3]), v, a3)
+                a4 = multiply_add(broadcast_number(x[k + 4]), v, a4)
+                a5 = multiply_add(broadcast_number(x[k + 5]), v, a5)
+                a6 = multiply_add(broadcast_number(x[k + 6]), v, a6)
+                a7 = multiply_add(broadcast_number(x[k + 7]), v, a7)
             at = grad_at + k * line + c
-            store(at, a0)
-            store(at + line, a1)
-            store(at + 2 * line, a2)
-            store(at + 3 * line, a3)
-            store(at + 4 * line, a4)
-            store(at + 5 * line, a5)
-            store(at + 6 * line, a6)
-            store(at + 7 * line, a7)
+            store_vector(at, a0)
+            store_vector(at + line, a1)
+            store_vector(at + 2 * line, a2)
+            store_vector(at + 3 * line, a3)
+            store_vector(at + 4 * line, a4)
+            store_vector(at + 5 * line, a5)
+            store_vector(at + 6 * line, a6)
+            store_vector(at + 7 * line, a7)
 
 
-def _gradient_of(
+def _set_gradients(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, room: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any:  # fmt: skip
@@ -227,14 +248,14 @@ def _update_columns(
     for i in range(d):
         for j in range(n_columns):
             k = np.uint64(i * n_columns + j)
-            _step(state, k, grad[k] / n + l2[j] * w[k], rates[j], l1[j], numbers)
+            _step_entry(state, k, grad[k] / n + l2[j] * w[k], rates[j], l1[j], numbers)
     for i in range(d, n_rows):
         for j in range(n_columns):
             k = np.uint64(i * n_columns + j)
-            _step(state, k, grad[k] / n, rates[j], l1[j] - l1[j], numbers)
+            _step_entry(state, k, grad[k] / n, rates[j], l1[j] - l1[j], numbers)
 
 
-def _steps(
+def _take_steps(
     blocks: Any, parts: Any, counts: Any, rates: Any, numbers: Any, l1: Any, l2: Any, state: Any,
     w: Any, grad: Any, losses: Any, totals: Any, room: Any, stops: Any, parameters: Any, d: Any,
     n_rows: Any,
@@ -265,30 +286,30 @@ def _steps(
         _update(state, flat, n, rates[b], l1, l2, d, n_rows, numbers[b])
 
 
-def gradient_loop(at_row: Any) -> Any:
-    """Return `_gradient_of` compiled for the `at_row` of a loss."""
+def compile_gradient(at_row: Any) -> Any:
+    """Return `_set_gradients` compiled for the `at_row` of a loss."""
     return compiled_with(
-        _gradient_of,
-        _take=compiled_with(_take_rows),
-        _products=compiled_with(_products_of),
-        _slopes=compiled_with(_slopes_of, _loss=at_row),
-        _shares=compiled_with(_shares_of),
+        _set_gradients,
+        _take=compiled_with(_copy_batch_rows),
+        _products=compiled_with(_write_products),
+        _slopes=compiled_with(_write_slopes, _loss_at_row=at_row),
+        _shares=compiled_with(_write_gradient),
     )
 
 
-def slope_loop(at_row: Any) -> Any:
-    """Return `_slopes_of` compiled for the `at_row` of a loss."""
-    return compiled_with(_slopes_of, _loss=at_row)
+def compile_slopes(at_row: Any) -> Any:
+    """Return `_write_slopes` compiled for the `at_row` of a loss."""
+    return compiled_with(_write_slopes, _loss_at_row=at_row)
 
 
-def step_loop(gradient: Any, step: Any) -> Any:
-    """Return `_steps` compiled along a `gradient_loop` and an optimizer's step."""
-    update = compiled_with(_update_columns, exact=True, _step=step)
-    return compiled_with(_steps, _gradient=gradient, _update=update)
+def compile_steps(gradient: Any, step: Any) -> Any:
+    """Return `_take_steps` compiled along a `compile_gradient` and an optimizer's step."""
+    update = compiled_with(_update_columns, exact=True, _step_entry=step)
+    return compiled_with(_take_steps, _gradient=gradient, _update=update)
 
 
 #: Steps that are made together at most, and products in them: some 50 ms on one core.
-_STEPS, _PRODUCTS = 256, 1 << 30
+_MAX_STEPS_AT_ONCE, _PRODUCTS = 256, 1 << 30
 #: Products of a call that are worth another thread.
 _WORTH = 1 << 24
 
@@ -296,7 +317,7 @@ _WORTH = 1 << 24
 _AT_ONCE = 1 << 13
 
 
-def make(
+def make_wide_gather(
     loss: Any,
     shape: tuple[int, int],
     blocks: Mapping[int, tuple[Any, Any, Any | None]],
@@ -339,7 +360,9 @@ class WideGather:
     ) -> None:  # fmt: skip
         self._blocks = dict(blocks)  # whose memory must not be given to others
         self._place = {number: place for place, number in enumerate(blocks)}
-        self.where = np.array([[_address(a) for a in part] for part in blocks.values()], np.int64)
+        self.where = np.array(
+            [[_address_of(a) for a in part] for part in blocks.values()], np.int64
+        )
         X, y, _ = next(iter(blocks.values()))
         self.n_features = int(X.shape[1])
         self.dtype: np.dtype[Any] = np.dtype(X.dtype)
@@ -350,9 +373,9 @@ class WideGather:
         self._n_rows = -(-n_rows // TOGETHER) * TOGETHER
         self.products = n_rows * (self.n_features + 1) * shape[1]
         #: Steps that can be made together.
-        self.most_steps = int(min(_STEPS, max(1, _PRODUCTS // max(self.products, 1))))
-        at_row = AT_ROW.get(loss.each.kernel, type(loss.each).at_row)
-        self.gradient = gradient_loop(at_row)
+        self.most_steps = int(min(_MAX_STEPS_AT_ONCE, max(1, _PRODUCTS // max(self.products, 1))))
+        at_row = LOSSES_AT_ROW.get(loss.each.kernel, type(loss.each).at_row)
+        self.gradient = compile_gradient(at_row)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
         """Return, for each batch, :meth:`add_gradient` of its rows."""
@@ -360,7 +383,7 @@ class WideGather:
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
-        return parts_of(self._place, batches)
+        return locate_runs(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         """Add the gradients of a batch's summed losses to `out`; the loss of a column, meanly."""
@@ -379,7 +402,7 @@ class WideGather:
             out[-1, at] -= losses[:n]
             found[at] = losses[:n]
 
-        over_threads(some, self.n_lines(w.shape[1]), self.worth(w.shape[1]))
+        run_over_threads(some, self.n_lines(w.shape[1]), self.worth(w.shape[1]))
         return float(_mean_losses(found))
 
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
@@ -392,7 +415,7 @@ class WideGather:
 
     def n_lines(self, n_columns: int) -> int:
         """Return the number of vectors that hold a number of columns."""
-        return -(-n_columns * int(self.dtype.itemsize) // LINE)
+        return -(-n_columns * int(self.dtype.itemsize) // VECTOR_BYTES)
 
     def worth(self, n_columns: int, n_steps: int = 1) -> int:
         """Return the number of vectors of columns that are worth a thread."""
@@ -400,7 +423,7 @@ class WideGather:
 
     def columns(self, lines: slice, n_columns: int) -> slice:
         """Return the columns of some vectors."""
-        size = LINE // self.dtype.itemsize
+        size = VECTOR_BYTES // self.dtype.itemsize
         return slice(lines.start * size, min(lines.stop * size, n_columns))
 
     def stops(self, at: slice) -> NDArray[np.int64]:
@@ -410,7 +433,7 @@ class WideGather:
 
     def padded(self, w: NDArray[Any], at: slice) -> NDArray[Any]:
         """Return some columns of rows of the parameters, padded to whole vectors."""
-        size, n = LINE // self.dtype.itemsize, at.stop - at.start
+        size, n = VECTOR_BYTES // self.dtype.itemsize, at.stop - at.start
         own = np.zeros((self._width, -(-n // size) * size), self.dtype)
         used = self.n_features + self.has_intercept
         own[:used, :n] = w[:used, at]
@@ -452,7 +475,7 @@ class WideSteps:
         self.most = gather.most_steps
         self._state = step.state(optimizer)
         l1 = float(optimizer.l1.max()) if step.l1 else 0.0
-        self._loop = step_loop(gather.gradient, step_of(optimizer.each, l1, 1.0))
+        self._loop = compile_steps(gather.gradient, compile_entry_step(optimizer.each, l1, 1.0))
 
     def serves(self, step: Step) -> bool:
         """Say if a step is of the same arrays: those of a replica change when it is restored."""
@@ -475,7 +498,7 @@ class WideSteps:
             n = at.stop - at.start
             own, grad, losses, room = gather.scratch(w, at)
             opt_state = [gather.padded(array, at) for array in self._state[1:]]
-            penalties = [_behind(a[at].astype(dtype), own.shape[1]) for a in
+            penalties = [_pad_with_zeros(a[at].astype(dtype), own.shape[1]) for a in
                          (optimizer.l1, optimizer.l2)]  # fmt: skip
             own_rates = np.ones((len(steps), own.shape[1]), dtype)
             own_rates[:, :n] = rates[:, at]
@@ -490,7 +513,7 @@ class WideSteps:
             found[:, at] = totals[:, :n]
             w[-1, at] += totals[:, :n].sum(axis=0).astype(dtype)
 
-        over_threads(some, gather.n_lines(n_columns), gather.worth(n_columns, len(steps)))
+        run_over_threads(some, gather.n_lines(n_columns), gather.worth(n_columns, len(steps)))
         losses: NDArray[np.float64] = _mean_losses(found)
         return losses
 
@@ -502,13 +525,13 @@ def _mean_losses(losses: NDArray[Any]) -> Any:
     return sums / np.maximum(finite.sum(axis=-1), 1)
 
 
-def _behind(numbers: NDArray[Any], n: int) -> NDArray[Any]:
+def _pad_with_zeros(numbers: NDArray[Any], n: int) -> NDArray[Any]:
     """Return numbers with zeros behind them."""
     out = np.zeros(n, numbers.dtype)
     out[: len(numbers)] = numbers
     return out
 
 
-def _address(array: Any) -> int:
+def _address_of(array: Any) -> int:
     assert array is None or array.flags.c_contiguous
     return 0 if array is None else int(array.__array_interface__["data"][0])

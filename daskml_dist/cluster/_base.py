@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
 from daskml_dist.backends import get_backend
-from daskml_dist.backends.numpy_backend import centre_loops
+from daskml_dist.backends.numpy_backend import load_centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -264,7 +264,7 @@ class _Labels(_OfCentres):
         half, turned = (centres * centres).sum(axis=1) / 2, centres.T
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
-            if centre_loops(X, shift, len(centres)) is not None:
+            if load_centre_loops(X, shift, len(centres)) is not None:
                 return self(X)
             rows = X if shift is None else X - shift
             return np.asarray((half - rows @ turned).argmin(axis=1))

@@ -17,7 +17,7 @@ from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import get_scorer, get_scorer_names
 
-from daskml_dist.backends.trees import sparse_rows
+from daskml_dist.backends.trees import sparse_rows_error
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import nearest
@@ -148,7 +148,7 @@ def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
 
 def _check_alike(X: Any, X_val: Any, name: str) -> None:
     if issparse(X) or issparse(X_val):
-        raise sparse_rows()
+        raise sparse_rows_error()
     frames = is_dataframe_like(X), is_dataframe_like(X_val)
     if frames[0] != frames[1]:
         raise InvalidDataError(

@@ -14,7 +14,7 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import DEVICES
-from daskml_dist.backends.trees import sparse_rows
+from daskml_dist.backends.trees import sparse_rows_error
 from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_names import remember_dtypes
@@ -306,7 +306,7 @@ class BaseBoosting(BaseRounds):
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
         rows = super()._dataset_info(engine, run, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
-            raise sparse_rows()
+            raise sparse_rows_error()
         if where is not None and rows.classes is not None:
             sums = where.label_weights(rows.survey, rows.classes)
             if class_weight == "balanced":

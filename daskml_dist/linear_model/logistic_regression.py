@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.numpy_backend import few_entries
+from daskml_dist.backends.numpy_backend import has_few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.errors.suggestions import nearest
@@ -249,7 +249,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
             )
         model = LinearModel(
             self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept),
-            few_entries=few_entries(survey.n_rows, survey.n_features),
+            few_entries=has_few_entries(survey.n_rows, survey.n_features),
         )  # fmt: skip
         penalty = self._strengths(rows.weight_sum)
         return model, self._solver()(penalty, int(self.max_iter), float(self.tol))

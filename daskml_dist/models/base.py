@@ -677,4 +677,4 @@ def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[N
     """
     from daskml_dist.backends import pair_kernels  # loads numba
 
-    return pair_kernels.distinct(numbers)
+    return pair_kernels.find_distinct(numbers)

@@ -110,9 +110,9 @@ class GrownTree:
 
 def _walk_depth_first(left: Array, root: int = 0) -> Array:
     """Return the nodes below a root in depth-first order."""
-    from daskml_dist.backends.tree_predict import walk_of
+    from daskml_dist.backends.tree_predict import walk_subtree
 
-    found: Array = walk_of(left, root)
+    found: Array = walk_subtree(left, root)
     return found
 
 

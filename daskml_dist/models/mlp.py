@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.host_memory import keeping_memory
+from daskml_dist.backends.host_memory import keep_freed_memory
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.losses import Loss
@@ -156,7 +156,7 @@ class MLP(StagedModel, ColumnModel):
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
         """Return a context in which the memory of a step is reused by the next one."""
-        return keeping_memory()
+        return keep_freed_memory()
 
     def of_columns(self, start: int, stop: int) -> MLPColumns:
         """Return the part with some rows of the first layer's weights.

@@ -19,7 +19,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.namespace import cast, namespace, ones, total, zeros
-from daskml_dist.backends.nonnegative import left_squares, shares
+from daskml_dist.backends.nonnegative import divide_by_product, residual_squares
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["MultiplicativeUpdates", "check_signs", "multiply_by_ratio"]
@@ -142,7 +142,7 @@ class MultiplicativeUpdates:
         from daskml_dist.backends import nonnegative_kernels
 
         W, of = W.copy(), W.dtype.type
-        nonnegative_kernels.multiply(
+        nonnegative_kernels.multiply_weights(
             X.X.indptr, X.X.indices, X.X.data, X.rows, self.across, self.sizes, of(self.l1),
             of(self.l2), of(_SMALLEST_DIVISOR), W, most, tol,
         )  # fmt: skip
@@ -160,7 +160,7 @@ class MultiplicativeUpdates:
     def _weight_entries(self, X: Any, found: Any) -> Any:
         """Return ``X * found ** (beta - 2)`` of dense rows and their approximation."""
         if self.beta == 1:
-            return shares(X, found, _SMALLEST_DIVISOR)
+            return divide_by_product(X, found, _SMALLEST_DIVISOR)
         found = _raise_to_least(found, _SMALLEST_DIVISOR) if self.beta < 2 else found
         return X * found ** (self.beta - 2)
 
@@ -190,7 +190,7 @@ class MultiplicativeUpdates:
 
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
             least = W.dtype.type(_SMALLEST_DIVISOR)
-            nonnegative_kernels.add_shares(*csr, self.across, W, own, least, out)
+            nonnegative_kernels.add_component_shares(*csr, self.across, W, own, least, out)
             return
         if self.beta == 2:
             below += cast(own.T @ W, below.dtype)
@@ -211,7 +211,7 @@ class MultiplicativeUpdates:
             out = np.empty(len(X.rows))
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
             least = W.dtype.type(_SMALLEST_DIVISOR)
-            nonnegative_kernels.divergence(*csr, self.across, W, least, out)
+            nonnegative_kernels.write_divergences(*csr, self.across, W, least, out)
             return out + cast(W, double) @ cast(self.sizes, double)
         if self.beta == 2 and hasattr(X, "toarray"):
             of_rows = cast(self.products(X), double) * cast(W, double)
@@ -219,7 +219,7 @@ class MultiplicativeUpdates:
             own = self._sum_entries(X.with_values(X.values * X.values))
             return cast(own, double) / 2 + total(squares / 2 - of_rows, axis=1)
         if self.beta == 2:
-            return left_squares(X, W, self.across, self.backend) / 2
+            return residual_squares(X, W, self.across, self.backend) / 2
         return total(_divergence(X, self._multiply_out(W), self.beta), axis=1, dtype=double)
 
 

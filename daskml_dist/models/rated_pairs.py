@@ -178,9 +178,11 @@ class RatedPairs(StepModel):
 
     def _add_compiled(self, w: Any, at: Any, y: Any, weight: Any, out: Any) -> float | None:
         """Add the gradient of pairs in one compiled loop; return None where there is none."""
-        from daskml_dist.backends.pair_kernels import add_pairs
+        from daskml_dist.backends.pair_kernels import add_pair_gradients
 
-        return add_pairs(self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out)
+        return add_pair_gradients(
+            self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out
+        )
 
     def _take_rows(self, w: Any, at: Any) -> Any:
         """Return some rows of the parameters."""

@@ -300,12 +300,12 @@ class WideLinear(StepModel):
         if rows.weight is not None:
             mask = mask * rows.weight[:, None]
         if is_host(raw) and width == 1 and each.loss.kernel == "log_loss":
-            from daskml_dist.backends.margins import AT_ROW
-            from daskml_dist.backends.wide_gather import slope_loop
+            from daskml_dist.backends.margins import LOSSES_AT_ROW
+            from daskml_dist.backends.wide_gather import compile_slopes
 
             raw, losses = np.ascontiguousarray(raw.reshape(n, -1)), np.zeros(n_models)
             given = np.ascontiguousarray(y), np.ascontiguousarray(mask), np.array(self._stops)
-            slope_loop(AT_ROW["log_loss"])(n, *given, raw, losses, each.loss.parameters)
+            compile_slopes(LOSSES_AT_ROW["log_loss"])(n, *given, raw, losses, each.loss.parameters)
             return losses, raw
         flat = xp.reshape(raw, (n * n_models, width) if width > 1 else (n * n_models,))
         targets = xp.repeat(y, n_models)

@@ -74,7 +74,9 @@ class DocumentFit:
 
         gamma, out = self.gamma_of(X, np.exp(log_topics)), np.empty((X.shape[0], 2))
         rows = np.arange(X.shape[0])
-        topic_kernels.bounds(X.indptr, X.indices, X.data, rows, log_topics, self.prior, gamma, out)
+        topic_kernels.write_bounds(
+            X.indptr, X.indices, X.data, rows, log_topics, self.prior, gamma, out
+        )
         return out
 
 
@@ -83,7 +85,7 @@ def log_expectations(parameters: Array) -> Array:
     from daskml_dist.backends import topic_kernels
 
     out = np.empty_like(parameters)
-    topic_kernels.expectations(parameters, out)
+    topic_kernels.write_log_expectations(parameters, out)
     return out
 
 

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.backends.trees import check_dense
+from daskml_dist.backends.trees import check_dense_rows
 from daskml_dist.models.trees import Trees, number_depth_first
 
 __all__ = ["ForestLeaves", "RawForest", "RawTrees", "TreeLeaves"]
@@ -65,7 +65,7 @@ class RawTrees:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return raw predictions of shape (n,), or (n, n_outputs) for several outputs."""
-        check_dense(X)
+        check_dense_rows(X)
         found = np.empty((len(X), len(self.baseline)))
         found[:] = self.baseline
         self.add(X, 0, len(self.trees), found)
@@ -81,7 +81,7 @@ class RawTrees:
         forest = CupyForest(backend, self.trees, self.baseline)
 
         def apply(X: Any) -> NDArray[Any]:
-            check_dense(X)
+            check_dense_rows(X)
             found = forest(X)
             return found[:, 0] if len(self.baseline) == 1 else found
 
@@ -89,20 +89,20 @@ class RawTrees:
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the values of some trees."""
-        from daskml_dist.backends.row_slices import over_threads
+        from daskml_dist.backends.row_slices import run_over_threads
 
         X = np.ascontiguousarray(X)
         n, d = X.shape
         many = n >= _MANY_ROWS and d <= _FEATURES_A_TREE * (last - first)
         masked = many and self._word is not None and _walks.are_many(n * (last - first))
         add = self._add_masked if masked else self._add_walked
-        over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
+        run_over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
 
     def _add_walked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
-        from daskml_dist.backends.tree_predict import add_trees
+        from daskml_dist.backends.tree_predict import add_tree_values
 
         nodes = self.trees.nodes
-        add_trees(
+        add_tree_values(
             self.numbered(X), self.trees.roots, first, last, self.trees.n_per_iteration,
             nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
             nodes.bitsets, self._values, out,
@@ -110,15 +110,15 @@ class RawTrees:
 
     def _add_masked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the predictions of some trees to `out`, by bit masks of the leaves of each tree."""
-        from daskml_dist.backends.tree_predict import add_masked, to_bins
+        from daskml_dist.backends.tree_predict import add_by_masks, write_bins
 
         (n, d), bins, nodes = X.shape, self.trees.bins, self.trees.nodes
         rows, columns = np.empty((n, d), np.uint8), np.empty((d, n), np.uint8)
-        to_bins(
+        write_bins(
             X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, rows, columns,
             np.empty(d, np.uint8),
         )  # fmt: skip
-        add_masked(
+        add_by_masks(
             columns, self.trees.roots, first, last, self.trees.n_per_iteration,
             (nodes.feature, nodes.bin, nodes.left, nodes.missing_left, nodes.category,
              nodes.bitsets),
@@ -156,16 +156,16 @@ class TreeLeaves:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the numbers of leaves, of shape (n, n_trees)."""
-        from daskml_dist.backends.tree_predict import add_trees
+        from daskml_dist.backends.tree_predict import add_tree_values
 
-        check_dense(X)
+        check_dense_rows(X)
         nodes, n_trees = self.trees.nodes, len(self.trees)
         # Each tree adds to a column of its own, and what its leaves add are their numbers.
         found, numbers = (
             np.zeros((len(X), n_trees)),
             number_depth_first(self.trees).astype(np.float64),
         )
-        add_trees(
+        add_tree_values(
             np.ascontiguousarray(_number_categories(self.trees, X)), self.trees.roots, 0, n_trees,
             n_trees,
             nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
@@ -209,12 +209,12 @@ class RawForest:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return shares of classes, or means of targets, of shape (n, n_values)."""
-        from daskml_dist.backends.tree_predict import add_answers
+        from daskml_dist.backends.tree_predict import add_forest_answers
 
         values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
         for at, rows in _iterate_dense(X):
-            add_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
+            add_forest_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
         found /= len(self.trees)
         return found
 
@@ -283,12 +283,12 @@ class ForestLeaves:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the numbers of leaves, of shape (n, n_trees)."""
-        from daskml_dist.backends.tree_predict import leaves_of
+        from daskml_dist.backends.tree_predict import find_leaves
 
         found = np.empty((X.shape[0], len(self.trees)), np.int64)
         nodes, numbers = _weave_nodes(self.trees, X.dtype), number_depth_first(self.trees)
         for at, rows in _iterate_dense(X):
-            leaves_of(rows, self.trees.roots, *nodes, numbers, found[at])
+            find_leaves(rows, self.trees.roots, *nodes, numbers, found[at])
         return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from daskml_dist.backends.entries import of_arrays, where
+from daskml_dist.backends.entries import lift_to_arrays, where
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
@@ -202,7 +202,7 @@ class Optimizer(NamedParameters):
         # that both forms give the same bits.
         rate = np.float32(lr) if xp is np and w.itemsize == 4 else lr
         state = w, *map(opt_state.__getitem__, self.state_names)
-        return of_arrays(rule, xp), state, rate, self.coefficients(step)
+        return lift_to_arrays(rule, xp), state, rate, self.coefficients(step)
 
 
 @dataclass(frozen=True)

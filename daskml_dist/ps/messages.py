@@ -135,10 +135,10 @@ def sum_in_lane_order(
         for _, _, values in parts[1:]:
             total += values
         return first, total
-    from daskml_dist.backends.host_update import merged
+    from daskml_dist.backends.host_update import merge_gradients
 
     union, total = first, values
     for _, index, values in parts[1:]:
         assert index is not None
-        union, total = merged(union, total, index, values)
+        union, total = merge_gradients(union, total, index, values)
     return union, total

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.entries import of_arrays
+from daskml_dist.backends.entries import lift_to_arrays
 from daskml_dist.backends.namespace import namespace, numbers
 from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
 from daskml_dist.penalties import soft_threshold
@@ -92,14 +92,14 @@ class StackedOptimizer(Optimizer):
         if penalised and self.l1.any():
             strengths = l1 * l1_strength
             if kind.elementwise_update_l1 is not None:
-                of_arrays(kind.elementwise_update_l1, xp)(
+                lift_to_arrays(kind.elementwise_update_l1, xp)(
                     state, ..., grad, rate, strengths, coefficients
                 )
                 return
             most = (
-                of_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)
+                lift_to_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)
                 * strengths
             )
             soft_threshold(w, most)
             return
-        of_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)
+        lift_to_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.als import PIECE, LeastSquares, Ratings, Regressors, System
+from daskml_dist.backends.als import MAX_RATINGS_AT_ONCE, LeastSquares, Ratings, Regressors, System
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.factors import FactorModel
 from daskml_dist.solvers.keyed import (
@@ -166,7 +166,7 @@ class _ALSSweeps:
         equations, values = self._solver.equations, self.factors[_OTHER[side]]
         ready = _merge_duplicates if self._model.implicit else _fill_missing_values
         # Conjugate gradients go through the ratings of a row several times.
-        piece = PIECE if equations.steps is None else None
+        piece = MAX_RATINGS_AT_ONCE if equations.steps is None else None
         for touched, mapped in self._keyed.in_parts(side, values, ready, piece, again):
             yield self._model.regressors(touched, gram, self.mean), mapped
 

@@ -27,7 +27,7 @@ from daskml_dist.backends.item_bits import (
     add_item_counts,
     add_pair_counts,
     add_set_counts,
-    first_negative,
+    find_first_negative,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import BatchRows
@@ -338,9 +338,9 @@ class _SetCandidates:
     @classmethod
     def of(cls, at: _AprioriProgress, most: int) -> _SetCandidates:
         """Join the itemsets of the last level to candidates of the next one."""
-        from daskml_dist.backends.itemset_kernels import join
+        from daskml_dist.backends.itemset_kernels import join_frequent_sets
 
-        of, bounds, last = join(at.sets[-1], most)
+        of, bounds, last = join_frequent_sets(at.sets[-1], most)
         prefix = at.sets[-1][of]
         # Only items that some candidate has are counted: bits of others are not needed.
         is_there = np.zeros(len(at.items), bool)
@@ -390,7 +390,7 @@ class ItemCounts(Statistic):
         return (model.n_items,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
-        if (found := first_negative(rows.X, backend)) is not None:
+        if (found := find_first_negative(rows.X, backend)) is not None:
             row, value = found
             raise InvalidDataError(
                 f"Block {rows.block}: X holds {value:g} (row {rows.first + row} of the block). An "

@@ -384,12 +384,12 @@ class BatchedGradient(Statistic):
     def _add_by_kernel(
         self, model: StackedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
     ) -> None:
-        from daskml_dist.backends.stack_kernels import log_gradients
+        from daskml_dist.backends.stack_kernels import add_log_gradients
 
         w, bias = some.coefficients(model.each)
         gradient = np.zeros((len(w) + 1, len(bias)))
         every = np.arange(model.roles.n_splits)
-        log_gradients(
+        add_log_gradients(
             rows.X, np.ascontiguousarray(rows.y[:, 0]),
             training_weights(model, rows, every, rows.X.dtype, backend), some.stops(len(every)),
             w, bias, some.sums["losses"], gradient,

@@ -139,14 +139,14 @@ class BatchedScores(Statistic):
     def _score_by_kernel(
         self, model: StackedLinear, rows: BatchRows, some: ActiveCandidates
     ) -> Any:
-        from daskml_dist.backends.stack_kernels import log_scores
+        from daskml_dist.backends.stack_kernels import add_log_scores
 
         (w, bias), (y, roles) = some.coefficients(model.each), model.parted(rows.y)
         mask = cast(roles == self.role, y.dtype)
         if rows.weight is not None:
             mask *= rows.weight[:, None]
         sums = np.zeros((5, len(bias)))
-        log_scores(
+        add_log_scores(
             rows.X, np.ascontiguousarray(y), mask, some.stops(roles.shape[1]), w, bias,
             _MAX_LOG_LOSS, sums,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.mixture import add_expected, add_moments, near_rows
+from daskml_dist.backends.mixture import add_expected, add_moments, iterate_shifted_rows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
@@ -111,7 +111,7 @@ class _StartingMoments(_ComponentMoments):
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         k, d = means.shape
-        for at, near, some in near_rows(backend, rows.X, shift, weight, 2 * k * d):
+        for at, near, some in iterate_shifted_rows(backend, rows.X, shift, weight, 2 * k * d):
             shares = self._row_shares(rows, at, near, means, backend)
             shares = shares if some is None else shares * some[:, None]
             add_moments(near, shares, means, out[:-1, ...])

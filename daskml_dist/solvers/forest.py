@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.forests import ForestDevice, forests_on
+from daskml_dist.backends.forests import ForestDevice, open_forest_device
 from daskml_dist.models.bins import Bins, compute_forest_bin_edges
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
@@ -204,7 +204,7 @@ class _ForestRun:
 
 def _choose_device(device: str, growth: ForestParams) -> ForestDevice:
     """Return the device that trees grow on: only the host's loops find medians."""
-    return forests_on("cpu" if growth.criterion.needs_rows else device)
+    return open_forest_device("cpu" if growth.criterion.needs_rows else device)
 
 
 def _pack_trees(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:
@@ -253,12 +253,12 @@ def predict_out_of_bag(
 def _predict_lane(
     room: ForestRows, keys: Array, growing: ForestContext, trees: Trees
 ) -> list[Array]:
-    from daskml_dist.backends.forest_kernels import add_out_of_bag
+    from daskml_dist.backends.forest_kernels import add_out_of_bag_answers
 
     nodes = trees.nodes
     sums = np.zeros((len(room.y), nodes.value.shape[1]))
     times = np.zeros(len(room.y), np.int64)
-    add_out_of_bag(
+    add_out_of_bag_answers(
         room.rows, room.numbers, keys, growing.table, trees.roots, nodes.feature, nodes.bin,
         nodes.left, nodes.missing_left, growing.bins.max_bins, nodes.value, sums, times,
     )  # fmt: skip

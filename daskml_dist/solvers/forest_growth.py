@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from daskml_dist.backends.forests import ForestFacts
-from daskml_dist.backends.host_forests import drawn_lines
+from daskml_dist.backends.host_forests import draw_lane_lines
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import GrownTree, TreeFinisher
@@ -160,14 +160,14 @@ class ForestContext:
     def draw_lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
         """Return the lines of the rows that a tree draws."""
         found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
-        return drawn_lines(room, self.shared, self.make_tree_keys(tree)[0], factor, found)
+        return draw_lane_lines(room, self.shared, self.make_tree_keys(tree)[0], factor, found)
 
     def _balance_factors(self, lines: Array) -> NDArray[np.int64]:
         """Return the factors that give the classes of drawn rows equal weight."""
-        from daskml_dist.backends.forest_kernels import node_sums
+        from daskml_dist.backends.forest_kernels import add_node_sums
 
         sums = np.zeros((1, self.growth.n_sums + 2), np.int64)
-        node_sums(lines, sums[0], np.zeros(2 * self.growth.n_outputs))
+        add_node_sums(lines, sums[0], np.zeros(2 * self.growth.n_outputs))
         found: NDArray[np.int64] = self.balance_classes(sums)[0]
         return found
 
@@ -199,7 +199,7 @@ class ForestContext:
         bounds: Array,
     ) -> GrownTree:  # fmt: skip
         """Grow the part of a tree below a node."""
-        from daskml_dist.backends.forest_grow import grow, scratch_of_growth
+        from daskml_dist.backends.forest_grow import grow_tree, make_growth_scratch
 
         n, growth = max(2 * len(lines) - 1, 1), self.growth
         scale = float(self.scales.target) if growth.criterion.needs_rows else None
@@ -207,10 +207,10 @@ class ForestContext:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
         levels = len(lines) if growth.max_depth is None else max(growth.max_depth - depth, 0)
         room = GrownTree.room(n, growth.n_sums, self.bounded)
-        found = grow(
+        found = grow_tree(
             facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
             growth.signs, self.low, self.high, *room.arrays,
-            *scratch_of_growth(facts, growth.n_sums, len(lines), levels),
+            *make_growth_scratch(facts, growth.n_sums, len(lines), levels),
         )  # fmt: skip
         return room.first(found)
 

@@ -146,13 +146,13 @@ class JointGrower:
         self, level: list[_JointNode], small: list[_JointNode], depth: int
     ) -> list[_JointNode]:
         """Split the nodes of a level; their children."""
-        from daskml_dist.backends.forest_grow import may_be_split
+        from daskml_dist.backends.forest_grow import write_splittable
 
         sums, reach = self._sum_nodes(level)
         if not depth:
             self._facts, self._least = self._growing.pack_all_settings(sums[:, -2])
         tree, may = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
-        may_be_split(self._facts, tree, sums, reach, np.full(len(level), depth), may)
+        write_splittable(self._facts, tree, sums, reach, np.full(len(level), depth), may)
         mask = (1 << self._growing.scales.bits) - 1
         # Nodes of few rows wait: one trainer finishes each of them alone.
         few = (sums[:, -2] & mask) <= SMALL_NODE_ROWS
@@ -212,11 +212,11 @@ class JointGrower:
 
     def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
         """Split nodes, where that is worth it; their children."""
-        from daskml_dist.backends.forest_grow import settled
+        from daskml_dist.backends.forest_grow import settle_splits
 
         gain, of_children = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
         ways = np.empty((len(nodes), 2), np.uint64)
-        settled(
+        settle_splits(
             self._facts, self._least, np.array([node.tree for node in nodes]),
             np.array([node.sums for node in nodes]), best,
             np.ascontiguousarray(best[:, 1]).view(np.float64), self._growth.signs,

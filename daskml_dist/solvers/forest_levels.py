@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.forests import TOLD, ForestDevice, ForestFacts, ForestLane, Nodes
+from daskml_dist.backends.forests import N_CUT_FACTS, ForestDevice, ForestFacts, ForestLane, Nodes
 from daskml_dist.models.grown_tree import GrownTree
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_growth import ForestContext
@@ -69,7 +69,7 @@ def find_best_cuts(
 
     Where none of the first features of a node varies, it looks at more, up to the first that does.
     """
-    found = np.zeros((n, 1 + TOLD + facts.n_sums + 1), np.int64)
+    found = np.zeros((n, 1 + N_CUT_FACTS + facts.n_sums + 1), np.int64)
     found[:, 0] = -1
     first, last, which = 0, m, np.arange(n)
     while len(which) and first < last:
@@ -185,15 +185,15 @@ class _LevelGrower:
 
     def _open_nodes(self, nodes: Nodes, depth: Array, store: _LevelStore) -> tuple[Array, Array]:
         """Store nodes; which may be split, and the sums of these."""
-        from daskml_dist.backends.forest_grow import may_be_split
+        from daskml_dist.backends.forest_grow import write_splittable
 
         facts = self._facts
         sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
         reach = np.full((len(nodes), 2 * facts.n_outputs), -np.inf)
         self._lane.sums(nodes, sums, reach)
-        store.add(nodes, depth, sums, 1 + TOLD + facts.n_sums + 1)
+        store.add(nodes, depth, sums, 1 + N_CUT_FACTS + facts.n_sums + 1)
         may = np.zeros(len(nodes), np.bool_)
-        may_be_split(self._of_trees, nodes.tree, sums, reach, depth, may)
+        write_splittable(self._of_trees, nodes.tree, sums, reach, depth, may)
         (open_,) = np.nonzero(may)
         return open_, sums[open_]
 
@@ -201,7 +201,7 @@ class _LevelGrower:
         self, nodes: Nodes, sums: Array, number: Array, store: _LevelStore
     ) -> tuple[Nodes, Array]:
         """Split nodes, where that is worth it; their children, and the numbers of those split."""
-        from daskml_dist.backends.forest_grow import settled
+        from daskml_dist.backends.forest_grow import settle_splits
 
         if not len(nodes):
             return nodes, number
@@ -209,7 +209,7 @@ class _LevelGrower:
         gain, bounds = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
         ways = np.empty((len(nodes), 2), np.uint64)
         worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
-        settled(
+        settle_splits(
             self._of_trees, self._least, nodes.tree, sums, best, worths, self._facts.signs,
             nodes.bounds, nodes.path, gain, bounds, ways,
         )  # fmt: skip

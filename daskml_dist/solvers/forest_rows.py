@@ -147,7 +147,7 @@ class _TileWriter:
 
     def __call__(self, X: Array, y: Array, weight: Array | None, number: int, at: slice) -> None:
         """Put some rows, of which the first has a number among all."""
-        from daskml_dist.backends.forest_kernels import reach_of
+        from daskml_dist.backends.forest_kernels import widen_bin_reach
 
         made, bins = self._made, self._bins
         of = made.rows[at]
@@ -165,7 +165,7 @@ class _TileWriter:
                 made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
             counts = made.given[at] > 0
             X, of = X[counts], of[counts]
-        reach_of(X, of, made.low, made.high)
+        widen_bin_reach(X, of, made.low, made.high)
 
 
 def scale_to_integers(

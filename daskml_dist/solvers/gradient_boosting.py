@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows, trees_on
+from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows, open_tree_device
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draw_by_hash
@@ -102,7 +102,7 @@ class _BoostingRun:
 
     def __init__(self, solver: GradientBoostingSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
-        self._device = trees_on(rows.device)
+        self._device = open_tree_device(rows.device)
         self._aside = None if solver.aside is None else solver.aside.located(rows)
         kept = rows.kept or solver.begin
         self._before: list[Tree] = []
@@ -306,10 +306,10 @@ def _row_weights(room: BinnedRows, at: slice) -> Array:
 
 def _add_tree_values(room: BinnedRows, tree: Tree, output: int) -> None:
     """Add a tree's values to the raw predictions of binned rows."""
-    from daskml_dist.backends.tree_predict import add_binned
+    from daskml_dist.backends.tree_predict import add_binned_values
 
     tables = np.stack([tree.goes_left(i, room.bins) for i in range(len(tree.feature))])
-    add_binned(
+    add_binned_values(
         room.rows, tree.feature, tree.left, tables, tree.value[:, 0], room.extra["raw"][output]
     )
 

@@ -256,7 +256,7 @@ class PageRankSolver(KeyedSolver):
 
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
         """Iterate until the ranks settle."""
-        from daskml_dist.backends.graph_kernels import pull_ranks
+        from daskml_dist.backends.graph_kernels import update_ranks
 
         n = keyed.n_keys[_SPACE]
         lanes = {at.lane: _PageRankLane(at, n, self) for at in keyed.ranges(_SPACE)}
@@ -273,7 +273,7 @@ class PageRankSolver(KeyedSolver):
         def pull(rows: KeyedRows) -> tuple[float, float]:
             lane, at = lanes[rows.range.lane], rows.range.own
             weights = np.empty(0) if rows.values is None else rows.values
-            change = pull_ranks(
+            change = update_ranks(
                 rows.indptr, rows.indices, weights, touched, lane.fixed, lane.spread,
                 self.damping, dangling, ranks[at],
             )  # fmt: skip
@@ -383,14 +383,14 @@ class ConnectedComponentsSolver(KeyedSolver):
 
 def _smallest_neighbours(keyed: KeyedEntries, grand: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the smallest grandparent of each vertex and its neighbours."""
-    from daskml_dist.backends.graph_kernels import pull_smallest
+    from daskml_dist.backends.graph_kernels import update_smallest_labels
 
     least = grand.copy()
     for side in ("in", "out"):
         touched = keyed.touched(side, grand)
 
         def pull(rows: KeyedRows, touched: Any = touched) -> None:
-            pull_smallest(rows.indptr, rows.indices, touched, least[rows.range.own])
+            update_smallest_labels(rows.indptr, rows.indices, touched, least[rows.range.own])
 
         keyed.map(pull, side)
     return least

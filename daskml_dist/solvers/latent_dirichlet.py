@@ -94,13 +94,13 @@ class TopicWords(_DocumentStatistic):
         stream = np.random.SeedSequence((self.seed, self.round, rows.block + 1))
         # Variational parameters of the documents start at random, by seed and place alone.
         gamma = np.empty((len(at), self.topics.shape[1]))
-        topic_kernels.draw(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
+        topic_kernels.draw_gamma(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
         _, shares = self.fit(X, places[at], self.topics, gamma)
         found = backend.to_numpy(out)
         if not found.flags.writeable:
             found = found.copy()
         csr = X.indptr, X.indices, X.data
-        topic_kernels.add_words(*csr, places[at], self.topics, shares, found[:-1])
+        topic_kernels.add_word_counts(*csr, places[at], self.topics, shares, found[:-1])
         found[-1] += len(at)
         if found is not out:
             out[...] = backend.to_device(found)

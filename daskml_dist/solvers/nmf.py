@@ -27,7 +27,11 @@ from scipy.special import ndtri
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
-from daskml_dist.backends.nonnegative import descend, left_squares, nonnegative
+from daskml_dist.backends.nonnegative import (
+    descend_coordinates,
+    residual_squares,
+    solve_nonnegative,
+)
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs, multiply_by_ratio
@@ -384,7 +388,7 @@ class LeastSquaresWeights(Statistic):
             W = solve_row_weights(gram, products, self.l1, self.l2, self.sweeps, self.tol)
             own = multiply_by_weight(W, part.weight)
             if self.only_error and not sparse:
-                squares = left_squares(part.X, W, across, backend)
+                squares = residual_squares(part.X, W, across, backend)
                 error = error + total(multiply_by_weight(squares[:, None], part.weight)) / 2
                 continue
             squares = cast(own.T @ W, out.dtype)
@@ -416,7 +420,7 @@ def solve_row_weights(
         gram = gram + zeros(tuple(gram.shape), gram.dtype, like=gram)
         for t in range(gram.shape[0]):
             gram[t, t] += l2
-    return nonnegative(gram, products - l1 if l1 else products, sweeps, tol)
+    return solve_nonnegative(gram, products - l1 if l1 else products, sweeps, tol)
 
 
 @dataclass(frozen=True)
@@ -486,7 +490,7 @@ class LeastSquaresNMF(NonnegativeSolver):
             at.H, at.done = ahead, True
             return
         new = ahead.copy()
-        descend(gram, slope, new, _COMPONENT_SWEEPS, 0.0)
+        descend_coordinates(gram, slope, new, _COMPONENT_SWEEPS, 0.0)
         at.advance(new)
 
 

@@ -193,7 +193,7 @@ class TreeGrower:
     ----------
     rows : OwnRows
     rooms : sequence of BinnedRows
-        Of each own lane, with gradients in ``extra["packed"]`` (`tree_kernels.quantise`).
+        Of each own lane, with gradients in ``extra["packed"]`` (`tree_kernels.pack_gradients`).
     bins : Bins
     growth : TreeParams
     missing : ndarray of uint8 of shape (n_features,)

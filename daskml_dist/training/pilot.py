@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import OptimizeResult, minimize
 
-from daskml_dist.backends.entries import of_arrays
+from daskml_dist.backends.entries import lift_to_arrays
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.backends.row_slices import over_threads
+from daskml_dist.backends.row_slices import run_over_threads
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TRAIN, FoldAssignment, WideLinear
@@ -565,7 +565,7 @@ class StackedPilot:
                         rows = BatchRows(X[tile], self._y[tile], None)
                         model.add_gradient(wide, rows, part, self.pilot.backend)
 
-        over_threads(add, len(starts), least=1)
+        run_over_threads(add, len(starts), least=1)
         out = parts.sum(axis=0)
         return -out[-1], out[:-1]
 
@@ -613,7 +613,7 @@ class StackedPilot:
         w, opt_state = w.copy(), {name: array.copy() for name, array in opt_state.items()}
         l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))
         state = w, *map(opt_state.__getitem__, optimizer.state_names)
-        move = of_arrays(type(optimizer).elementwise_update, np)
+        move = lift_to_arrays(type(optimizer).elementwise_update, np)
         starts = list_trial_starts(first, pilot.n_rows, batch, len(w))
         model, wide = self._wide_model(len(columns)), _append_loss_row(w)
         with np.errstate(all="ignore"):

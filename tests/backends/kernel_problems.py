@@ -21,7 +21,7 @@ def every_version(dtype):
     """A number of features, and an alignment, for each version of the gradient's kernel."""
     found = {}
     for alignment, d in itertools.product((16, 8, 4, 2), range(1, 2050)):
-        teams = kernels._teams(d, dtype, alignment)
+        teams = kernels._plan_teams(d, dtype, alignment)
         if teams is not None:
             assert teams.lanes * teams.chunks * teams.vector >= d
             assert d % teams.vector == 0

@@ -27,8 +27,8 @@ def test_both_ways_give_the_same_bins(dtype: Any, monkeypatch: pytest.MonkeyPatc
         X[rng.random((n, d)) < 0.1] = np.nan
         X[0, :2] = np.inf, -np.inf
         found = []
-        for few in (binning._FEW, 0):
-            monkeypatch.setattr(binning, "_FEW", few)
+        for few in (binning._MAX_VALUES_IN_NUMPY, 0):
+            monkeypatch.setattr(binning, "_MAX_VALUES_IN_NUMPY", few)
             rows, columns = np.zeros((n, 8), np.uint8), np.zeros((d, n), np.uint8)
             seen = np.zeros(d, np.uint8)
             binning.put_in_bins(X, table, n_edges, categorical, missing, rows, columns, seen)

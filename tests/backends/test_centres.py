@@ -89,11 +89,11 @@ def test_rows_at_any_byte_and_rows_that_are_not_finite() -> None:
     room[...] = X
     sums = [np.zeros((3, 8)) for _ in range(3)]
     shift = np.zeros(7)
-    centre_kernels.assign(X, shift, X[:3], None, sums[0], Scratch())
-    centre_kernels.assign(room, shift, X[:3], None, sums[1], Scratch())
+    centre_kernels.add_to_nearest(X, shift, X[:3], None, sums[0], Scratch())
+    centre_kernels.add_to_nearest(room, shift, X[:3], None, sums[1], Scratch())
     np.testing.assert_array_equal(sums[0], sums[1])
     X[77, 3] = np.nan
-    inertia = centre_kernels.assign(X, shift, X[:3], None, sums[2], Scratch())
+    inertia = centre_kernels.add_to_nearest(X, shift, X[:3], None, sums[2], Scratch())
     assert np.isnan(inertia)
     assert np.isnan(sums[2]).any()
 

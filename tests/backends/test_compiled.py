@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numba
 
-from daskml_dist.backends.compiled import INSIDE, _turn, compiled_inside
+from daskml_dist.backends.compiled import INSIDE, _take_turn, compiled_inside
 
 
 def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
@@ -17,11 +17,11 @@ def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
 
     def second() -> None:
         asked.set()
-        with _turn(folder):
+        with _take_turn(folder):
             assert first_left.is_set()
             events.append("second")
 
-    with _turn(folder):
+    with _take_turn(folder):
         thread = threading.Thread(target=second)
         thread.start()
         assert asked.wait(60)
@@ -34,7 +34,7 @@ def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
 def test_a_turn_needs_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (None, str(tmp_path / "file" / "below")):
-        with _turn(folder):
+        with _take_turn(folder):
             pass
 
 

@@ -75,8 +75,8 @@ def test_only_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         waited.append(array.shape)
         return array.copy()
 
-    monkeypatch.setattr(cupy_backend, "_PINNED_FROM", 400)
-    monkeypatch.setattr(cupy_backend, "pinned_copy", lambda cupy: copy)
+    monkeypatch.setattr(cupy_backend, "_MIN_PINNED_BYTES", 400)
+    monkeypatch.setattr(cupy_backend, "thread_pinned_copy", lambda cupy: copy)
     monkeypatch.setattr(EmulatedCupy, "problem", lambda: None)
     plug_in(EmulatedCupy, monkeypatch)
     dense = np.random.default_rng(0).normal(size=(240, 2))

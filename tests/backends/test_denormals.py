@@ -11,10 +11,12 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist.backends.denormals import _calls, arithmetic
+from daskml_dist.backends.denormals import _find_mode_functions, arithmetic
 from daskml_dist.neural_network import MLPClassifier
 
-pytestmark = pytest.mark.skipif(_calls() is None, reason="a system whose modes are not known")
+pytestmark = pytest.mark.skipif(
+    _find_mode_functions() is None, reason="a system whose modes are not known"
+)
 
 SMALL = np.full(64, 1e-39, np.float32)
 

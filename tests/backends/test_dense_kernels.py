@@ -7,14 +7,14 @@ import pytest
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.dense_kernels import KERNELS
-from daskml_dist.backends.numpy_backend import FUSED as KNOWN
+from daskml_dist.backends.numpy_backend import FUSED_LOSSES as KNOWN
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.training.worker import reader
 
-FUSED = sorted(name for name, loss in LOSSES.items() if loss.kernel in KERNELS)
+FUSED_LOSSES = sorted(name for name, loss in LOSSES.items() if loss.kernel in KERNELS)
 
 
 def _problem(loss, dtype, n=3_000, d=7, seed=0):
@@ -45,7 +45,7 @@ def test_the_backend_knows_what_has_a_kernel() -> None:
     assert KERNELS.keys() <= {loss.kernel for loss in LOSSES.values()}
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", FUSED_LOSSES)
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 2e-6), ("float64", 1e-13)])

@@ -34,10 +34,10 @@ def test_its_bits_do_not_depend_on_neighbours():
 
 def test_few_numbers_have_the_bits_of_many():
     """NumPy raises few numbers, a compiled loop many."""
-    x = np.random.default_rng(3).uniform(-750, 715, exponential_module._SMALL + 1)
+    x = np.random.default_rng(3).uniform(-750, 715, exponential_module._MAX_NUMBERS_IN_NUMPY + 1)
     x[:8] = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-310, -745.2, 709.9]
     many = exponential(x)
-    for n in (1, 7, 8, 9, 15, 16, 17, 31, 33, 1023, exponential_module._SMALL):
+    for n in (1, 7, 8, 9, 15, 16, 17, 31, 33, 1023, exponential_module._MAX_NUMBERS_IN_NUMPY):
         few = exponential(x[:n])
         np.testing.assert_array_equal(few, many[:n])
 

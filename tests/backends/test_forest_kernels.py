@@ -10,7 +10,11 @@ import numba
 import numpy as np
 import pytest
 
-from daskml_dist.backends.cupy_forests import CupyForests, _numbers, _ordered
+from daskml_dist.backends.cupy_forests import (
+    CupyForests,
+    _from_ordered_integers,
+    _to_ordered_integers,
+)
 from daskml_dist.backends.forest_cuts import ENTROPY, GINI, POISSON, SQUARED
 from daskml_dist.backends.forests import ForestFacts, Nodes
 from daskml_dist.backends.host_forests import HostForests
@@ -185,9 +189,9 @@ def test_cuts_behind_missing_values_alone(device):
 
 def test_whole_numbers_of_the_same_order():
     numbers = np.array([-np.inf, -1e300, -1.0, -1e-310, 0.0, 1e-310, 1.0, np.inf])
-    ordered = _ordered(numbers)
+    ordered = _to_ordered_integers(numbers)
     assert (np.diff(ordered) > 0).all()
-    np.testing.assert_array_equal(_numbers(ordered), numbers)
+    np.testing.assert_array_equal(_from_ordered_integers(ordered), numbers)
 
 
 def test_logarithm():

@@ -121,6 +121,6 @@ def test_the_entries_of_all_rows_decide_whether_a_kernel_is_compiled(
     y = (X[:, 0] + rng.normal(size=900) > 0).astype(int)
     model = estimator(max_iter=2, run=Run(n_lanes=n_lanes), **settings)
     model.fit(X, y)
-    monkeypatch.setattr(numpy_backend, "_FEW_ENTRIES", X.size - 1)
+    monkeypatch.setattr(numpy_backend, "_MAX_FEW_ENTRIES", X.size - 1)
     with pytest.raises(ImportError):
         model.fit(X, y)

@@ -33,7 +33,7 @@ def _check_linear_gradient(
         "linear_gradient", dtype, d=d, loss=loss.name, result=result, alignment=alignment
     )
     library = build("linear_gradient", options)
-    teams = kernels._teams(d, dtype, alignment)
+    teams = kernels._plan_teams(d, dtype, alignment)
     # Two blocks, more than two rounds, and rows left over.
     n = 2 * 2 * 8 * (32 // teams.lanes) * teams.rows + 5 if n is None else n
     launch = replace(kernels.launch("linear_gradient", n, d, dtype, 2, alignment=alignment), grid=2)

@@ -77,7 +77,7 @@ def test_loops_of_other_parts_have_other_names() -> None:
 
     assert rising.__code__.co_code == falling.__code__.co_code
     falling.__qualname__ = rising.__qualname__
-    loops = [compiled_with(host_gather._losses, _loss=part) for part in (rising, falling)]
+    loops = [compiled_with(host_gather._write_losses, _loss=part) for part in (rising, falling)]
     assert loops[0].py_func.__qualname__ != loops[1].py_func.__qualname__
 
 
@@ -177,7 +177,7 @@ ALONE = ["sync", "allreduce", "local", "average"]
 
 def _set_gathered(steps: int, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """How many steps gather their rows."""
-    (monkeypatch or pytest.MonkeyPatch()).setattr(numpy_backend, "_GATHERED_STEPS", steps)
+    (monkeypatch or pytest.MonkeyPatch()).setattr(numpy_backend, "_MAX_COPIED_STEPS", steps)
 
 
 def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: Any) -> list[Any]:
@@ -278,7 +278,7 @@ def test_on_a_cluster(client: Client, policy: str) -> None:
     X_parts, y_parts = da.from_array(X, chunks=(60, -1)), da.from_array(Y, chunks=60)
     params: dict[str, Any] = {"batch_size": 4, "random_state": 0, "tol": None, "max_iter": 5}
     n_lanes, found = 2 if policy == "local" else 1, []
-    usual = numpy_backend._GATHERED_STEPS
+    usual = numpy_backend._MAX_COPIED_STEPS
     try:
         for gathered in (10**9, 50):
             client.run(_set_gathered, gathered)

@@ -74,7 +74,7 @@ def test_one_pass_is_update_to_the_last_bit(name: str, dtype: Any, l1: float) ->
 
 def _moved(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From how many moved entries on steps are made in one pass."""
-    monkeypatch.setattr(numpy_backend, "_MOVED", entries)
+    monkeypatch.setattr(numpy_backend, "_MIN_MOVED_ENTRIES", entries)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -111,7 +111,7 @@ def test_fits_do_not_depend_on_when_it_begins(policy: str, monkeypatch: pytest.M
     found = []
     for entries, steps in ((10**9, 10**9), (60, 10**9), (0, 10**9), (10**9, 3)):
         _moved(entries, monkeypatch)
-        monkeypatch.setattr(numpy_backend, "_UPDATES", steps)
+        monkeypatch.setattr(numpy_backend, "_MIN_LOADED_UPDATES", steps)
         clf = SGDClassifier(
             optimizer="adam", penalty="elasticnet", policy=policy, batch_size=20, max_iter=4,
             tol=None, random_state=0, run=Run(n_lanes=1 if policy == "async" else 2),
@@ -170,7 +170,7 @@ class Unknown(SGD):
 @pytest.mark.parametrize(("optimizer", "passes"), [(Signs(), True), (Interpreted(), False)])
 def test_a_users_own(optimizer: Any, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One entry, arrays, one pass and recorded steps are one; or arrays alone."""
-    monkeypatch.setattr(numpy_backend, "_GATHERED_STEPS", 0)
+    monkeypatch.setattr(numpy_backend, "_MAX_COPIED_STEPS", 0)
     w = np.linspace(-1, 1, 6)[:, None]
     one, arrays, grad = w.copy(), w.copy(), np.linspace(-3, 2, 6)[:, None]
     for k in range(6):

@@ -90,7 +90,7 @@ def test_topics(dtype: str) -> None:
         told = f"{k} topics"
         logs = log_expectations(rng.gamma(2.0, 1.0, (k, 40))).T.copy()
         parameters, found = rng.gamma(2.0, 1.0, (3, k)), np.empty((3, k))
-        topic_kernels.expectations(parameters, found)
+        topic_kernels.write_log_expectations(parameters, found)
         np.testing.assert_allclose(found, log_expectations(parameters), 1e-7, 1e-7, err_msg=told)
         topics, start = np.exp(logs), rng.gamma(100, 0.01, (len(rows), k))
         gamma, shares = start.copy(), np.empty_like(start)
@@ -103,11 +103,11 @@ def test_topics(dtype: str) -> None:
         np.testing.assert_allclose(gamma, expected, rtol=1e-7, err_msg=told)
         np.testing.assert_allclose(shares, share, rtol=1e-6, err_msg=told)
         out = np.ones((40, k))
-        topic_kernels.add_words(*csr, topics, shares, out)
+        topic_kernels.add_word_counts(*csr, topics, shares, out)
         words = (dense / (shares @ topics.T + eps)).T @ shares
         np.testing.assert_allclose(out - 1, words, rtol=1e-9, atol=1e-12, err_msg=told)
         bound = np.empty((len(rows), 2))
-        topic_kernels.bounds(*csr, logs, prior, gamma, bound)
+        topic_kernels.write_bounds(*csr, logs, prior, gamma, bound)
         theta = log_expectations(gamma)
         terms = (prior - gamma) * theta + gammaln(gamma) - gammaln(prior)
         score = terms.sum(axis=1) + gammaln(prior * k) - gammaln(gamma.sum(axis=1))
@@ -135,14 +135,16 @@ def test_nonnegative_factors(dtype: str) -> None:
             below = exact_H.sum(axis=0) + l1 + l2 * exact
             share = dense / np.maximum(exact @ exact_H.T, least)
             exact = exact * (share @ exact_H) / below
-        nonnegative_kernels.multiply(*csr, H, H.sum(axis=0), of(l1), of(l2), least, W, 2, 0.0)
+        nonnegative_kernels.multiply_weights(
+            *csr, H, H.sum(axis=0), of(l1), of(l2), least, W, 2, 0.0
+        )
         near(W, exact, dtype, told)
         share = dense / (start.astype(float) @ exact_H.T)
         own, out = rng.random(W.shape).astype(dtype), np.ones((40, k))
-        nonnegative_kernels.add_shares(*csr, H, start, own, least, out)
+        nonnegative_kernels.add_component_shares(*csr, H, start, own, least, out)
         near(out - 1, share.T @ own.astype(float), dtype, told)
         losses = np.empty(len(rows))
-        nonnegative_kernels.divergence(*csr, H, start, least, losses)
+        nonnegative_kernels.write_divergences(*csr, H, start, least, losses)
         expected = np.where(dense > 0, dense * np.log(np.where(dense > 0, share, 1)) - dense, 0)
         near(losses, expected.sum(axis=1), dtype, told, 10)
 
@@ -154,7 +156,7 @@ def test_nonnegative_least_squares(dtype: str) -> None:
         A, targets = rng.normal(size=(2 * k + 3, k)), rng.normal(size=(5, 2 * k + 3))
         gram, products = (A.T @ A).astype(dtype), (targets @ A).astype(dtype)
         W = np.zeros((5, k), dtype)
-        nonnegative_kernels.descend(gram, -products, W, 2_000, 1e-9)
+        nonnegative_kernels.descend_rows(gram, -products, W, 2_000, 1e-9)
         expected = [optimize.nnls(A, target)[0] for target in targets]
         rtol = 1e-3 if dtype == "float32" else 1e-6
         np.testing.assert_allclose(W, expected, rtol, rtol, err_msg=f"{k} coefficients")
@@ -164,7 +166,7 @@ def test_nonnegative_least_squares(dtype: str) -> None:
 
 
 #: Around words of 64 rows, and the rows whose ones a byte can count.
-BASKETS = around(64, 128, itemset_kernels._BYTE)
+BASKETS = around(64, 128, itemset_kernels._MAX_BYTE_ROWS)
 
 
 def bits_of(bought: Any, words: int) -> Array:
@@ -184,29 +186,31 @@ def test_items_of_baskets() -> None:
         bought = (rng.random((n, m)) < 0.5).astype(np.uint8)
         bought[:, 0] = 1  # in every row, so that a byte that counts too many of them overflows
         found = np.ones(m)
-        itemset_kernels.add_counts(bought, found)
+        itemset_kernels.count_items(bought, found)
         np.testing.assert_array_equal(found - 1, bought.sum(axis=0, dtype=int), told)
         # All columns are items, or some: of both there are loops.
         for items in {(*range(m),), (*range(0, m, 2),)}:
             held = np.ascontiguousarray(bought[:, list(items)])
             expected = bits_of(held, words)
             packed = np.zeros_like(expected)
-            itemset_kernels.pack(bought, np.array(items), 0, packed)
+            itemset_kernels.pack_rows(bought, np.array(items), 0, packed)
             np.testing.assert_array_equal(packed, expected, told)
             X, rank = sparse.csr_matrix(bought), np.full(m, -1, np.int32)
             rank[list(items)] = np.arange(len(items))
             csr = X.indptr, X.indices, X.data, np.arange(n)
             packed[...] = 0
-            itemset_kernels.pack_csr(*csr, rank, packed)
+            itemset_kernels.pack_csr_rows(*csr, rank, packed)
             np.testing.assert_array_equal(packed, expected, told)
             sizes = held.sum(axis=1, dtype=int)
-            assert itemset_kernels.pairs_of(*csr, rank) == (sizes * (sizes - 1) // 2).sum(), told
+            assert (
+                itemset_kernels.count_row_pairs(*csr, rank) == (sizes * (sizes - 1) // 2).sum()
+            ), told
             both, (a, b) = held.astype(int).T @ held, np.triu_indices(len(items), 1)
             pairs = np.zeros(len(a))
-            itemset_kernels.add_pairs(*csr, rank, 0, len(items), len(items), pairs)
+            itemset_kernels.count_pairs(*csr, rank, 0, len(items), len(items), pairs)
             np.testing.assert_array_equal(pairs, both[a, b], told)
         counted = np.zeros(m)
-        itemset_kernels.add_counts_csr(*csr, counted)
+        itemset_kernels.count_csr_items(*csr, counted)
         np.testing.assert_array_equal(counted, bought.sum(axis=0, dtype=int), told)
 
 
@@ -218,7 +222,7 @@ def test_supports_of_itemsets() -> None:
     for words, share in itertools.product(around(4), (0.02, 0.1, 0.15, 0.4, 0.9)):
         bought = (rng.random((2 * 64 * words - 5, 7)) < share).astype(np.uint8)
         found = np.zeros(len(last))
-        itemset_kernels.add_supports(bits_of(bought, words), prefix, bounds, last, found)
+        itemset_kernels.count_supports(bits_of(bought, words), prefix, bounds, last, found)
         of = np.repeat(np.arange(len(prefix)), np.diff(bounds))
         sets = [[*prefix[p], item] for p, item in zip(of, last, strict=True)]
         expected = [bought[:, each].all(axis=1).sum() for each in sets]
@@ -244,14 +248,14 @@ def test_ranks_and_labels_of_graphs() -> None:
             sums = np.bincount(of_row[:m], each, minlength=n)
             expected, before = 0.85 * (sums + 0.3 * spread) + fixed, ranks.copy()
             given = indptr[: n + 1], indices[:m], weights, sent, fixed, spread, 0.85, 0.3, ranks
-            change = graph_kernels.pull_ranks(*given)
+            change = graph_kernels.update_ranks(*given)
             np.testing.assert_allclose(ranks, expected, rtol=1e-12, err_msg=f"{n} vertices")
             assert change == pytest.approx(np.abs(expected - before).sum(), rel=1e-10)
         labels, theirs = rng.integers(0, 99, n), rng.integers(0, 99, n_sources)
         expected = labels.copy()
         np.minimum.at(expected, of_row[:m], theirs[indices[:m]])
         changed = int((expected < labels).sum())
-        found = graph_kernels.pull_smallest(indptr[: n + 1], indices[:m], theirs, labels)
+        found = graph_kernels.update_smallest_labels(indptr[: n + 1], indices[:m], theirs, labels)
         assert found == changed
         np.testing.assert_array_equal(labels, expected, f"{n} vertices")
 
@@ -274,8 +278,8 @@ def test_entries_in_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # All entries are sorted at once, or those of a row, or of some rows.
     for together in (1, 7, 8, 9, 33, n - 1, n, n + 1):
-        monkeypatch.setattr(graph_kernels, "_TOGETHER", together)
-        found = graph_kernels.in_rows(some, indptr, uses, place, np.float32)
+        monkeypatch.setattr(graph_kernels, "_MAX_SORTED_ENTRIES", together)
+        found = graph_kernels.sort_entries(some, indptr, uses, place, np.float32)
         np.testing.assert_array_equal(found[0], place[columns[order]], f"{together} at a time")
         np.testing.assert_array_equal(found[1], values[order], f"{together} at a time")
 
@@ -288,8 +292,8 @@ def test_entries_in_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_expected_moments_of_mixtures(dtype: str, whole: bool) -> None:
     rng, k = np.random.default_rng(7), 3
     for d in SIZES:
-        most = min(max(mixture_kernels._CACHED // (2 * np.dtype(dtype).itemsize * k * d),
-                       mixture_kernels._FEWEST), mixture_kernels._MOST)  # fmt: skip
+        most = min(max(mixture_kernels._CACHED_BYTES // (2 * np.dtype(dtype).itemsize * k * d),
+                       mixture_kernels._MIN_TILE_ROWS), mixture_kernels._MAX_TILE_ROWS)  # fmt: skip
         # Tiles of the full kind have so many rows, those of the diagonal one 128.
         for n in (1, 9, 17, *((most - 1, most + 1) if d in (8, 9, 33) else (127, 128, 129))):
             shape = (k, d, d) if whole else (k, d)
@@ -318,10 +322,13 @@ def test_expected_moments_of_mixtures(dtype: str, whole: bool) -> None:
 @dtypes
 def test_nearest_centres(dtype: str) -> None:
     rng, scratch = np.random.default_rng(8), Scratch()
-    few, step = centre_kernels._FEWEST, centre_kernels._CACHED // np.dtype(dtype).itemsize // 33
+    few, step = (
+        centre_kernels._MIN_TILE_ROWS,
+        centre_kernels._CACHED_BYTES // np.dtype(dtype).itemsize // 33,
+    )
     shapes = [(n, 5, 4) for n in around(few)]
     shapes += [(130, d, 4) for d in SIZES] + [(130, 5, k) for k in SIZES]
-    shapes += [(min(step, centre_kernels._MOST) + more, 33, 3) for more in (-1, 0, 1)]
+    shapes += [(min(step, centre_kernels._MAX_TILE_ROWS) + more, 33, 3) for more in (-1, 0, 1)]
     for n, d, k in shapes:
         told = f"{n} rows, {d} features, {k} centres"
         X, shift = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=d).astype(dtype)
@@ -335,7 +342,7 @@ def test_nearest_centres(dtype: str) -> None:
             sums = np.hstack([member.sum(axis=0)[:, None], member.T @ (X - shift).astype(float)])
             out = np.zeros((k, 1 + d))
             given = X, shift, centres, weight, out, scratch, bounds, before
-            inertia = centre_kernels.assign(*given)
+            inertia = centre_kernels.add_to_nearest(*given)
             near(out, sums, dtype, told)
             assert inertia == pytest.approx(apart.min(axis=1) @ weight, rel=1e-4), told
             np.testing.assert_array_equal(bounds[:, 0], apart.argmin(axis=1), told)
@@ -357,7 +364,7 @@ def test_products_of_pairs(dtype: str, biased: bool) -> None:
         w = rng.normal(size=(12, rank + biased)).astype(dtype)
         at, y = rng.integers(0, 12, (n, 2)).astype(np.int32), rng.normal(size=n).astype(dtype)
         weight, out, exact = rng.random(n).astype(dtype), np.zeros_like(w), w.astype(float)
-        found = pair_kernels.add_pairs(loss, w, at, y, weight, rank, 0.1, 0.3, out)
+        found = pair_kernels.add_pair_gradients(loss, w, at, y, weight, rank, 0.1, 0.3, out)
         a, b = exact[at[:, 0]], exact[at[:, 1]]
         raw = (a[:, :rank] * b[:, :rank]).sum(axis=1) + 0.3
         if biased:
@@ -376,7 +383,7 @@ def test_distinct_numbers() -> None:
     rng = np.random.default_rng(10)
     for n, most in itertools.product((0, *SIZES), (1, 20, 1 << 38)):
         first, second = (rng.integers(0, most, size) for size in (n, (n, 2)))
-        index, places = pair_kernels.distinct([first, second])
+        index, places = pair_kernels.find_distinct([first, second])
         np.testing.assert_array_equal(index, np.unique(np.append(first, second)))
         for given, place in zip((first, second), places, strict=True):
             np.testing.assert_array_equal(index[place], given, f"{n} numbers below {most}")
@@ -423,7 +430,9 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
         used = [*columns, 40]
         out = np.zeros((len(used), 1), dtype)
         own = np.ascontiguousarray(w[used][:, None])
-        found = csr_kernels.add("log_loss", rows, touched, y[at], weight[at], own, out, ())
+        found = csr_kernels.add_csr_gradient(
+            "log_loss", rows, touched, y[at], weight[at], own, out, ()
+        )
         assert found == pytest.approx(loss, rel=1e-5), told
         near(out[:, 0], expected[used], dtype, told, 3)
         # The same rows where they lie, for loops that make whole steps.
@@ -466,7 +475,11 @@ def test_steps_in_some_rows_of_the_parameters(dtype: str) -> None:
 @dtypes
 def test_gradients_of_many_models(dtype: str) -> None:
     rng = np.random.default_rng(13)
-    summed, least, most = stack_kernels._SUMMED, stack_kernels._LEAST, stack_kernels._MOST
+    summed, least, most = (
+        stack_kernels._MAX_ROWS_PER_SUM,
+        stack_kernels._MIN_TILE_ROWS,
+        stack_kernels._MAX_TILE_ROWS,
+    )
     # Rows of a tile: 512 of few columns; 64 of very many. Of 40 columns 25 rows are side by side.
     shapes = [(n, 3, 5) for n in around(summed, least, most)]
     shapes += [(n, 3, 40) for n in (24, 25, 26, 799, 800, 801)]
@@ -483,7 +496,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
         values, slope = log_losses(signs[:, None].astype(float), exact)
         losses, gradient = np.ones(k), np.ones((d + 1, k))
         given = X, signs, mask, stops, w, bias
-        stack_kernels.log_gradients(*given, losses, gradient)
+        stack_kernels.add_log_gradients(*given, losses, gradient)
         near(losses - 1, (values * weight).sum(axis=0), dtype, told, 3)
         pull = slope * weight
         expected = np.vstack([X.astype(float).T @ pull, pull.sum(axis=0)])
@@ -491,7 +504,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
         atol = (1e-6 if dtype == "float32" else 1e-14) * scale
         np.testing.assert_allclose(gradient - 1, expected, atol=atol, err_msg=told)
         sums, positive = np.zeros((5, k)), (signs > 0)[:, None]
-        stack_kernels.log_scores(*given, 2.0, sums)
+        stack_kernels.add_log_scores(*given, 2.0, sums)
         right, capped = (exact > 0) == positive, np.minimum(values, 2.0)
         counted = [capped, ~positive, positive, ~positive & right, positive & right]
         near(sums, [(each * weight).sum(axis=0) for each in counted], dtype, told)
@@ -512,7 +525,7 @@ def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
         weight = rng.random(n).astype(dtype)
         blocks = {0: (X, np.column_stack([y, mask]).astype(dtype), weight)}
         w = rng.normal(size=(d + intercept + 1, k)).astype(dtype)
-        gather = wide_gather.make(WideLoss(LogLoss(), stops, 1), w.shape, blocks, n)
+        gather = wide_gather.make_wide_gather(WideLoss(LogLoss(), stops, 1), w.shape, blocks, n)
         assert gather is not None
         at, out = rng.permutation(n), np.zeros(w.shape)
         gather.add_gradient([(0, at, None)], w, out)
@@ -526,11 +539,11 @@ def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_gradients_of_boosting(weighted: bool) -> None:
     rng = np.random.default_rng(14)
-    for n in around(tree_kernels._GRADIENT_TILE, 2 * tree_kernels._GRADIENT_TILE):
+    for n in around(tree_kernels._GRADIENT_TILE_ROWS, 2 * tree_kernels._GRADIENT_TILE_ROWS):
         y, raw = rng.integers(0, 2, n).astype(float), 3 * rng.normal(size=n)
         weight = rng.random(n) if weighted else np.empty(0)
         g, h, largest = np.empty(n, np.float32), np.empty(n, np.float32), np.zeros(2, np.float32)
-        tree_kernels.binomial(y, raw, weight, g, h, largest)
+        tree_kernels.write_binomial_gradients(y, raw, weight, g, h, largest)
         share = 1 / (1 + np.exp(-raw))
         of_row = weight if weighted else 1.0
         np.testing.assert_allclose(g, (share - y) * of_row, 1e-6, 1e-7, err_msg=f"{n} rows")
@@ -544,74 +557,99 @@ def test_gradients_of_boosting(weighted: bool) -> None:
 #: Of each kernel with a width, the tests that go through sizes around it, by module and name.
 TABLES = {
     "tests.backends.test_kernel_tables": {
-        "test_topics": "topic_kernels: _digamma _log_expectation _longest _shares add_words bounds "
-        "expectations fit_documents",
-        "test_nonnegative_factors": "nonnegative_kernels: _product add_shares multiply",
-        "test_nonnegative_least_squares": "nonnegative_kernels: descend",
-        "test_items_of_baskets": "itemset_kernels: add_counts pack pack_csr",
-        "test_supports_of_itemsets": "itemset_kernels: add_supports",
-        "test_ranks_and_labels_of_graphs": "graph_kernels: pull_ranks pull_smallest",
-        "test_entries_in_the_order_of_rows": "graph_kernels: _by_columns _by_rows",
-        "test_expected_moments_of_mixtures": "mixture_kernels: _bring _diagonal _normalise _scale "
-        "_share",
-        "test_nearest_centres": "centre_kernels: _add _bring _choose _find _measure _nearest_of "
-        "_screen _settle",
-        "test_products_of_pairs": "pair_kernels: _add _product",
-        "test_distinct_numbers": "pair_kernels: _distinct",
-        "test_gradients_of_sparse_rows": "csr_team: _part; csr_kernels: _add; "
-        "csr_kernels: new_columns",
+        "test_topics": (
+            "topic_kernels: _digamma _write_log_expectation _longest_document "
+            "_write_exp_expectation add_word_counts write_bounds write_log_expectations "
+            "fit_documents"
+        ),
+        "test_nonnegative_factors": (
+            "nonnegative_kernels: _floored_product add_component_shares multiply_weights"
+        ),
+        "test_nonnegative_least_squares": "nonnegative_kernels: descend_rows",
+        "test_items_of_baskets": "itemset_kernels: count_items pack_rows pack_csr_rows",
+        "test_supports_of_itemsets": "itemset_kernels: count_supports",
+        "test_ranks_and_labels_of_graphs": "graph_kernels: update_ranks update_smallest_labels",
+        "test_entries_in_the_order_of_rows": "graph_kernels: _sort_by_column _sort_by_row",
+        "test_expected_moments_of_mixtures": (
+            "mixture_kernels: _shift_to_means _add_diagonal _normalise_shares _scale_and_sum "
+            "_compute_shares"
+        ),
+        "test_nearest_centres": (
+            "centre_kernels: _add_labelled_rows _shift_rows _copy_chosen_rows _find_two_nearest "
+            "_measure_distances _find_nearest_exactly _screen_rows _settle_close_calls"
+        ),
+        "test_products_of_pairs": "pair_kernels: _add_pair_gradients _multiply_factors",
+        "test_distinct_numbers": "pair_kernels: _number_distinct",
+        "test_gradients_of_sparse_rows": (
+            "csr_team: _add_block_gradient; csr_kernels: _add_row_gradients find_new_columns"
+        ),
         "test_steps_in_some_rows_of_the_parameters": "host_update: update_at",
-        "test_gradients_of_many_models": "stack_kernels: log_gradients log_scores",
-        "test_gradients_of_wide_models": "wide_gather: _products_of _shares_of _take_rows",
-        "test_gradients_of_boosting": "tree_kernels: binomial",
+        "test_gradients_of_many_models": "stack_kernels: add_log_gradients add_log_scores",
+        "test_gradients_of_wide_models": (
+            "wide_gather: _write_products _write_gradient _copy_batch_rows"
+        ),
+        "test_gradients_of_boosting": "tree_kernels: write_binomial_gradients",
     },
     "tests.backends.test_tree_tables": {
-        "test_boosting_of_all_numbers_of_rows_and_leaves": "tree_predict: add_trees; tree_predict: "
-        "_fill _rule_out add_masked",
-        "test_forests_of_all_numbers_of_rows": "tree_predict: _descend add_answers",
-        "test_answers_out_of_bag": "forest_kernels: add_out_of_bag",
-        "test_rows_of_a_node": "forest_grow: _few_places _split; forest_kernels: add_line "
-        "node_sums",
-        "test_rows_that_a_tree_draws": "forest_kernels: draw_rows",
-        "test_medians": "forest_cuts: note_medians",
-        "test_categories_around_whole_words": "tree_kernels: _best_categories",
+        "test_boosting_of_all_numbers_of_rows_and_leaves": (
+            "tree_predict: add_tree_values _fill_mask_tables _rule_out_leaves add_by_masks"
+        ),
+        "test_forests_of_all_numbers_of_rows": "tree_predict: _descend_rows add_forest_answers",
+        "test_answers_out_of_bag": "forest_kernels: add_out_of_bag_answers",
+        "test_rows_of_a_node": (
+            "forest_grow: _add_few_rows _find_split; forest_kernels: add_any_line add_node_sums"
+        ),
+        "test_rows_that_a_tree_draws": "forest_kernels: draw_tree_rows",
+        "test_medians": "forest_cuts: write_node_medians",
+        "test_categories_around_whole_words": "tree_kernels: _find_best_categories",
     },
     "tests.backends.test_tree_kernels": {
-        "test_histograms_of_all_sizes_around_unrolled_loops": "tree_kernels: _add _add_pairs "
-        "_add_some _add_some_pairs sum_some",
-        "test_packed_sums_do_not_overflow": "tree_kernels: sum_all",
+        "test_histograms_of_all_sizes_around_unrolled_loops": (
+            "tree_kernels: _add_packed_rows _add_row_pairs _add_chosen_rows _add_chosen_pairs "
+            "sum_chosen_rows"
+        ),
+        "test_packed_sums_do_not_overflow": "tree_kernels: sum_all_rows",
     },
     "tests.backends.test_dense_kernels": {
-        "test_rows_of_any_width_and_number": "dense_kernels: _add_log_loss _add_shares _copy "
-        "_log_losses _products _total _weigh",
+        "test_rows_of_any_width_and_number": (
+            "dense_kernels: _add_log_loss_gradient _add_group_gradient _copy_padded "
+            "_write_log_losses _multiply_group _sum_numbers _multiply_weights"
+        ),
     },
     "tests.backends.test_unaligned": {
-        "test_curved_kernel_is_gradient_and_hessian": "dense_kernels: _curvatures",
+        "test_curved_kernel_is_gradient_and_hessian": "dense_kernels: _write_curvature_roots",
     },
     "tests.backends.test_binning": {
-        "test_both_ways_give_the_same_bins": "tree_predict: _cell _to_bins",
+        "test_both_ways_give_the_same_bins": "tree_predict: _grid_cell _write_bins",
     },
     "tests.backends.test_exponential": {
-        "test_few_numbers_have_the_bits_of_many": "margins: raise_e",
+        "test_few_numbers_have_the_bits_of_many": "margins: exponentiate_in_place",
     },
     "tests.backends.test_host_gather": {
-        "test_gradients_of_all_sizes_around_unrolled_loops": "host_gather: _gradient _tile",
+        "test_gradients_of_all_sizes_around_unrolled_loops": (
+            "host_gather: _set_batch_gradient _add_tile_gradient"
+        ),
     },
     "tests.backends.test_row_steps": {
-        "test_rows_of_all_lengths_around_unrolled_loops": "row_steps: _steps",
+        "test_rows_of_all_lengths_around_unrolled_loops": "row_steps: _step_along_rows",
     },
     "tests.solvers.test_als": {
-        "test_systems_of_all_widths_around_whole_vectors": "als_kernels: _add_outer _add_rows "
-        "_add_shared _mirror _substitute _vector_entries conjugate_rows solve_rows solve_system",
-        "test_rows_of_all_lengths_around_chunks": "als_kernels: _add_products _terms add_ratings",
-        "test_small_penalties_lose_no_digits_of_float32": "als_kernels: _inverse_size",
-        "test_errors_of_all_widths_around_whole_vectors": "als_kernels: errors_of_rows",
+        "test_systems_of_all_widths_around_whole_vectors": (
+            "als_kernels: _add_outer_products _add_scaled_rows _add_shared_product "
+            "_mirror_triangle _substitute_back _vector_entries conjugate_gradient_rows solve_rows "
+            "solve_system"
+        ),
+        "test_rows_of_all_lengths_around_chunks": (
+            "als_kernels: _add_rating_products _rating_terms add_ratings"
+        ),
+        "test_small_penalties_lose_no_digits_of_float32": "als_kernels: _estimate_inverse_size",
+        "test_errors_of_all_widths_around_whole_vectors": "als_kernels: add_row_errors",
     },
 }  # fmt: skip
 #: What looks like a width and is none.
 NO_WIDTH = {
-    "forest_grow.grow": "a stack of nodes, which grows by two",
-    "team_steps.all_there": "looks at a flag before the clock is read",
+    "forest_grow.grow_tree": "a stack of nodes, which grows by two",
+    "team_steps.await_others": "looks at a flag before the clock is read",
 }
 
 

@@ -174,7 +174,7 @@ def _cupy(found: Any, libraries: Any = None, module: Any = None) -> Any:
 def test_what_a_driver_says_is_told_with_the_remedy(
     found: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = cupy_backend._problem.__wrapped__
+    look = cupy_backend._find_problem.__wrapped__
     monkeypatch.setitem(sys.modules, "cupy", _cupy(found))
     monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(cupy_backend.ctypes, "CDLL", lambda name: object())
@@ -203,7 +203,7 @@ def test_a_cupy_without_libraries_is_told_with_the_remedy(
     monkeypatch.setitem(sys.modules, "cupy", _cupy(1, **lacks))
     monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(cupy_backend.ctypes, "CDLL", lambda name: object())
-    problem = cupy_backend._problem.__wrapped__()
+    problem = cupy_backend._find_problem.__wrapped__()
     assert problem is None if told is None else re.search(told, problem)
     assert "CuPy says" not in str(problem) or 'pip install "cupy-cuda13x[ctk]"' in problem
 
@@ -212,7 +212,7 @@ def test_what_is_not_installed_is_told_with_the_remedy(monkeypatch: pytest.Monke
     def no_library(name: str) -> Any:
         raise OSError(name)
 
-    look = cupy_backend._problem.__wrapped__
+    look = cupy_backend._find_problem.__wrapped__
     monkeypatch.setattr(cupy_backend.ctypes, "CDLL", no_library)
     monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
     assert "no NVIDIA driver" in look()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from daskml_dist.backends import cupy_trees, host_trees, kernels
-from daskml_dist.backends.cupy_trees import CupyTrees, packed_nodes
+from daskml_dist.backends.cupy_trees import CupyTrees, pack_nodes
 from daskml_dist.backends.host_trees import HostTrees
-from daskml_dist.backends.tree_kernels import COMPILED
+from daskml_dist.backends.tree_kernels import GRADIENT_LOOPS
 from daskml_dist.backends.trees import (
     CONSTANT,
     EXACT,
@@ -70,7 +70,7 @@ def backend(guarded):
 
 
 def _packed(mode, n, rng, largest):
-    """Gradients and hessians as `tree_kernels.quantise` packs them."""
+    """Gradients and hessians as `tree_kernels.pack_gradients` packs them."""
     g_bits, h_bits = (12, 12) if mode == ROUNDED else (30, 24)
     g = rng.integers(-(1 << g_bits), (1 << g_bits) + 1, n)
     h = rng.integers(0, (1 << h_bits) + 1, n)
@@ -120,7 +120,7 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     host, device, own = _both(room, shape, backend)
     few = host.whole(mode, 0).copy()
     np.testing.assert_array_equal(device.whole(mode, 0), few)
-    monkeypatch.setattr(host_trees, "_SMALL", 0)
+    monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
     np.testing.assert_array_equal(host.whole(mode, 0), few)
     rng = np.random.default_rng(1)
     at = [slice(0, n)]
@@ -162,8 +162,8 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 258, 259, 27
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
-    for n, small in itertools.product(SIZES, (0, host_trees._SMALL)):
-        monkeypatch.setattr(host_trees, "_SMALL", small)
+    for n, small in itertools.product(SIZES, (0, host_trees._MAX_ROWS_IN_NUMPY)):
+        monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", small)
         room, d = _room(n, 3, mode, seed=n, n_bins=5), 3
         (lane,) = HostTrees().rows([room], (d, 5, 2 if mode == CONSTANT else 3))
         found = lane.whole(mode, 0)
@@ -180,8 +180,8 @@ def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
     # As many rows to a block as may be, all of one bin, of the largest numbers.
-    monkeypatch.setattr(cupy_trees, "_LEAST", cupy_trees._MOST)
-    room = _room(2 * cupy_trees._MOST + 100, 1, mode, largest=True)
+    monkeypatch.setattr(cupy_trees, "_MIN_CHUNK_ROWS", cupy_trees._MAX_CHUNK_ROWS)
+    room = _room(2 * cupy_trees._MAX_CHUNK_ROWS + 100, 1, mode, largest=True)
     host, device, _ = _both(room, (1, 256, 2 if mode == CONSTANT else 3), backend)
     found = device.whole(mode, 0)
     np.testing.assert_array_equal(found, host.whole(mode, 0))
@@ -241,10 +241,10 @@ def test_what_is_not_a_number_is_the_largest(name, backend):
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", GRADIENT_LOOPS)
 def test_compiled_gradients_are_those_of_the_loss(name, weighted, monkeypatch):
     """To the bit, on either side of a tile's end."""
-    monkeypatch.setattr(host_trees, "_SMALL", 0)
+    monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
     loss, n = LOSSES[name], 2_500
     room = _room(n, 1, CONSTANT, weighted=weighted)
     room.y = np.arange(n) % 2.0
@@ -406,4 +406,4 @@ def test_forests_predict(dtype, n_values, backend):
 def test_nodes_take_16_bytes():
     made, bins = _trees(np.random.default_rng(0), 2, 4, 1, with_categories=True)
     trees = Trees.of(made, 1, bins)
-    assert packed_nodes(trees.nodes).nbytes == 16 * len(trees.nodes.feature)
+    assert pack_nodes(trees.nodes).nbytes == 16 * len(trees.nodes.feature)

@@ -115,7 +115,7 @@ def test_forests_of_all_numbers_of_rows(dtype: str) -> None:
         trees = Trees.of(made, 1, bins)
         leaves = np.stack([leaves_of(tree, ByValues(X, bins)) for tree in made], axis=1)
         values = [tree.value[at] for tree, at in zip(made, leaves.T, strict=True)]
-        assert tree_predict._SIDE in SIZES
+        assert tree_predict._ROWS_SIDE_BY_SIDE in SIZES
         for n in ROWS:
             found = RawForest(trees)(X[:n].copy())
             np.testing.assert_allclose(found, np.mean(values, axis=0)[:n], 1e-12, 1e-15)
@@ -138,7 +138,7 @@ def _numbers_alone(tree: Tree) -> Tree:
 
 def test_answers_out_of_bag() -> None:
     rng, missing = np.random.default_rng(4), 250
-    n = forest_kernels._ROWS + 1
+    n = forest_kernels._ROWS_PER_TILE + 1
     bins = Bins(tuple(np.sort(rng.normal(size=40)) for _ in range(7)), missing, np.zeros(7, bool))
     rows = rng.integers(0, 41, (n, 8)).astype(np.uint8)
     rows[rng.random(rows.shape) < 0.1] = missing
@@ -155,7 +155,7 @@ def test_answers_out_of_bag() -> None:
         expected += np.where(drawn[:, t : t + 1] == 0, answers, 0)
     for m in around(n - 1):
         sums, found = np.zeros((m, 1)), np.zeros(m, np.int64)
-        forest_kernels.add_out_of_bag(
+        forest_kernels.add_out_of_bag_answers(
             rows[:m], numbers[:m], keys, table, trees.roots, nodes.feature, nodes.bin, nodes.left,
             nodes.missing_left, missing, nodes.value, sums, found,
         )  # fmt: skip
@@ -208,20 +208,20 @@ def sums_of(lines: Array, at: Array, n_places: int, n_outputs: int, regression: 
 @pytest.mark.parametrize("n_outputs", [1, 2, 3])
 def test_rows_of_a_node(n_outputs: int, regression: bool) -> None:
     rng, missing = np.random.default_rng(5), 255
-    for n in around(forest_grow._FEW):
+    for n in around(forest_grow._MAX_SPARSE_ROWS):
         lines, rows = lines_of(rng, n, n_outputs, regression)
         told, b = f"{n} rows", rows[:, 3].astype(int)
         hist = sums_of(lines, b, 256, n_outputs, regression)
         found, few = np.zeros_like(hist), np.zeros_like(hist)
-        compiled(forest_kernels.add_rows)(rows, lines, 3, found)
+        compiled(forest_kernels.add_lines)(rows, lines, 3, found)
         np.testing.assert_array_equal(found, hist, told)
         places = np.zeros(256, np.int64)
-        m = compiled(forest_grow._few_places)(rows, lines, 3, few, places, missing)
+        m = compiled(forest_grow._add_few_rows)(rows, lines, 3, few, places, missing)
         np.testing.assert_array_equal(few, hist, told)
         np.testing.assert_array_equal(places[:m], np.unique(b[b != missing]), told)
         whole = sums_of(lines, np.zeros(n, int), 1, n_outputs, regression)[0]
         sums, reach = np.zeros(len(whole) + 2, np.int64), np.full(2 * n_outputs, -np.inf)
-        forest_kernels.node_sums(lines, sums, reach)
+        forest_kernels.add_node_sums(lines, sums, reach)
         np.testing.assert_array_equal(sums[:-2], whole, told)
         assert sums[-2] == lines[:, 1].sum()
         if regression:
@@ -231,7 +231,7 @@ def test_rows_of_a_node(n_outputs: int, regression: bool) -> None:
             assert sums[-1] == lines[:, 2 + n_outputs].sum()
         goes = np.where(b == missing, True, b <= 100)
         parted, spare = lines.copy(), np.empty_like(lines)
-        left = forest_kernels.part_lines(rows, parted, 3, 100, missing, 1, spare)
+        left = forest_kernels.partition_lines(rows, parted, 3, 100, missing, 1, spare)
         assert left == goes.sum()
         np.testing.assert_array_equal(parted, np.concatenate([lines[goes], lines[~goes]]), told)
 
@@ -248,7 +248,9 @@ def test_rows_that_a_tree_draws(regression: bool) -> None:
         for drawn in (times, np.ones(n, int)):
             given = table if drawn is times else np.empty(0, np.uint64)
             room, more = np.empty_like(lines), np.ascontiguousarray(lines[:, 2:])
-            m = forest_kernels.draw_rows(numbers, key, given, weight, factor, slot, more, 12, room)
+            m = forest_kernels.draw_tree_rows(
+                numbers, key, given, weight, factor, slot, more, 12, room
+            )
             (at,) = np.nonzero((weight > 0) & (drawn > 0))
             expected = lines[at].copy()
             expected[:, 1] = ((weight * factor[slot] * drawn)[at] << 12) + 1
@@ -265,7 +267,7 @@ def test_medians(n_outputs: int) -> None:
     for n in range(1, 35):
         lines, _ = lines_of(rng, n, n_outputs, True)
         sums, error = np.zeros(n_outputs + 3, np.int64), 0.0
-        compiled(medians.note_medians)(facts, 1.0, lines, sums)
+        compiled(medians.write_node_medians)(facts, 1.0, lines, sums)
         weight, y = lines[:, 1] >> 12, lines[:, -n_outputs:].copy().view(float)
         for k in range(n_outputs):
             every = np.repeat(y[:, k], weight)

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.csr_kernels import add
+from daskml_dist.backends.csr_kernels import add_csr_gradient
 from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.comm import shared_group
@@ -62,7 +62,7 @@ class _Lane:
         out, rest = np.zeros((len(index), 1), "f4"), (y[rows.rows], weight)
         if weight is not None:
             rest = rest[0], weight[rows.rows]
-        loss = add("log_loss", rows, touched, *rest, w[index], out, ())
+        loss = add_csr_gradient("log_loss", rows, touched, *rest, w[index], out, ())
         assert loss is not None
         return index, out, loss
 

@@ -56,7 +56,7 @@ class _Draws:
     def gamma(self, shape: float, scale: float, size: tuple[int, int]) -> Any:
         out = np.empty(size)
         stream = np.random.SeedSequence((self.seed, self.round, 1))
-        topic_kernels.draw(stream.generate_state(1, np.uint64)[0], self.rows[: size[0]], out)
+        topic_kernels.draw_gamma(stream.generate_state(1, np.uint64)[0], self.rows[: size[0]], out)
         self.round += 1
         return out
 
@@ -86,7 +86,7 @@ def test_a_documents_topics_are_scikit_learns(prior: float) -> None:
     gamma, shares = DocumentFit(prior, 100, 1e-3)(X, rows, turned, start.copy())
     np.testing.assert_allclose(gamma, expected, rtol=1e-8)
     found = np.zeros((D, K))
-    topic_kernels.add_words(X.indptr, X.indices, X.data, rows, turned, shares, found)
+    topic_kernels.add_word_counts(X.indptr, X.indices, X.data, rows, turned, shares, found)
     np.testing.assert_allclose(found.T, words, rtol=1e-8, atol=1e-12)
 
 
@@ -94,11 +94,11 @@ def test_draws_are_of_the_gamma_distribution() -> None:
     from scipy import stats
 
     out = np.empty((20_000, 3))
-    topic_kernels.draw(np.uint64(3), np.arange(20_000), out)
+    topic_kernels.draw_gamma(np.uint64(3), np.arange(20_000), out)
     assert stats.kstest(out.ravel(), stats.gamma(100, scale=0.01).cdf).pvalue > 0.01
     np.testing.assert_allclose(np.corrcoef(out.T), np.eye(3), atol=0.03)
     some = np.empty((2, 3))
-    topic_kernels.draw(np.uint64(3), np.array([17, 400]), some)
+    topic_kernels.draw_gamma(np.uint64(3), np.array([17, 400]), some)
     np.testing.assert_array_equal(some, out[[17, 400]])
 
 

@@ -86,7 +86,7 @@ def test_masks_and_walks_agree_to_the_bit(
     found = raw(X), raw(np.asfortranarray(X))
     threads = []
     monkeypatch.setattr(tree_predictions, "_ROWS_A_THREAD", 100)
-    monkeypatch.setattr(row_slices, "_allowed", lambda: threads.append(3) or 3)
+    monkeypatch.setattr(row_slices, "_count_allowed_threads", lambda: threads.append(3) or 3)
     assert raw(X).tobytes() == found[0].tobytes()
     assert threads
     part = np.zeros((n, n_outputs))
@@ -102,7 +102,7 @@ def test_masks_and_walks_agree_to_the_bit(
 def test_threads_are_for_a_main_thread_that_may_have_them(monkeypatch: Any) -> None:
     def slices() -> list[slice]:
         found: list[slice] = []
-        row_slices.over_threads(found.append, 10, 3)
+        row_slices.run_over_threads(found.append, 10, 3)
         return sorted(found, key=lambda at: at.start)
 
     monkeypatch.setattr(row_slices.os, "sched_getaffinity", lambda _: range(8), raising=False)

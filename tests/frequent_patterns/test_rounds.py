@@ -16,7 +16,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.backends import get_backend
-from daskml_dist.backends.itemset_kernels import join
+from daskml_dist.backends.itemset_kernels import join_frequent_sets
 from daskml_dist.frequent_patterns import frequent_itemsets, itemsets
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.row_models import Baskets
@@ -32,7 +32,7 @@ def test_candidates_are_those_all_of_whose_subsets_are_frequent(k: int) -> None:
     rng = np.random.default_rng(k)
     every = list(combinations(range(9), k))
     sets = [each for each in every if rng.random() < 0.8]
-    of, bounds, last = join(np.array(sets, np.int32), 10**6)
+    of, bounds, last = join_frequent_sets(np.array(sets, np.int32), 10**6)
     found = [
         (*sets[of[p]], int(j)) for p in range(len(of)) for j in last[slice(*bounds[p : p + 2])]
     ]
@@ -40,7 +40,7 @@ def test_candidates_are_those_all_of_whose_subsets_are_frequent(k: int) -> None:
     wanted = [c for c in combinations(range(9), k + 1) if known >= set(combinations(c, k))]
     assert found == wanted
     assert len(wanted) > 5
-    assert len(join(np.array(sets, np.int32), 5)[2]) == 6
+    assert len(join_frequent_sets(np.array(sets, np.int32), 5)[2]) == 6
 
 
 class Direct:

@@ -107,5 +107,5 @@ def test_sparse_rows_are_refused_or_made_dense(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(InvalidDataError, match="trees need dense rows"):
             apply(csr)
     raw = forest.set_params(device="cpu").fit(X, classes)._raw_prediction()
-    monkeypatch.setattr(cupy_trees, "_ENTRIES", 600)  # few rows at a time
+    monkeypatch.setattr(cupy_trees, "_MAX_DENSE_ENTRIES", 600)  # few rows at a time
     assert_array_equal(raw.on_device(emulated, "float32")(csr), raw(rows))

@@ -56,7 +56,7 @@ def test_the_same_start_ends_as_scikit_learns(
     kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiled:
-        monkeypatch.setattr(rows_of_mixtures, "_COMPILED_FROM", 0)
+        monkeypatch.setattr(rows_of_mixtures, "_MIN_COMPILED_PRODUCTS", 0)
     peer, ours = Peer(**start(kind)).fit(X), GaussianMixture(**start(kind)).fit(X)
     assert ours.n_iter_ == peer.n_iter_
     assert ours.converged_

@@ -141,7 +141,7 @@ def test_columns_of_a_shared_sample_are_as_good(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", ["float32", "sparse", "weights"])
 def test_rows_of_all_kinds(kind: str, loops: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if loops == "arrays":
-        monkeypatch.setattr(wide_gather, "make", lambda *given: None)
+        monkeypatch.setattr(wide_gather, "make_wide_gather", lambda *given: None)
     rows: Any = X.astype(np.float32) if kind == "float32" else X
     rows = sparse.csr_array(X * (np.abs(X) > 1)) if kind == "sparse" else rows
     weights = {"sample_weight": WEIGHTS} if kind == "weights" else {}

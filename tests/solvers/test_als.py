@@ -125,7 +125,7 @@ def test_each_half_sweep_solves_the_normal_equations(
     case: str, steps: int | None, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if long:  # some rows are worked on in pieces
-        monkeypatch.setattr(als, "PIECE", 8)
+        monkeypatch.setattr(als, "MAX_RATINGS_AT_ONCE", 8)
     model, equations = CASES[case]
     equations = replace(equations, steps=steps)
     keyed = Alone(GIVEN, n_lanes=3)
@@ -148,7 +148,7 @@ def test_parts_of_the_ratings_change_nothing(
     case: str, steps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (als, solvers_als):
-        monkeypatch.setattr(module, "PIECE", 8)
+        monkeypatch.setattr(module, "MAX_RATINGS_AT_ONCE", 8)
     model, equations = CASES[case]
     solver = ALSSolver(model, replace(equations, steps=steps), 3, None, 0)
     keyed = Alone(GIVEN, n_lanes=3)
@@ -215,7 +215,7 @@ def test_systems_of_all_widths_around_whole_vectors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if long:  # some rows are worked on in pieces
-        monkeypatch.setattr(als, "PIECE", 8)
+        monkeypatch.setattr(als, "MAX_RATINGS_AT_ONCE", 8)
     alpha = 2.0 if implicit else None
     equations = LeastSquares(0.1, implicit, 2.0, steps)
     for width in WIDTHS:
@@ -235,7 +235,7 @@ def test_rows_of_all_lengths_around_chunks(
     """Some ratings go by together; rows of more ratings than unknowns take another way."""
     draw, width = np.random.default_rng(3), 9
     lengths = [1, 7, 8, 9, 10, 15, 16, 17, 31, 33]
-    lengths += [n * als_kernels.CHUNK + more for n in (1, 2) for more in (-1, 0, 1)]
+    lengths += [n * als_kernels.RATINGS_PER_CHUNK + more for n in (1, 2) for more in (-1, 0, 1)]
     ratings = np.zeros((len(lengths), 300))
     for row, n in zip(ratings, lengths, strict=True):
         row[draw.choice(300, n, replace=False)] = draw.integers(1, 6, n)
@@ -297,7 +297,7 @@ def test_systems_that_float32_cannot_solve_are_solved_in_float64() -> None:
 
 def test_long_rows_that_float32_cannot_add_up_are_added_up_in_float64() -> None:
     """A column is the sum of two others, nearly, in a row of more ratings than a piece has."""
-    draw, n = np.random.default_rng(0), als.PIECE + 5_000
+    draw, n = np.random.default_rng(0), als.MAX_RATINGS_AT_ONCE + 5_000
     Y = draw.normal(size=(n, 5)).astype(np.float32)
     Y[:, 4] = Y[:, 2] + Y[:, 3] + 1e-3 * draw.normal(size=n)
     values = Y.astype(float) @ np.arange(1.0, 6.0) + draw.normal(size=n)

@@ -66,18 +66,18 @@ TREE_LOSSES = (
 )  # fmt: skip
 
 #: Answers that are remembered: a launch takes few microseconds, and to work out how takes ten.
-_REMEMBERED = 4096
+_MAX_CACHED_ANSWERS = 4096
 
 #: Of a step of an optimizer, see :func:`optimizer_numbers`.
 NUMBERS = 10
 
 #: Threads and warps of a block, where a kernel's layout does not choose others.
-_THREADS = 256
-_WARPS = _THREADS // 32
-_STORED = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16": "Bfloat16"}
-_INTEGERS = {"int32": "int", "int64": "long long"}
+_THREADS_PER_BLOCK = 256
+_WARPS_PER_BLOCK = _THREADS_PER_BLOCK // 32
+_CUDA_FLOATS = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16": "Bfloat16"}
+_CUDA_INTEGERS = {"int32": "int", "int64": "long long"}
 #: Loads of a lane from one row, rounded up to one of these to compile few versions.
-_CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_CHUNK_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Bytes of sums that a lane keeps in registers at most; its row can take as much again.
 _SUM_BYTES = 256
 #: Bytes of the widest load of a lane.
@@ -85,15 +85,15 @@ _LOAD_BYTES = 16
 #: Rows in flight: bytes that a lane loads before it uses the first.
 _LOADED_BYTES = 128
 #: Registers of a multiprocessor for each thread of a block that has it alone.
-_BLOCK_REGISTERS = 65536 // _THREADS
+_BLOCK_REGISTERS = 65536 // _THREADS_PER_BLOCK
 #: Blocks of `linear_gradient` on a multiprocessor at most: more leave too few registers for rows.
-_MOST_BLOCKS = 4
+_MAX_BLOCKS = 4
 #: Shared memory that a block has on every device without being asked for.
 _SHARED_BYTES = 48 * 1024
 #: Shared memory that a block can ask for, on every device from compute capability 8.0 on.
 LARGEST_SHARED = 99 * 1024
 #: Compute capability from which on tensor cores take bfloat16.
-_TILES_FROM = 80
+_TENSOR_CORE_CAPABILITY = 80
 #: Blocks of `kmeans_tiles` that the registers of a multiprocessor hold, by groups of 8 centres: 8
 #: products with the rows of a warp take 8 registers a lane.
 _TILE_BLOCKS = {1: 4, 2: 4, 4: 3, 8: 2}
@@ -101,32 +101,32 @@ _TILE_BLOCKS = {1: 4, 2: 4, 4: 3, 8: 2}
 #: rows of its tile, columns of a step, and parts of a number; as in the source.
 _TILE_WARPS, _TILE_STEP, _TILE_PARTS = 6, 16, 3
 #: Rows of a block's tile, 32 a warp.
-_TILE = 32 * _TILE_WARPS
+_TILE_ROWS = 32 * _TILE_WARPS
 #: Centres of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
-_TILE_CENTRES = 64
+_MAX_TILE_CENTRES = 64
 #: Rows of X that a warp of `kmeans` takes.
 _KMEANS_ROWS = 8
 #: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
-_TREES = {
-    "tree_gradients": (_THREADS, 0, 8),
-    "tree_quantise": (_THREADS, 0, 8),
-    "tree_count": (1, 4 * _WARPS, 8),
-    "tree_scan": (1, 4 * _THREADS, 8),
-    "tree_part": (1, 8 * _WARPS, 8),
+_TREE_LAUNCHES = {
+    "tree_gradients": (_THREADS_PER_BLOCK, 0, 8),
+    "tree_quantise": (_THREADS_PER_BLOCK, 0, 8),
+    "tree_count": (1, 4 * _WARPS_PER_BLOCK, 8),
+    "tree_scan": (1, 4 * _THREADS_PER_BLOCK, 8),
+    "tree_part": (1, 8 * _WARPS_PER_BLOCK, 8),
     "tree_back": (1, 0, 8),
-    "tree_answer": (_THREADS, 0, 8),
+    "tree_answer": (_THREADS_PER_BLOCK, 0, 8),
     "tree_histograms": (1, 32 * 1024, 6),
-    "tree_splits": (_WARPS, 3104 * _WARPS, 8),
-    "tree_best": (_WARPS, 0, 8),
-    "tree_predict": (_THREADS, 0, 8),
-    "forest_count": (_WARPS, 0, 8),
-    "forest_draw": (_WARPS, 0, 8),
-    "forest_sums": (_WARPS, 0, 8),
-    "forest_part": (_WARPS, 0, 8),
-    "forest_features": (_THREADS, 0, 8),
-    "forest_histograms": (_WARPS, 0, 8),
-    "forest_cuts": (_WARPS, 0, 8),
-    "forest_best": (_WARPS, 0, 8),
+    "tree_splits": (_WARPS_PER_BLOCK, 3104 * _WARPS_PER_BLOCK, 8),
+    "tree_best": (_WARPS_PER_BLOCK, 0, 8),
+    "tree_predict": (_THREADS_PER_BLOCK, 0, 8),
+    "forest_count": (_WARPS_PER_BLOCK, 0, 8),
+    "forest_draw": (_WARPS_PER_BLOCK, 0, 8),
+    "forest_sums": (_WARPS_PER_BLOCK, 0, 8),
+    "forest_part": (_WARPS_PER_BLOCK, 0, 8),
+    "forest_features": (_THREADS_PER_BLOCK, 0, 8),
+    "forest_histograms": (_WARPS_PER_BLOCK, 0, 8),
+    "forest_cuts": (_WARPS_PER_BLOCK, 0, 8),
+    "forest_best": (_WARPS_PER_BLOCK, 0, 8),
 }
 
 
@@ -180,7 +180,7 @@ def source(name: str) -> str:
     return read(f"{name}.cu") + "\n"
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(_MAX_CACHED_ANSWERS)
 def options(
     name: str,
     dtype: Any,
@@ -195,26 +195,26 @@ def options(
     capability: int = 90,
 ) -> tuple[str, ...]:
     """Return the options for NVRTC, beside the architecture's."""
-    stored = _name(dtype)
-    arithmetic = _arithmetic(stored)
+    stored = _dtype_name(dtype)
+    arithmetic = _arithmetic_name(stored)
     found = {
-        "STORED": _STORED[stored],
-        "ARITHMETIC": _STORED[arithmetic],
-        "RESULT": _STORED[_name(result)],
-        "INDEX": _INTEGERS[_name(index)],
+        "STORED": _CUDA_FLOATS[stored],
+        "ARITHMETIC": _CUDA_FLOATS[arithmetic],
+        "RESULT": _CUDA_FLOATS[_dtype_name(result)],
+        "INDEX": _CUDA_INTEGERS[_dtype_name(index)],
     }
     more: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
-        teams = _teams(d, stored, alignment, capability)
+        teams = _plan_teams(d, stored, alignment, capability)
         if teams is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored}")
         found |= {key.upper(): str(value) for key, value in vars(teams).items()}
     elif name == "softmax_rows":
-        softmax = _softmax_teams(d, k, stored, alignment, capability)
+        softmax = _plan_softmax_teams(d, k, stored, alignment, capability)
         if softmax is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored} and {k} classes")
         found |= {key.upper(): str(value) for key, value in vars(softmax[0]).items()}
-        found |= {"CLASSES": str(k), "PADDED": str(_power_of_two(k))}
+        found |= {"CLASSES": str(k), "PADDED": str(_next_power_of_two(k))}
         found["SPREAD"] = str(int(softmax[1] > 1))
     elif name == "softmax_gradient":
         found["LANES"] = str(_softmax_lanes(k))
@@ -225,9 +225,9 @@ def options(
         more = (*more, "--fmad=false")  # those of the CPU's loops
     elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))
-        found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
+        found["SHARED"] = str(int(_kmeans_shared_bytes(d, k, arithmetic)[1]))
     elif name == "kmeans_tiles":
-        found |= {"EIGHTS": str(_eights(k)), "BLOCKS": str(_TILE_BLOCKS[_eights(k)])}
+        found |= {"EIGHTS": str(_centre_groups(k)), "BLOCKS": str(_TILE_BLOCKS[_centre_groups(k)])}
     if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
@@ -235,7 +235,7 @@ def options(
     return (*more, *(f"-D{key}={value}" for key, value in found.items()))
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(_MAX_CACHED_ANSWERS)
 def launch(
     function: str,
     n: int,
@@ -248,11 +248,11 @@ def launch(
     capability: int = 90,
 ) -> Launch | None:
     """Launch of a kernel; None where there is no version for such rows."""
-    stored = _name(dtype)
-    arithmetic = _arithmetic(stored)
-    threads, shared, most = (_THREADS, 1), 0, 8 * n_sms
+    stored = _dtype_name(dtype)
+    arithmetic = _arithmetic_name(stored)
+    threads, shared, most = (_THREADS_PER_BLOCK, 1), 0, 8 * n_sms
     if function == "linear_gradient":
-        teams = _teams(d, stored, alignment, capability)
+        teams = _plan_teams(d, stored, alignment, capability)
         if teams is None:
             return None
         threads, warps = (teams.threads, 1), teams.threads // 32
@@ -265,28 +265,28 @@ def launch(
         threads = (32, 16)
         return Launch(-(-(d + 2) // 32), threads, 8 * threads[0] * threads[1])
     elif function == "softmax_rows":
-        softmax = _softmax_teams(d, k, stored, alignment, capability)
+        softmax = _plan_softmax_teams(d, k, stored, alignment, capability)
         if softmax is None:
             return None
         teams, spans = softmax
-        shared = _softmax_shared(teams, k, np.dtype(arithmetic).itemsize, spans)
-        rows = 4 * (_WARPS // spans) * (32 // teams.lanes) * teams.rows
+        shared = _softmax_shared_bytes(teams, k, np.dtype(arithmetic).itemsize, spans)
+        rows = 4 * (_WARPS_PER_BLOCK // spans) * (32 // teams.lanes) * teams.rows
         most = teams.blocks * n_sms
     elif function == "softmax_gradient":
-        rows = _THREADS // _softmax_lanes(k)
+        rows = _THREADS_PER_BLOCK // _softmax_lanes(k)
     elif function in ("optimizer_update", "csr_clear"):
-        rows = _THREADS
+        rows = _THREADS_PER_BLOCK
     elif function in ("gather_rows", "gather_csr_rows", "csr_gradient", "csr_adagrad"):
-        rows = _WARPS
+        rows = _WARPS_PER_BLOCK
     elif function == "kmeans":
-        shared, _ = _kmeans_shared(d, k, arithmetic)
-        rows, most = _WARPS * _KMEANS_ROWS, 2 * n_sms
+        shared, _ = _kmeans_shared_bytes(d, k, arithmetic)
+        rows, most = _WARPS_PER_BLOCK * _KMEANS_ROWS, 2 * n_sms
     elif function == "kmeans_tiles":
-        threads, shared = (32 * _TILE_WARPS, 1), _tiles_shared(d, k)
-        blocks = min(_TILE_BLOCKS[_eights(k)], max(1, 2 * LARGEST_SHARED // shared))
-        rows, most = _TILE, blocks * n_sms
-    elif function in _TREES:
-        rows, shared, blocks = _TREES[function]
+        threads, shared = (32 * _TILE_WARPS, 1), _tiles_shared_bytes(d, k)
+        blocks = min(_TILE_BLOCKS[_centre_groups(k)], max(1, 2 * LARGEST_SHARED // shared))
+        rows, most = _TILE_ROWS, blocks * n_sms
+    elif function in _TREE_LAUNCHES:
+        rows, shared, blocks = _TREE_LAUNCHES[function]
         most = blocks * n_sms
         if function == "tree_gradients":
             shared = 8 * k
@@ -296,12 +296,12 @@ def launch(
 
 
 def has_kmeans_tiles(
-    d: int, k: int, dtype: Any, *, alignment: int = 16, capability: int = _TILES_FROM
+    d: int, k: int, dtype: Any, *, alignment: int = 16, capability: int = _TENSOR_CORE_CAPABILITY
 ) -> bool:
     """Return whether `kmeans_tiles` takes such rows; `kmeans` takes the others."""
-    is_laid_out = _name(dtype) == "float32" and d % 4 == 0 and alignment >= 16
-    fits = k <= _TILE_CENTRES and _tiles_shared(d, k) <= LARGEST_SHARED
-    return is_laid_out and fits and capability >= _TILES_FROM
+    is_laid_out = _dtype_name(dtype) == "float32" and d % 4 == 0 and alignment >= 16
+    fits = k <= _MAX_TILE_CENTRES and _tiles_shared_bytes(d, k) <= LARGEST_SHARED
+    return is_laid_out and fits and capability >= _TENSOR_CORE_CAPABILITY
 
 
 def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tuple[float, ...]:
@@ -312,11 +312,11 @@ def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tupl
     return tuple(float(number) for number in padded)
 
 
-def _name(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return "bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name
 
 
-def _arithmetic(stored: str) -> str:
+def _arithmetic_name(stored: str) -> str:
     return "float64" if stored == "float64" else "float32"
 
 
@@ -324,20 +324,22 @@ def _itemsize(stored: str) -> int:
     return 2 if stored == "bfloat16" else np.dtype(stored).itemsize
 
 
-def _power_of_two(n: int) -> int:
+def _next_power_of_two(n: int) -> int:
     """Return the smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams | None:
-    itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic(stored)).itemsize
+def _plan_teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams | None:
+    itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic_name(stored)).itemsize
     vector = max(1, min(_LOAD_BYTES, alignment) // itemsize)
     while d % vector:
         vector //= 2
     loads = d // vector
     # A lane takes 16 bytes of a row or more: fewer lanes a row exchange fewer sums.
-    lanes = min(32, _power_of_two(loads if vector * itemsize >= _LOAD_BYTES else -(-loads // 2)))
-    chunks = next((c for c in _CHUNKS if c * lanes >= loads), None)
+    lanes = min(
+        32, _next_power_of_two(loads if vector * itemsize >= _LOAD_BYTES else -(-loads // 2))
+    )
+    chunks = next((c for c in _CHUNK_CHOICES if c * lanes >= loads), None)
     if d < 1 or chunks is None or chunks * vector * sum_size > _SUM_BYTES:
         return None
     loaded = chunks * vector * itemsize
@@ -351,69 +353,71 @@ def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams 
     if capability >= 100:  # its compiler takes two fifths more
         registers += registers * 2 // 5
     # An odd number of half blocks that fit would waste one of whole blocks.
-    halves = max(2, min(2 * _MOST_BLOCKS, 2 * _BLOCK_REGISTERS // registers))
-    threads, blocks = (_THREADS // 2, halves) if halves % 2 else (_THREADS, halves // 2)
+    halves = max(2, min(2 * _MAX_BLOCKS, 2 * _BLOCK_REGISTERS // registers))
+    threads, blocks = (
+        (_THREADS_PER_BLOCK // 2, halves) if halves % 2 else (_THREADS_PER_BLOCK, halves // 2)
+    )
     return _Teams(vector, lanes, chunks, rows, threads, blocks)
 
 
-def _softmax_teams(
+def _plan_softmax_teams(
     d: int, k: int, stored: str, alignment: int, capability: int
 ) -> tuple[_Teams, int] | None:
     """Return the layout of `softmax_rows`, and the warps that share a row: 1, or the block's."""
-    teams = _teams(d, stored, alignment, capability)
+    teams = _plan_teams(d, stored, alignment, capability)
     if teams is None or k < 2:
         return None
-    narrow = _softmax_rows(teams, k, stored, capability)
+    narrow = _plan_softmax_rows(teams, k, stored, capability)
     # Over a block, where half of its lanes or more have columns, and one warp has few registers.
     vector = min(teams.vector, 4)
     loads = -(-d // vector)
-    if 2 * loads >= _THREADS and (narrow is None or narrow.blocks == 1):
-        spread = replace(teams, vector=vector, lanes=32, chunks=-(-loads // _THREADS))
-        wide = _softmax_rows(spread, k, stored, capability, _WARPS)
+    if 2 * loads >= _THREADS_PER_BLOCK and (narrow is None or narrow.blocks == 1):
+        spread = replace(teams, vector=vector, lanes=32, chunks=-(-loads // _THREADS_PER_BLOCK))
+        wide = _plan_softmax_rows(spread, k, stored, capability, _WARPS_PER_BLOCK)
         if wide is not None:
-            return wide, _WARPS
+            return wide, _WARPS_PER_BLOCK
     return None if narrow is None else (narrow, 1)
 
 
-def _softmax_rows(
+def _plan_softmax_rows(
     teams: _Teams, k: int, stored: str, capability: int, spans: int = 1
 ) -> _Teams | None:
     """Return the layout with the most rows at once for which two blocks fit, or else one."""
-    words = np.dtype(_arithmetic(stored)).itemsize // 4
+    words = np.dtype(_arithmetic_name(stored)).itemsize // 4
     entries = teams.chunks * teams.vector
     for rows, blocks in ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)):
         # Sums for all classes; rows and their products with w; a lane's share of a row's classes.
-        held = max(1, _power_of_two(k) * rows // teams.lanes)
+        held = max(1, _next_power_of_two(k) * rows // teams.lanes)
         registers = words * (k * entries + rows * (entries + k) + 2 * held)
         registers += 28 if words == 1 else 44
         if capability >= 100:
             registers += registers * 2 // 5
         if rows <= teams.lanes and registers <= _BLOCK_REGISTERS // blocks:
-            found = replace(teams, rows=rows, threads=_THREADS, blocks=blocks)
-            if _softmax_shared(found, k, 4 * words, spans) <= _SHARED_BYTES:
+            found = replace(teams, rows=rows, threads=_THREADS_PER_BLOCK, blocks=blocks)
+            if _softmax_shared_bytes(found, k, 4 * words, spans) <= _SHARED_BYTES:
                 return found
     return None
 
 
-def _softmax_shared(teams: _Teams, k: int, size: int, spans: int) -> int:
+def _softmax_shared_bytes(teams: _Teams, k: int, size: int, spans: int) -> int:
     """Return the bytes of shared memory of `softmax_rows`, array by array as in the source."""
-    padded = _power_of_two(k)
-    doubles = 8 * (_WARPS + _WARPS * padded)
+    padded = _next_power_of_two(k)
+    doubles = 8 * (_WARPS_PER_BLOCK + _WARPS_PER_BLOCK * padded)
     columns = spans * teams.chunks * k * teams.lanes * teams.vector
-    slopes = _WARPS * (32 // teams.lanes) * teams.rows * (-(-k // 4) * 4)
-    shares = 2 * _WARPS * teams.rows * padded if spans > 1 else 0
+    slopes = _WARPS_PER_BLOCK * (32 // teams.lanes) * teams.rows * (-(-k // 4) * 4)
+    shares = 2 * _WARPS_PER_BLOCK * teams.rows * padded if spans > 1 else 0
     return doubles + size * (columns + slopes + padded + shares)
 
 
 def _softmax_lanes(k: int) -> int:
-    return min(32, _power_of_two(k))
+    return min(32, _next_power_of_two(k))
 
 
 def _centres(k: int) -> int:
     return min(4, -(-k // 32))
 
 
-def _kmeans_shared(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
+def _kmeans_shared_bytes(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
     """Return the bytes of shared memory, and whether the sums are in it."""
     size = np.dtype(arithmetic).itemsize
     tile = 32 * (32 * _centres(k) + 1) * size
@@ -421,15 +425,17 @@ def _kmeans_shared(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
     return (tile + sums, True) if tile + sums <= _SHARED_BYTES else (tile, False)
 
 
-def _eights(k: int) -> int:
-    """Return the groups of 8 centres of `kmeans_tiles`, rounded so that few versions are compiled."""
-    return _power_of_two(-(-k // 8))
+def _centre_groups(k: int) -> int:
+    """Return the groups of 8 centres of `kmeans_tiles`, rounded so that few versions
+    are compiled.
+    """
+    return _next_power_of_two(-(-k // 8))
 
 
-def _tiles_shared(d: int, k: int) -> int:
+def _tiles_shared_bytes(d: int, k: int) -> int:
     """Return the bytes of shared memory of `kmeans_tiles`, array by array as in the source."""
-    steps, eights = -(-d // _TILE_STEP), _eights(k)
+    steps, eights = -(-d // _TILE_STEP), _centre_groups(k)
     shift, halves_and_counts, sums = 4 * steps * _TILE_STEP, 2 * 4 * 8 * eights, 4 * k * d
-    labels, lists = 4 * _TILE, _TILE_WARPS * _TILE
+    labels, lists = 4 * _TILE_ROWS, _TILE_WARPS * _TILE_ROWS
     factor = 8 * _TILE_PARTS * steps * eights * 32
     return shift + halves_and_counts + sums + labels + lists + factor

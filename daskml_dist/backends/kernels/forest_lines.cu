@@ -106,7 +106,7 @@ __device__ inline void add_slots(long long *sums, long long slot, long long valu
 
 // lines (., n_line)
 // nodes (n_nodes,)
-// sums (n_nodes, n_sums + 2)        of `forest_cuts.worth`, the packed total, of what impurity
+// sums (n_nodes, n_sums + 2)        of `forest_cuts.node_worth`, the packed total, of what impurity
 //                                   is made; added to
 // reach (n_nodes, 2 * n_outputs)    of each output minus the smallest target, and the largest, as
 //                                   whole numbers of the same order; raised

@@ -315,7 +315,12 @@ def build_block(
     index: int, parcels: Sequence[EntryParcel], sides: Sequence[EntrySide], cuts: dict[str, Array]
 ) -> KeyedBlock:
     """Return the block of a lane and side; numbers of blocks run through the sides of each lane."""
-    from daskml_dist.backends.csr_order import MANY, Entries, in_rows, uses_of
+    from daskml_dist.backends.csr_order import (
+        MIN_COMPILED_ENTRIES,
+        Entries,
+        count_column_entries,
+        sort_into_csr,
+    )
 
     lane, at = divmod(index, len(sides))
     side = sides[at]
@@ -331,13 +336,17 @@ def build_block(
             yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
 
     # Values of columns that many entries touch lie together, where a cache holds them.
-    uses = uses_of(some, len(touched))
+    uses = count_column_entries(some, len(touched))
     place, dtype = rank_by_use(uses), None
     if pieces[0].values is not None:
         n = sum(len(piece.rows) for piece in pieces)
         # Of few, float32 saves little, and loops would be compiled for it too.
-        dtype = np.result_type(*(piece.values for piece in pieces)) if n >= MANY else np.float64
-    indptr, indices, values = in_rows(some, len(table.ids), uses, place, dtype)
+        dtype = (
+            np.result_type(*(piece.values for piece in pieces))
+            if n >= MIN_COMPILED_ENTRIES
+            else np.float64
+        )
+    indptr, indices, values = sort_into_csr(some, len(table.ids), uses, place, dtype)
     return KeyedBlock(
         index=index,
         rows=indices,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.numpy_backend import few_entries
+from daskml_dist.backends.numpy_backend import has_few_entries
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
@@ -185,7 +185,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             first_intercept=first,
             touches=survey.nonzeros_per_row,
             row_size=None if last is None else last.row_size,
-            few_entries=few_entries(survey.n_rows, survey.n_features),
+            few_entries=has_few_entries(survey.n_rows, survey.n_features),
         )
 
     def _rated(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from daskml_dist.backends.host_memory import keeping_memory
+from daskml_dist.backends.host_memory import keep_freed_memory
 from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["check_torch", "load_torch", "threads_of_torch"]
@@ -48,7 +48,7 @@ def threads_of_torch(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with keeping_memory():
+        with keep_freed_memory():
             yield
     finally:
         torch.set_num_threads(before)
