@@ -272,7 +272,9 @@ class LeastSquares:
             _GRADIENT_TOLERANCES[out.itemsize],
         )
         A, _ = _make_system(by, out.dtype)
-        kernels.conjugate_gradient_rows(*ratings, by.factors, by.offsets, *told, A, vectors, *room, out)
+        kernels.conjugate_gradient_rows(
+            *ratings, by.factors, by.offsets, *told, A, vectors, *room, out
+        )
 
 
 def _load_kernels() -> Any:

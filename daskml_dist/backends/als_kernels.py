@@ -333,11 +333,14 @@ def solve_rows(
         if start == stop:
             out[row, :] = 0
             continue
+        # Implicit ratings start from the Gram matrix of all others' factors; explicit ones from
+        # zeros.
         copy_rows(A, gram)
         b[:, :] = 0
         add_ratings(
             indices, values, Y, offsets, implicit, alpha, A, b, room, n, start, stop
         )  # fmt: skip
+        # ALS-WR (Zhou et al. 2008): explicit penalties are weighted by the number of ratings.
         shift = reg if implicit else reg * (stop - start)
         if solve_system(A, b, shift, least, most, room, order, n):
             for j in range(n):
@@ -355,6 +358,7 @@ def add_ratings(
 ) -> None:  # fmt: skip
     """Add some ratings to the upper triangle of a matrix and to its right side."""
     weights, targets = room[0], room[1]
+    # A chunk of ratings at a time: their factors are read twice, and cached the second time.
     for first in range(start, stop, RATINGS_PER_CHUNK):
         m = min(RATINGS_PER_CHUNK, stop - first)
         rows = indices[first : first + m]
@@ -378,6 +382,7 @@ def _add_outer_products(
 ) -> None:
     """Add ``weights[i] y y'`` of m rows y to the rows `top` to `bottom` of A, from the diagonal."""
     lanes = _vector_entries(A)
+    # Blocks of 8 rows by a vector, of the upper triangle alone; the last block may have 4 rows.
     for j in range(top, bottom - 4, 8):
         for k in range(j - j % lanes, A.shape[1], lanes):
             add_outer_rows(A, j, k, Y, rows, weights, 0, m)
@@ -434,12 +439,16 @@ def solve_system(
     inverse, diagonal = room[0], room[2]
     smallest = number(1)
     for j in range(n):
+        # The penalty.
         A[j, j] += number(shift)
         diagonal[j] = A[j, j]
     for top in range(0, n, FLOATS_PER_VECTOR):
         bottom = min(top + FLOATS_PER_VECTOR, n)
+        # Left-looking blocked factorisation: a block of rows first loses the products of all rows
+        # above.
         _add_outer_products(A, A, order, inverse, top, bottom, top)
         for j in range(top, bottom):
+            # A pivot this small has lost its digits; the caller takes the row in float64.
             if not A[j, j] > number(least) * diagonal[j]:
                 return False
             smallest = min(smallest, A[j, j] / diagonal[j])
@@ -450,6 +459,7 @@ def solve_system(
         return False
     right = room[1]
     for j in range(n):
+        # Forward substitution with U', then back substitution with D U.
         right[j] = b[0, j]
         add_scaled_row(b, 0, A, j, right[j] * inverse[j], j - j % lanes, width)
     _substitute_back(A, inverse, right, b, n)
@@ -512,6 +522,7 @@ def conjugate_gradient_rows(
         for j in range(n):
             x[0, j] = out[row, j]
         shared, made, last = gram, implicit, stop
+        # Making the matrix costs ratings * width, a product with it width squared.
         if width <= _MAX_DENSE_WIDTH and stop - start > n:
             copy_rows(A, gram)
             r[:, :] = 0
@@ -527,6 +538,7 @@ def conjugate_gradient_rows(
             indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, room, start, last
         )  # fmt: skip
         copy_rows(p, r)
+        # Squared norm of the residual b - A x.
         square = dot_vectors(r, none, r, none, none, width)
         end = square * room.dtype.type(enough)
         for _ in range(steps):
@@ -540,6 +552,8 @@ def conjugate_gradient_rows(
             curve, before = dot_vectors(p, none, q, none, none, width), square
             if not curve > 0:
                 break
+            # Hestenes and Stiefel (1952): step along p, then make the next direction conjugate to
+            # it.
             step = square / curve
             add_scaled_row(x, none, p, none, step, none, width)
             add_scaled_row(r, none, q, none, -step, none, width)
@@ -584,6 +598,7 @@ def _add_rating_products(
         m = min(RATINGS_PER_CHUNK, stop - first)
         rows = indices[first : first + m]
         fours = m - m % 4
+        # Four products at once; the rest of a chunk one by one, to the same bits.
         dot_four_rows(x, Y, rows, scales, fours, width)
         for i in range(fours, m):
             scales[i] = dot_vectors(x, 0, Y, np.int64(rows[i]), 0, width)
@@ -611,6 +626,7 @@ def add_row_errors(
             score = float(dot_vectors(x, 0, Y, np.int64(indices[i]), 0, x.shape[1]))
             value = float(values[i])
             if implicit:
+                # c (p - s)**2 - s**2 with the confidence c = 1 + alpha r.
                 error = (1.0 if value > 0 else 0.0) - score
                 total += (1.0 + alpha * value) * error * error - score * score
             else:

@@ -121,8 +121,10 @@ def _iterate_shifted_rows(
 
 def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
     xp, k = namespace(centres), centres.shape[0]
+    # Argmin of |x - c|**2 / 2 without |x|**2, which is the same for all centres.
     half = total(centres * centres, axis=1) / 2
     apart = half - xp.reshape(backend.dot(X, centres.T), (-1, k))
+    # Rounding may make it negative.
     squared = _squared_norms(backend, X) + 2 * xp.min(apart, axis=1)
     return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
 

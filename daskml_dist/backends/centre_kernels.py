@@ -203,11 +203,15 @@ def _screen_rows(
         lower = bounds[i, 2]
         if lower >= 0:
             label = int(bounds[i, 0])
+            # Hamerly (2010): all other centres may have come nearer by the longest of their moves.
             lower -= others[label] + (above - 1) * lower
             lower = max(lower, rows.dtype.type(0))
             bounds[i, 2] = lower
+            # A row stays where its own centre is nearer than half the way to the next centre, or
+            # than the bound of all others.
             far, upper = max(lower, alone[label]), bounds[i, 1]
             if upper + ways[label] >= far and upper - ways[label] < far:
+                # The bound does not tell: the exact distance may.
                 square = rows.dtype.type(0)
                 for j in range(rows.shape[1]):
                     apart = rows[i, j] - centres[label, j]
@@ -242,6 +246,7 @@ def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second:
     for c in range(1, k):
         for i in range(n):
             apart = half[c] - products[c, i]
+            # Selections in the place of branches, so that the loop over rows becomes vectors.
             nearer = apart < least[i]
             second[i] = min(second[i], least[i] if nearer else apart)
             least[i] = apart if nearer else least[i]
@@ -256,6 +261,7 @@ def _settle_close_calls(
     """Decide between centres that rounding cannot tell apart, and set the bounds."""
     for r in range(products.shape[1]):
         i, other = numbers[r], second[r]
+        # What rounding may have added to a product; closer calls are decided in float64.
         error = eps * (np.sqrt(squares[i]) + largest) ** 2
         if not other - least[r] > 2 * error:
             labels[r] = _find_nearest_exactly(
@@ -296,6 +302,7 @@ def _add_labelled_rows(
         out[label, 0] += scale
         for j in range(rows.shape[1]):
             out[label, j + 1] += scale * rows[i, j]
+        # The distance to the own centre, rounded up, bounds the next call's search.
         bounds[i, 1] = np.sqrt(square) * above
         inertia += scale * square
     return inertia

@@ -35,9 +35,11 @@ def compiled_with(
     **parts: Callable[..., Any],
 ) -> Any:
     """Compile a loop with given functions in the places of placeholders that it calls."""
+    # numba's cache on disk goes by the name of a function: loops with other parts need other names.
     code = zlib.crc32(b"".join(map(_identify_part, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
     own = {key: _compile_part(part) for key, part in parts.items()}
+    # The loop's code with other globals: placeholders become the given functions.
     function = FunctionType(loop.__code__, {**loop.__globals__, **own}, name)
     function.__qualname__ = name
     fastmath: Any = False if exact else {"contract"}
@@ -90,6 +92,7 @@ def _take_turn(folder: str | None) -> Iterator[None]:
         if folder is None:
             raise FileNotFoundError
         Path(folder).mkdir(parents=True, exist_ok=True)
+        # One lock file a cache folder; the lock is the file's, not the thread's.
         file = (Path(folder) / "compiling.lock").open("a")
     except OSError:  # Nothing can be shared in a folder that cannot be written to.
         yield
@@ -117,6 +120,7 @@ def _compile_part(part: Any) -> Any:
     """Return a part compiled for other loops to call, with the helpers that it calls itself."""
     if hasattr(part, "py_func"):
         return part
+    # Helpers are compiled the same way, or numba would take their Python versions.
     own = {name: _compile_part(helper) for name, helper in find_helpers(part).items()}
     code, defaults, closure = part.__code__, part.__defaults__, part.__closure__
     function = FunctionType(code, {**part.__globals__, **own}, part.__name__, defaults, closure)

@@ -69,6 +69,7 @@ def _add_row_gradients(
     total, slopes = 0.0, 0.0
     for i in range(len(rows)):
         row = rows[i]
+        # Unsigned indices: numba adds a test for negative ones to each signed index.
         first, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
         raw, other = number(0), number(0)
         k = first
@@ -128,6 +129,7 @@ def add_csr_gradient(
     same = X.dtype == y.dtype == w.dtype == out.dtype
     if columns is None or kernel not in LOSSES_AT_ROW or w.shape[1] > 1 or not same:
         return None
+    # A version for each loss; `compiled_with` remembers it.
     run = compiled_with(_add_row_gradients, _loss_at_row=LOSSES_AT_ROW[kernel])
     weight = np.empty(0, block.dtype) if weight is None else weight
     return float(

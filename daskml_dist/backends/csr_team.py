@@ -67,6 +67,8 @@ def _add_block_gradient(
     number, item, index_item = w.dtype.type, w.itemsize, like.itemsize
     total, slopes, n_rows = 0.0, 0.0, len(rows)
     for i in range(n_rows):
+        # Two stages: first a row's ends in indptr are fetched, and some rows later what lies
+        # between them.
         if i + _ENDS_AHEAD < n_rows:
             prefetch(here[0] + rows[i + _ENDS_AHEAD] * index_item)
         if i + _ENTRIES_AHEAD < n_rows:
@@ -93,6 +95,7 @@ def _add_block_gradient(
         raw += other
         if len(w) > n_features:
             raw += w[n_features]
+        # Loss and derivative of the raw prediction.
         y = array_at(pointer(here[3] + row * item), 1, w.dtype)[0]
         value, slope = _loss_at_row(y, raw, parameters)
         if here[4] != 0:
@@ -123,7 +126,9 @@ def _csr_gradient(
     in `host_gather`, the others as above; no column has a place before or afterwards.
     """
     begin, loss, batch = n, 0.0, parts[p, 0]
+    # The entry behind the last is always 0: new columns add to it.
     values[n] = 0
+    # The intercept's entry comes first, and takes the slopes.
     if len(w) > n_features:
         index[n], values[n + 1] = n_features, 0
         n += 1
@@ -131,6 +136,7 @@ def _csr_gradient(
         n_runs, counted = parts[p, 4], parts[p, 3] != 0
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
         rows: Any = starts
+        # Runs of several rows are spelled out row by row.
         if counted:
             counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
             rows = np.empty(counts.sum(), np.int64)
@@ -146,6 +152,7 @@ def _csr_gradient(
         if len(w) > n_features:
             values[begin] += w.dtype.type(slopes)
         p += 1
+    # Only touched places are reset.
     for i in range(begin, n):
         place[np.uint64(index[i])] = -1
     return loss, n, p
@@ -270,6 +277,7 @@ def _publish_part(
     """Write sizes, and a part of the own gradients, to a place; return how many bytes."""
     theirs = array_at(pointer(at), len(sizes), np.int64)
     copy_values(theirs, sizes)
+    # Gradients longer than a place go in parts, a turn each.
     begin = part * most
     n = max(min(sizes.sum() - begin, most), np.int64(0))
     columns = array_at(pointer(at + head), n, np.int32)
@@ -299,6 +307,8 @@ def _sum_lane_gradients(
 ) -> Any:
     """Add up the gradients of all lanes, in their order; return how many columns there are."""
     n = np.int64(0)
+    # Always in the order of the lanes' numbers, so every member gets the same bits whoever runs a
+    # lane.
     for at in range(len(order)):
         rank, lane = order[at, 0], order[at, 1]
         begin = sizes[rank, :lane].sum()
@@ -386,12 +396,15 @@ def _take_csr_team_steps(
     number = w.dtype.type
     while progress[0] < len(rows):
         b = progress[0]
+        # Own gradients of this step; not again if the loop was left while waiting.
         if progress[2] == 0:
             progress[1] = _write_own_gradients(
                 sizes[rank, : counts.shape[1]], counts[b], losses[b], busy, blocks, like, parts,
                 progress[1], w, index[rank], values[rank], place, parameters, n_features,
             )  # fmt: skip
             progress[2], progress[4] = 1, -1
+        # Turns of this step: publish a part, wait for the others' parts, read them, until all are
+        # complete.
         while len(others) > 0:
             if progress[4] >= 0:  # a turn is open
                 turn = first + progress[3] - 1
@@ -405,6 +418,8 @@ def _take_csr_team_steps(
                             values[r],
                         )  # fmt: skip
                     longest_sum = max(longest_sum, sizes[r].sum())
+                # Sizes come with the first part; the longest gradient decides how many turns there
+                # are.
                 if (progress[4] + 1) * most >= longest_sum:
                     break
             progress[4] += 1
@@ -414,6 +429,7 @@ def _take_csr_team_steps(
             )
             _announce_turn(own, turn, others)
             progress[3] += 1
+        # Sum and step in the union of touched columns; all members do the same.
         if rows[b] > 0:
             n = _sum_lane_gradients(order, sizes, index, values, place, union, total)
             rate = number(rates[b])

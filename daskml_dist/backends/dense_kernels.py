@@ -58,9 +58,12 @@ def _multiply_group(
 ) -> None:
     """Write the products of a group of rows, `size` bytes each, with `n_bytes` of coefficients."""
     for i in range(0, _ROWS_PER_GROUP, 4):
+        # Four rows by a vector of features at a time: one load of the coefficients serves four
+        # rows.
         a, b, c, d = zero_vector(of), zero_vector(of), zero_vector(of), zero_vector(of)
         for k in range(0, n_bytes, VECTOR_BYTES):
             w, at = load_vector(coef + k, of), rows + i * size + k
+            # Ahead by a tile: the hardware's own prefetcher stops at the ends of pages.
             prefetch(at + _BYTES_AHEAD)
             prefetch(at + 2 * size + _BYTES_AHEAD)
             a = multiply_add(load_vector(at, of), w, a)
@@ -76,6 +79,7 @@ def _add_group_gradient(
 ) -> None:
     """Add the rows of a group, each times its slope, to `part`, which is in whole vectors."""
     for k in range(0, n_bytes, VECTOR_BYTES):
+        # A vector of the gradient stays in registers while all 16 rows of the group go by.
         a, b, c, d = load_vector(part + k, of), zero_vector(of), zero_vector(of), zero_vector(of)
         for i in range(0, _ROWS_PER_GROUP, 4):
             at = rows + i * size + k
@@ -98,6 +102,7 @@ def _add_group_gradient(
 def _write_log_losses(y: Any, bias: Any, raw: Any, values: Any, n: Any, of: Any) -> None:
     """Write the loss of each of n rows into `values`, its derivative into `raw`."""
     for i in range(n):
+        # y is -1 or +1, so y * raw is the margin.
         sign = number_at(y, i, of)
         value, slope = log_loss(sign * (number_at(raw, i, of) + bias))
         put_number(values, i, value)
@@ -130,6 +135,7 @@ def _scale_rows(
     """
     flat = 0.0
     for i in range(n):
+        # Rows times the root of their curvature: the Hessian is then X'X of the scaled rows.
         root = number_at(roots, i, of)
         of_row = 1.0
         if weight != 0:

@@ -22,6 +22,7 @@ __all__ = [
     "device_memory",
     "get_backend",
     "gpu_problem",
+    "open_on_device",
     "stored_dtype",
 ]
 
@@ -89,12 +90,24 @@ def get_backend(device: str) -> Backend:
         )
     if device == "auto":
         device = "cpu" if gpu_problem() else "gpu"
-    return _import_class(*BACKENDS[device])()
+    backend: Backend = _import_class(*BACKENDS[device])()
+    return backend
+
+
+def open_on_device(device: str, host: tuple[str, str], gpu: tuple[str, str]) -> Any:
+    """Return an object of the CPU's class, or of the GPU's class around its backend.
+
+    Classes are given by module and name, so that only the one that is used is imported; called on
+    the worker.
+    """
+    backend = get_backend(device)
+    return _import_class(*host)() if backend.device == "cpu" else _import_class(*gpu)(backend)
 
 
 def gpu_problem() -> str | None:
     """Return the reason that this process cannot use a GPU, with the remedy, or None."""
-    return _import_class(*BACKENDS["gpu"]).problem()
+    problem: str | None = _import_class(*BACKENDS["gpu"]).problem()
+    return problem
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
@@ -114,6 +127,5 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 
 
 @functools.cache
-def _import_class(module: str, name: str) -> type[Backend]:
-    found: type[Backend] = getattr(import_module(module), name)
-    return found
+def _import_class(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)

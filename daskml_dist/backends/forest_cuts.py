@@ -31,9 +31,9 @@ __all__ = [
     "OUTPUTS",
     "POISSON",
     "SQUARED",
-    "best_cut",
     "draw_cut",
     "draw_to_share",
+    "find_best_cut",
     "find_median_split",
     "find_occupied_bins",
     "has_missing_rows",
@@ -52,26 +52,32 @@ GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 @_inside
 def node_worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Return a node's weight times a constant less its impurity: the larger, the purer."""
+    # Maximising the children's sum of these is minimising their weighted impurity: the constant is
+    # the same for all cuts of a node.
     weight = np.float64(total >> bits)
     found = 0.0
     if kind == SQUARED:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
+            # Squared error: the sum of squares less this is the error about the mean.
             found += s * s / weight
         return found
     if kind == POISSON:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
+            # Half Poisson deviance, but for what does not depend on the cut.
             found += s * logarithm(s / weight) if s > 0 else -np.inf
         return found
     if kind == GINI:
         for c in range(len(sums)):
             w = np.float64(sums[c] >> bits)
+            # Gini: weight * (1 - impurity).
             found += w * w
         return found / weight
     for c in range(len(sums)):
         w = np.float64(sums[c] >> bits)
         if w > 0:
+            # Minus weight * entropy, in bits.
             found += w * (logarithm(w / weight) / LOG_2)
     return found
 
@@ -82,6 +88,7 @@ def node_answer(kind: Any, sums: Any, total: Any, bits: Any) -> float:
 
     The mean of a regression, or the share of the second class.
     """
+    # Of classes the share of the second one: constraints are for two classes.
     s = np.float64(sums[1]) if kind >= SQUARED else np.float64(sums[1] >> bits)
     return s / np.float64(total >> bits)
 
@@ -106,6 +113,8 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     orders, ranks, sorted_values = _sort_all_targets(lines, n_outputs)
     for k in range(n_outputs):
         order, rank, values = orders[k], ranks[k], sorted_values[k]
+        # Rows are added to a Fenwick tree in the order of their targets, of weights and weighted
+        # targets: prefix sums then tell the median and the error about it.
         counts[:] = 0
         whole, total = np.int64(0), np.int64(0)
         for q in range(n):
@@ -117,6 +126,7 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
             facts, scale, lines, counts, order, values, k, whole, total
         )
         found += error
+        # Sums are int64; a median travels among them by its bits.
         real[0] = median
         sums[1 + k] = real.view(np.int64)[0]
     real[0] = found
@@ -140,9 +150,11 @@ def find_median_split(
     ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
     work = np.zeros((2, n + 1), np.int64), np.zeros((2, 2, 257)), np.zeros(257, np.int64)
     best, best_feature, spreads, tried = -np.inf, -1, False, 0
+    # `m` features are tried; more while none of them varies in the node, as scikit-learn does.
     while tried < d and (tried < m or not spreads):
         j = draw_next_feature(path, tried, features, swaps)
         tried += 1
+        # Rows of each bin.
         seen[:] = 0
         for q in range(n):
             seen[rows[lines[q, 0], j], 0] += 1
@@ -153,6 +165,8 @@ def find_median_split(
         spreads = True
         _sort_lines_by_bin(rows, lines, j, places, n_places, missing, seen, ends, sequence)
         sides, first, last, at = (0, 2 if n_missing else 1), 0, n_places, np.nan
+        # Extremely randomised trees judge the one cut that is drawn, with missing values on a drawn
+        # side.
         if facts[ANYWHERE]:
             draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(j))
             first, at = draw_cut(low[j], high[j], places, n_places, draw)
@@ -169,6 +183,7 @@ def find_median_split(
                 found[1] = places[c + 1] if c + 1 < n_places else -1
                 threshold[0] = at
                 medians[0], medians[1] = work[1][1, 0, c + 1], work[1][1, 1, c + 1]
+    # The list of features goes back to its order, so that the next node's draws are its own.
     for q in range(tried - 1, -1, -1):
         undo_feature_draw(features, q, swaps)
     return best_feature, best
@@ -186,6 +201,7 @@ def _measure_both_sides(
     orders, ranks, values = targets
     counts, (errors, medians), packed = work
     errors[:] = 0.0
+    # Weight and rows left of each cut, packed as in the lines.
     packed[0] = 0
     if side:
         for q in range(ends[n_places], ends[n_places + 1]):
@@ -195,6 +211,7 @@ def _measure_both_sides(
         for q in range(ends[c], ends[c + 1]):
             packed[c + 1] += lines[sequence[q], 1]
     for k in range(len(orders)):
+        # Medians cannot be subtracted as sums can: each side is swept from its own end.
         for right in range(2):
             _measure_one_side(
                 facts, scale, lines, orders[k], ranks[k], values[k], k, sequence, ends, n_places,
@@ -208,17 +225,18 @@ def _choose_best_cut(
 ) -> tuple[float, int]:
     """Return minus the errors of the best allowed cut of a feature, and the cut's number."""
     _, (errors, medians), packed = work
-    best, best_cut = -np.inf, -1
+    best, chosen = -np.inf, -1
     for c in range(first, end):
         value = -(errors[0, c + 1] + errors[1, c + 1])
         if value <= best or not _children_large_enough(facts, packed[c + 1], total - packed[c + 1]):
             continue
+        # Monotonic constraints: both medians within the node's bounds, and in the feature's order.
         if bounds[2] != 0 and sign != 0:
             a, b = medians[0, c + 1], medians[1, c + 1]
             if min(a, b) < bounds[0] or max(a, b) > bounds[1] or (a - b) * sign > 0:
                 continue
-        best, best_cut = value, c
-    return best, best_cut
+        best, chosen = value, c
+    return best, chosen
 
 
 @_inside
@@ -249,6 +267,7 @@ def _sort_lines_by_bin(
     ends: Any, sequence: Any,
 ) -> None:  # fmt: skip
     """Write the lines sorted by bin, missing values last, and where each bin ends."""
+    # Counting sort; `seen` becomes the next place of each bin.
     ends[0] = 0
     for c in range(n_places):
         ends[c + 1] = ends[c] + seen[places[c], 0]
@@ -306,6 +325,7 @@ def _measure_one_side(
 @_inside
 def _add_to_fenwick_tree(counts: Any, rank: Any, weight: Any, value: Any) -> None:
     """Add a row's weight and weighted target at its place in the order of targets."""
+    # Fenwick (1994): entry i holds the sum of the last `i & -i` places up to i.
     at, n = rank + 1, counts.shape[1]
     while at < n:
         counts[0, at] += weight
@@ -326,15 +346,18 @@ def _median_and_error(
     total: Any,
 ) -> tuple[float, float]:
     """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
+    # The lower median is the first place whose prefix reaches half of the weight.
     at, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)
     line = order[at]
     below += lines[line, 1] >> facts[BITS]
     value += lines[line, 2 + k]
     median = values[at]
+    # Exactly half of the weight is below: the median is the mean of both neighbours.
     if 2 * below == whole:
         after = _search_fenwick_tree(counts, below)[0]
         median = median / 2 + values[after] / 2
     scaled = median * scale
+    # sum |t - m| = m (W_below - W_above) + T_above - T_below, from the prefix sums alone.
     below_less_above = np.float64(2 * below - whole)
     return median, max(scaled * below_less_above + np.float64(total - 2 * value), 0.0)
 
@@ -346,6 +369,7 @@ def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     """
     n = counts.shape[1] - 1
     step = 1
+    # Binary descent from the largest power of two.
     while 2 * step <= n:
         step *= 2
     at = 0
@@ -383,6 +407,7 @@ def find_occupied_bins(hist: Any, missing: Any, places: Any) -> Any:
     number.
     """
     n = 0
+    # A bin holds rows where any of its sums is not zero.
     for b in range(missing):
         for v in range(hist.shape[1]):
             if hist[b, v] != 0:
@@ -422,6 +447,7 @@ def _children_allowed(
     within bounds.
     """
     bits = facts[BITS]
+    # A packed number has rows in its lowest bits and weight above them.
     mask = (np.int64(1) << bits) - 1
     if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:
         return False
@@ -439,7 +465,7 @@ def _children_allowed(
 
 
 @_inside
-def best_cut(
+def find_best_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     best: float, found: Any, left_found: Any, work: Any,
 ) -> float:  # fmt: skip
@@ -467,6 +493,7 @@ def best_cut(
     missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
     left, right = work[0], work[1]
     there = has_missing_rows(hist, missing)
+    # First with missing values on the right, then on the left.
     for side in range(2 if there else 1):
         l_total = np.int64(0)
         for v in range(n_sums):
@@ -474,10 +501,13 @@ def best_cut(
         if side == 1:
             for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
+        # With missing values on the right the last cut has them alone there.
         for k in range(n if there and side == 0 else n - 1):
             b = places[k]
             for v in range(n_sums):
                 left[v] += hist[b, v]
+                # The right child's sums are the node's less the left child's: whole numbers, so
+                # nothing is lost.
                 right[v] = sums[v] - left[v]
             for v in range(facts[FIRST]):
                 l_total += hist[b, v]
@@ -499,12 +529,14 @@ def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, 
     """
     cut, at = 0, np.nan
     if n > 1:
+        # Uniform between the node's smallest and largest value, as far as bins tell them.
         at = low[places[0]] + draw_to_share(draw) * (high[places[n - 1]] - low[places[0]])
         while cut + 1 < n - 1:
             b = places[cut + 1]
             if high[b] > at and not (low[b] + high[b]) / 2 <= at:
                 break
             cut += 1
+        # Inside a bin rows cannot be told apart: the threshold becomes the middle between two bins.
         if not (high[places[cut]] <= at < low[places[cut + 1]]):
             at = np.nan
     return cut, at
@@ -516,7 +548,7 @@ def judge_drawn_cut(
     low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
     work: Any,
 ) -> float:  # fmt: skip
-    """Judge one cut drawn between a feature's smallest and largest value; see `best_cut`.
+    """Judge one cut drawn between a feature's smallest and largest value; see `find_best_cut`.
 
     A bin in which the drawn value falls goes where more than half of it lies.
 
@@ -532,6 +564,7 @@ def judge_drawn_cut(
     left, right = work[0], work[1]
     there = has_missing_rows(hist, missing)
     cut, at = draw_cut(low, high, places, n, draw)
+    # The lowest bit of the draw puts missing values on a side.
     side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
     for v in range(n_sums):
         left[v] = hist[missing, v] * side

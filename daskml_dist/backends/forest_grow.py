@@ -25,7 +25,7 @@ from daskml_dist.backends.forest_cuts import (
     N_FEATURES,
     OUTPUTS,
     SQUARED,
-    best_cut,
+    find_best_cut,
     find_median_split,
     find_occupied_bins,
     has_missing_rows,
@@ -105,7 +105,9 @@ def settle_splits(
         gain[q] = -1.0
         if j < 0:
             continue
+        # Gain: what the children are worth more than the node.
         before = node_worth(own[KIND], sums[q, :n_sums], sums[q, n_sums], own[BITS])
+        # Rounding may make it slightly negative.
         more = max(worths[q] - before, 0.0)
         if more < least[tree[q]]:
             continue
@@ -124,6 +126,7 @@ def draw_node_features(paths: Any, first: Any, last: Any, d: Any, out: Any) -> N
     """Write the features that nodes draw, of numbers `first` to `last`."""
     features, swaps = np.arange(d), np.zeros(d, np.int64)
     for q in range(len(paths)):
+        # Draws before `first` are made again, since each depends on the ones before.
         for k in range(last):
             j = draw_next_feature(paths[q], k, features, swaps)
             if k >= first:
@@ -153,6 +156,7 @@ def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) 
         out[q, 0] = -1
         best, varies, which = -np.inf, False, -1
         for k in range(told.shape[1]):
+            # Beyond the features that a node must draw (`one`) only the first that varies counts.
             if told[q, k, 2] == 0 or (one and varies):
                 continue
             varies = True
@@ -188,6 +192,7 @@ def find_job_cuts(
     real = np.zeros(2)
     for q in range(len(features)):
         missing, j = facts[q, MISSING], features[q]
+        # A feature of one bin, missing values included, cannot split the node.
         n = find_occupied_bins(hist[q], missing, places)
         there = False
         for v in range(n_sums):
@@ -199,6 +204,7 @@ def find_job_cuts(
                 facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
                 -np.inf, found, left, at, work,
             )  # fmt: skip
+            # Worth and threshold travel as bits in an array of whole numbers.
             real[1] = at[0]
             copy_values(told[q, 3:6], found)
             copy_values(told[q, 6:], left)
@@ -224,6 +230,8 @@ def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
         return False
     if w < 2 * facts[LEAST_WEIGHT] or w == 0:
         return False
+    # Pure: of regression where smallest and largest target agree, of classes where one has all
+    # weight.
     if facts[KIND] >= SQUARED:
         for k in range(facts[OUTPUTS]):
             if -reach[2 * k] != reach[2 * k + 1]:
@@ -244,6 +252,7 @@ def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, m
     for q in range(len(lines)):
         at = lines[q, 0]
         b = np.int64(rows[at & 0xFFFFFFFF, feature])
+        # Occupied bins are noted as bits, so that none of the 256 is looked at in vain.
         seen[b >> 6] |= one << np.uint64(b & 63)
         if width == 2:
             hist[b, at >> 32] += lines[q, 1]
@@ -256,6 +265,7 @@ def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, m
     for k in range(4):
         word = seen[k]
         while word:
+            # The lowest bit that is set; a De Bruijn multiplication gives its position.
             low = word & (~word + one)
             b = (
                 64 * k
@@ -280,12 +290,13 @@ def find_cut(
     n_sums = len(sums) - 2
     own, total = sums[:n_sums], sums[n_sums]
     if facts[ANYWHERE]:
+        # A node's draw for a feature follows from its path: the same on any trainer or device.
         draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
         return judge_drawn_cut(
             facts, hist, places, n, own, total, sign, bounds, low[feature], high[feature], draw,
             best, found, left, threshold, work,
         )  # fmt: skip
-    new = best_cut(facts, hist, places, n, own, total, sign, bounds, best, found, left, work)
+    new = find_best_cut(facts, hist, places, n, own, total, sign, bounds, best, found, left, work)
     if new > best:
         threshold[0] = np.nan
     return new
@@ -307,6 +318,7 @@ def _find_split(
     while k < d and (k < m or not spreads):
         j = draw_next_feature(path, k, features, swaps)
         k += 1
+        # A small node's cost follows its rows, a large one's its bins.
         if len(lines) < _MAX_SPARSE_ROWS:
             n = _add_few_rows(rows, lines, j, hist, places, missing)
         else:
@@ -321,6 +333,7 @@ def _find_split(
             if new > best:
                 best, best_feature = new, j
         for v in range(hist.shape[1]):
+            # Only bins that were written are cleared for the next feature.
             hist[missing, v] = 0
             for q in range(n):
                 hist[places[q], v] = 0
@@ -367,6 +380,7 @@ def grow_tree(
         Scratch, as `make_growth_scratch` makes it: numba would compile each array that is made
         here.
     """
+    # Depth first: the right child waits on the stack while the left one is split.
     n_sums, bits = sums.shape[1] - 2, facts[BITS]
     # Nodes that wait: number, first line, last line.
     _push_node(stack, paths, 0, 0, 0, len(lines), path)
@@ -388,6 +402,7 @@ def grow_tree(
         add_node_sums(some, sums[node], reach)
         if scale is not None:
             write_node_medians(facts, scale, some, sums[node])
+        # A leaf, unless it is split below; a leaf's left child is itself.
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
             own[0], own[1] = between[node, 0], between[node, 1]
@@ -398,6 +413,7 @@ def grow_tree(
                 facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
                 found, at, signs, own, medians,
             )  # fmt: skip
+            # The node's own absolute error, as `write_node_medians` left it.
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
             j, best = _find_split(
@@ -410,6 +426,8 @@ def grow_tree(
         more = max(best - before, 0.0)
         if more < least_gain:
             continue
+        # Lines of the left child come first, in their order, so that sums do not depend on the
+        # tree.
         n_left = partition_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
         feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
         cut[node, 0], cut[node, 1], cut[node, 2] = found[0], found[1], found[2]
@@ -460,6 +478,7 @@ def _write_child_bounds(sign: Any, own: Any, a: Any, b: Any, children: Any) -> N
         children[side, 0], children[side, 1] = own[0], own[1]
     if sign == 0:
         return
+    # Monotonic constraints: neither child's descendants may pass the middle of both answers.
     half = (a + b) / 2
     # Of a rising feature the left child stays below, the right one above.
     children[0 if sign > 0 else 1, 1] = half
@@ -470,6 +489,7 @@ def make_growth_scratch(
     facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
 ) -> tuple[NDArray[Any], ...]:
     """Return the scratch arrays that are the last arguments of `grow_tree`."""
+    # One node a level waits at most.
     n_waiting, d = min(n_lines, most_levels) + 2, int(facts[N_FEATURES])
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),

@@ -57,9 +57,12 @@ def add_out_of_bag_answers(
     sums : ndarray of float64 of shape (n, n_values)
     times : ndarray of int64 of shape (n,)
     """
+    # Rows by the tile, so that they stay cached while all trees go over them.
     for start in range(0, len(numbers), _ROWS_PER_TILE):
         for t in range(len(keys)):
             for i in range(start, min(start + _ROWS_PER_TILE, len(numbers))):
+                # A row's draws follow from its number and the tree's key, so nothing has to be
+                # remembered.
                 if count_draws(numbers[i], keys[t], table):
                     continue
                 k = roots[t]
@@ -84,6 +87,7 @@ def widen_bin_reach(X: Any, rows: Any, low: Any, high: Any) -> None:
     rows : ndarray of uint8 of shape (n, at least n_features)
     low, high : ndarray of float64 of shape (n_features, 256)
     """
+    # Drawn cuts (extremely randomised trees) need the range of the values in a bin.
     for j in range(X.shape[1]):
         for i in range(len(X)):
             value = np.float64(X[i, j])
@@ -101,6 +105,7 @@ _inside = compiled_inside(error_model="numpy")
 @_inside
 def hash_number(number: Any) -> Any:
     """Return a hash of 64 bits (splitmix64's finaliser); see `models.hashed.mixed`."""
+    # Constants and shifts of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
     number = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -117,6 +122,8 @@ def hash_child_path(path: Any, side: Any) -> Any:
 def count_draws(number: Any, key: Any, table: Any) -> Any:
     """Return how many times a row is drawn: Poisson, by inversion of cumulated probabilities."""
     draw = hash_number(hash_number(np.uint64(number) + np.uint64(1)) + key)
+    # Draws of a bootstrap sample are nearly Poisson with mean 1, independently for each row; the
+    # table has the cumulated probabilities, scaled to 64 bits.
     times = 0
     while times < len(table) and draw >= table[times]:
         times += 1
@@ -149,6 +156,7 @@ def draw_tree_rows(
         That count rows.
     lines : ndarray of int64 of shape (n, n_line)
     """
+    # Sums of regression scale with the draws; places of classes and bits of targets do not.
     m, width = 0, more.shape[1]
     summed = width // 2 + 1 if width % 2 else 0
     for i in range(len(numbers)):
@@ -162,7 +170,9 @@ def draw_tree_rows(
                 continue
         if len(factor):
             w *= factor[slot[i]]
+        # Row number in the lower half, class in the upper.
         lines[m, 0] = i | (np.int64(slot[i]) << 32)
+        # Weight above the bits that count rows: sums of this number hold both.
         lines[m, 1] = ((w * times) << bits) + 1
         for k in range(width):
             lines[m, 2 + k] = more[i, k] * times if k < summed else more[i, k]
@@ -177,6 +187,8 @@ def draw_next_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     `features` is reordered, which `undo_feature_draw` undoes, the last draw first; `swaps` says
     how.
     """
+    # Fisher-Yates on a shared list: the draw is hashed from the node's path, so it does not depend
+    # on which nodes were split before.
     left = np.uint64(len(features) - k)
     at = k + np.int64(hash_number(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % left)
     swaps[k] = at
@@ -199,6 +211,8 @@ def undo_feature_draw(features: Any, k: Any, swaps: Any) -> None:
 def add_lines(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
     """Add the histogram of a feature of some lines."""
     width = lines.shape[1]
+    # The three layouts that most forests have are spelled out: one class, one target, and all
+    # others.
     if width == 2:
         for q in range(len(lines)):
             at = lines[q, 0]
@@ -217,6 +231,7 @@ def add_lines(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
 def add_any_line(line: Any, sums: Any) -> None:
     """Add a line to the sums of a bin, whatever the outputs."""
     width = len(line)
+    # Odd widths are lines of regression; see the module's docstring.
     if width % 2:
         sums[0] += line[1]
         for k in range((width - 3) // 2):
@@ -241,6 +256,7 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
         Of each output minus the smallest, and the largest target; lowered and raised.
     """
     total, width = len(sums) - 2, lines.shape[1]
+    # Classes: weights by class, and in all.
     if width % 2 == 0:
         for q in range(len(lines)):
             sums[lines[q, 0] >> 32] += lines[q, 1]
@@ -256,6 +272,8 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
             # The bits of a target, as the number that they are.
             place = q * width + 3 + n_outputs + k
             target = number_at(np.int64(lines.ctypes.data), place, reach.dtype)
+            # Minus the smallest, so that both bounds are maxima, which trainers can merge by one
+            # operation.
             if -target > reach[2 * k]:
                 reach[2 * k] = -target
             if target > reach[2 * k + 1]:
@@ -279,6 +297,7 @@ def partition_lines(
     for q in range(len(lines)):
         b = rows[lines[q, 0] & 0xFFFFFFFF, feature]
         goes = np.int64(b <= last) if b != missing else np.int64(missing_left)
+        # Without a branch on the side: the line is written to both, and one of the counts moves on.
         for k in range(width):
             v = lines[q, k]
             lines[left, k] = v

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.devices import open_on_device
 
 __all__ = [
     "N_CUT_FACTS",
@@ -26,15 +26,13 @@ __all__ = [
 
 
 def open_forest_device(device: str) -> ForestDevice:
-    """Return what the trees of forests grow on; called on the worker."""
-    backend: Any = get_backend(device)
-    if backend.device == "cpu":
-        from daskml_dist.backends.host_forests import HostForests
-
-        return HostForests()
-    from daskml_dist.backends.cupy_forests import CupyForests
-
-    return CupyForests(backend)
+    """Return the device on which the trees of forests grow, by its name; called on the worker."""
+    opened: ForestDevice = open_on_device(
+        device,
+        ("daskml_dist.backends.host_forests", "HostForests"),
+        ("daskml_dist.backends.cupy_forests", "CupyForests"),
+    )
+    return opened
 
 
 Array = NDArray[Any]

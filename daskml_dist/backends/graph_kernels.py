@@ -37,12 +37,15 @@ def sort_entries(
     kind = np.dtype(np.float64 if dtype is None else dtype)
     indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
     at, row = indptr[:-1].copy(), 0
+    # Rows by the slice, as many as hold `_MAX_SORTED_ENTRIES` entries: scratch is as large as
+    # these.
     while row < len(at):
         stop = max(
             int(np.searchsorted(indptr, indptr[row] + _MAX_SORTED_ENTRIES, side="right")) - 1,
             row + 1,
         )
         m = int(indptr[stop] - indptr[row])
+        # All at once: the columns' counts are known, and need no pass of their own.
         whole = m == n
         starts = np.zeros(len(uses) + 1, np.int64)
         if whole:
@@ -88,6 +91,7 @@ def _sort_by_column(
         row = row_of[rows[i]]
         if first <= row < stop:
             k = column_of[columns[i]]
+            # Second pass of a counting sort: `at` has the next free place of each column.
             j = at[k]
             at[k] = j + 1
             found[j] = row
@@ -142,6 +146,8 @@ def update_ranks(
     change = 0.0
     weighted = len(weights) > 0
     each_fixed, each_spread = len(fixed) > 1, len(spread) > 1
+    # One iteration of the power method: PageRank = damping * (in-links + share of dangling ranks) +
+    # teleport.
     for i in range(len(ranks)):
         total = 0.0
         if weighted:
@@ -161,6 +167,7 @@ def update_ranks(
 def update_smallest_labels(indptr: Any, indices: Any, sent: Any, labels: Any) -> int:
     """Set labels to the smallest of their own and their neighbours'; return how many changed."""
     changed = 0
+    # Connected components: every vertex takes the smallest label around it, until none changes.
     for i in range(len(labels)):
         least = labels[i]
         for p in range(indptr[i], indptr[i + 1]):

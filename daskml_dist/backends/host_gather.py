@@ -76,6 +76,8 @@ def _add_tile_gradient(
         Of the loss.
     """
     dtype, number = w.dtype, w.dtype.type
+    # Products of four rows a turn: w is loaded once for four, and four sums hide the latency of
+    # adding.
     for t in range(0, n - 3, 4):
         a, b = array_at(pointer(where[t]), d, dtype), array_at(pointer(where[t + 1]), d, dtype)
         c, e = array_at(pointer(where[t + 2]), d, dtype), array_at(pointer(where[t + 3]), d, dtype)
@@ -92,6 +94,7 @@ def _add_tile_gradient(
         for j in range(d):
             raw += x[j] * w[j]
         g[t] = raw
+    # The intercept.
     if len(w) > d:
         for t in range(n):
             g[t] += w[d]
@@ -107,6 +110,8 @@ def _add_tile_gradient(
         c, e = array_at(pointer(where[t + 2]), d, dtype), array_at(pointer(where[t + 3]), d, dtype)
         g_a, g_b, g_c, g_e = g[t], g[t + 1], g[t + 2], g[t + 3]
         for j in range(d):
+            # The rows are still in the cache: each entry of the gradient is read and written once
+            # for four rows.
             grad[j] += g_a * a[j] + g_b * b[j] + g_c * c[j] + g_e * e[j]
     for t in range(n - n % 4, n):
         x = array_at(pointer(where[t]), d, dtype)
@@ -152,6 +157,8 @@ def _set_batch_gradient(
         counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
             for i in range(starts[r], starts[r] + (counts[r] if counted else 1)):
+                # Rows are not copied: the tile holds their addresses, and their first cache lines
+                # are on the way.
                 where[n] = X_at + i * size
                 for at in range(where[n], where[n] + fetched, 64):
                     prefetch(at)
@@ -159,6 +166,7 @@ def _set_batch_gradient(
                 if weight_at != 0:
                     weight[n] = array_at(pointer(weight_at + i * item), 1, dtype)[0]
                 n += 1
+                # A full tile is worked on while it is cached.
                 if n == _TILE_ROWS:
                     loss += _add_tile_gradient(
                         n, where, y, weight, g, values, w, grad, parameters, n_features
@@ -209,6 +217,7 @@ def _take_steps(
             continue
         losses[b], p = _set_batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
         n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
+        # A version without a penalty's step for a learning rate of 0.
         if rate > 0:
             _update_state(state, grad, n, rate, l1, l2, n_penalised, at_step)
         else:
@@ -353,6 +362,7 @@ def _set_large_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
     """Set the gradient of a large batch part by part, whose sums are added up in float64."""
+    # In float32 sums of very many rows lose digits; parts of `_MAX_ROWS_PER_SUM` rows do not.
     sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
     none = np.int64(0)
     while p < len(parts) and parts[p, 0] == batch:

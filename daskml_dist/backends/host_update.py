@@ -82,6 +82,7 @@ def update_at(
     w, number, width = state[0], state[0].dtype.type, grad.shape[1]
     n, stride = len(index), width * w.itemsize
     for i in range(n):
+        # Touched rows lie anywhere: those ahead are fetched.
         if i + _ROWS_AHEAD < n:
             ahead = np.int64(index[i + _ROWS_AHEAD])
             for s in range(len(state)):
@@ -89,6 +90,8 @@ def update_at(
             if len(row_rate_sums):
                 prefetch(row_rate_sums.ctypes.data + ahead * row_rate_sums.strides[0])
         row = np.uint64(index[i])
+        # Lazy regularisation: the penalty of all steps since the row was touched last is applied
+        # now.
         elapsed = number(0)
         if len(row_rate_sums):
             if index[i] < n_penalised:
@@ -99,6 +102,7 @@ def update_at(
             k = row * np.uint64(width) + np.uint64(c)
             g = grad[i, c] / rows
             if l2 > 0:
+                # The pending l2 steps at once, at most as many as shrink the parameter to 0.
                 g += l2 * min(elapsed, longest) * w[k]
             _step_entry(state, k, g, rate, strength, numbers)
 
@@ -118,6 +122,7 @@ def _merge_sorted_rows(
                 total[n, c] = more[j, c]
             else:
                 total[n, c] = values[i, c] + more[j, c]
+        # Equal rows advance both.
         i += a <= b
         j += b <= a
         n += 1

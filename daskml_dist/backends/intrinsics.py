@@ -209,6 +209,8 @@ def _store_four_sums(context: Any, address: Any, a: Any, b: Any, c: Any, d: Any)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, *vectors = arguments
+        # A tree of pairwise additions: two rounds interleave four vectors' halves, the rest halve
+        # one vector, so that four horizontal sums cost about as much as one.
         while len(vectors) > 1:
             pairs = zip(vectors[::2], vectors[1::2], strict=True)
             vectors = [_add_halves(builder, *pair, 4 // len(vectors)) for pair in pairs]

@@ -49,6 +49,7 @@ def count_items(bought: Any, out: Any) -> None:
     """
     n, d = bought.shape
     found = np.empty(d, np.uint8)
+    # Bytes are summed in bytes, 64 to a vector, and added to the floats before any can overflow.
     for start in range(0, n, _MAX_BYTE_ROWS):
         found[:] = 0
         for i in range(start, min(n, start + _MAX_BYTE_ROWS)):
@@ -92,6 +93,7 @@ def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
             row, at = bought[i], np.uint64(i - start)
             if whole:
                 for j in range(m):
+                    # 64 rows become a word of each item.
                     found[j] |= np.uint64(row[j]) << at
             else:
                 for j in range(m):
@@ -118,6 +120,7 @@ def pack_csr_rows(
         Number of each column among the items; -1: it is none.
     words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     """
+    # Tiles of `width` words: the words of all items of a tile fit in a cache.
     width = words.shape[2]
     for i in range(len(rows)):
         word, bit = i // 64, np.uint64(1) << np.uint64(i % 64)
@@ -161,11 +164,14 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
     width = words.shape[2]
     held = np.empty((depth, width), np.uint64)
     live, some = np.empty(width, np.int64), np.empty(width, np.uint64)
+    # Tile by tile, so that words stay cached over all candidates.
     for tile in range(len(words)):
         bits = words[tile]
         for p in range(n_prefixes):
             same = 0
             if p > 0:
+                # Candidates are sorted: the intersections of the items that this prefix shares with
+                # the one before are still held.
                 while same < depth and prefix[p, same] == prefix[p - 1, same]:
                     same += 1
             for level in range(same, depth):
@@ -179,11 +185,13 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
             top = held[depth - 1]
             n_live = 0
             for w in range(width):
+                # Without a branch: words of no common row are written over by the next one.
                 live[n_live] = w
                 some[n_live] = top[w]
                 n_live += top[w] != 0
             if n_live == 0:
                 continue
+            # Most words are alive: reading all of them, vector by vector, beats a gather.
             if n_live * _DENSE_WORD_SHARE > width:
                 for c in range(bounds[p], bounds[p + 1]):
                     own, found = bits[last[c]], np.uint64(0)
@@ -223,6 +231,7 @@ def count_pairs(
     begins = np.empty(m, np.int64)
     at = 0
     for j in range(first, end):
+        # Where the pairs (j, j + 1), (j, j + 2)... of the upper triangle begin.
         begins[j] = at - j - 1
         at += m - 1 - j
     for i in rows:
@@ -249,6 +258,7 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
     (Apriori's join).
     """
     n, k = sets.shape
+    # Pairs of sets with a common prefix bound the number of candidates.
     room = 0
     start = 0
     while start < n:
@@ -262,6 +272,8 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
     start = 0
     while start < n and found <= most:
         stop = _end_of_prefix(sets, start)
+        # Apriori's join and prune (Agrawal and Srikant, VLDB 1994): sets a < b that differ in their
+        # last item make a candidate; it stays if all other subsets are frequent.
         for a in range(start, stop):
             begin = found
             # Sets that begin as this one does without one of its items: where the last is b's,
@@ -316,6 +328,7 @@ def _count_sets_below(sets: Any, a: int, q: int, also: bool) -> int:
     n, k = sets.shape
     low, high = 0, n
     while low < high:
+        # Binary search: sets are sorted, and compared in their first k - 1 items.
         middle = (low + high) >> 1
         order = 0
         for j in range(k - 1):

@@ -42,6 +42,7 @@ def logarithm(x: Any) -> float:
     bits = np.float64(x).view(np.int64)
     power = (bits - _ROOT_HALF) >> 52
     f = np.int64(bits - (power << 52)).view(np.float64) - 1.0
+    # log(1 + f) = 2 atanh(f / (2 + f)), an odd series in s.
     s = f / (2.0 + f)
     z = s * s
     # The even and the odd terms side by side: a processor makes both at once.
@@ -112,6 +113,7 @@ def exponentiate_in_place(x: Any) -> None:
         part = x[start : start + _TILE_NUMBERS]
         for i in range(len(part)):
             # What is not a number stays so, whatever its powers are.
+            # Written so that NaN passes both comparisons.
             value = part[i]
             value = _MIN_POWER if value < _MIN_POWER else value
             value = _MAX_POWER if value > _MAX_POWER else value
@@ -126,6 +128,7 @@ def exponentiate_in_place(x: Any) -> None:
             first[i], second[i] = of_first, of_second
         for i in range(len(part)):
             whole = shifted[i] - _SHIFT
+            # Reduction of the argument, then a Taylor polynomial of degree 13.
             rest = part[i] - whole * _LOG_2 - whole * _LOG_2_REST
             total = _C13 * rest + _C12
             total = total * rest + _C11
@@ -160,6 +163,7 @@ def _exp_float32(x: Any) -> Any:
     x = _f4(-87) if x < _f4(-87) else x  # NaN stays NaN
     # Adding 1.5 * 2**23 leaves the nearest integer in the last bits.
     shifted = x * _f4(1.4426950408889634) + _f4(12582912)
+    # x = k log(2) + r with |r| <= log(2) / 2; log(2) in two parts keeps r exact.
     k = shifted - _f4(12582912)
     r = (x - k * _f4(0.693359375)) - k * _f4(-2.12194440e-4)
     p = _f4(1 / 5040) * r + _f4(1 / 720)
@@ -169,6 +173,7 @@ def _exp_float32(x: Any) -> Any:
     p = p * r + _f4(0.5)
     p = p * r + _f4(1)
     p = p * r + _f4(1)
+    # 2**k by its exponent bits.
     return p * _i4((_f4(shifted).view(np.int32) + _i4(127)) << _i4(23)).view(np.float32)
 
 
@@ -237,6 +242,7 @@ def log_loss(margin: Any) -> Any:
 
 
 def _log_loss_float32(margin: Any) -> Any:
+    # log(1 + exp(-m)) = log1p(exp(-|m|)) - min(m, 0): nothing overflows.
     e = _exp_float32(-abs(margin))
     right = margin > _f4(0)
     value = _log1p_float32(e) - (_f4(0) if right else margin)

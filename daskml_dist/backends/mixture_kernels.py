@@ -36,6 +36,7 @@ def add_expected(
     if factors.ndim == 2:
         return _add_diagonal(X, shift, constants, means, factors, weight, out)
     (k, d), found = means.shape, 0.0
+    # As many rows as keep both (k, rows, d) arrays in the cache.
     most = min(
         max(_CACHED_BYTES // (2 * X.itemsize * k * d), _MIN_TILE_ROWS), _MAX_TILE_ROWS, len(X)
     )
@@ -48,9 +49,12 @@ def add_expected(
         near, scaled = (one[: k * n * d].reshape(k, n, d) for one in numbers)
         of_row = shares[: k * n].reshape(k, n)
         _shift_to_means(room[:n], shift, means, near)
+        # Rows times the Cholesky factor of each precision matrix: squared norms are Mahalanobis
+        # distances.
         np.matmul(near, factors, out=scaled)
         found += _compute_shares(scaled, constants, weight[at] if len(weight) else weight, of_row)
         _scale_and_sum(near, of_row, scaled, out)
+        # Weighted outer products, by BLAS for all components.
         np.matmul(near.transpose(0, 2, 1), scaled, out=product)
         out[:, 1 + d :] += product.reshape(k, d * d)
     return found
@@ -83,6 +87,7 @@ def _normalise_shares(shares: Any, weight: Any) -> float:
     k, n = shares.shape
     found = 0.0
     for i in range(n):
+        # log-sum-exp over components, about the largest.
         top = shares[0, i]
         for c in range(1, k):
             top = max(top, shares[c, i])
@@ -90,6 +95,7 @@ def _normalise_shares(shares: Any, weight: Any) -> float:
         for c in range(k):
             shares[c, i] = np.exp(shares[c, i] - top)
             size += shares[c, i]
+        # Responsibilities times the row's weight; log likelihoods are summed in float64.
         of_row = weight[i] if len(weight) else shares.dtype.type(1)
         found += of_row * (np.float64(top) + np.log(np.float64(size)))
         for c in range(k):

@@ -37,14 +37,17 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
             change = largest = gram[0, 0] * 0
             for t in range(k):
                 curve, old = gram[t, t], w[t]
+                # A coefficient at 0 whose slope is not negative stays there.
                 if curve <= 0 or (old == 0 and g[t] >= 0):
                     continue
+                # The minimum along the coordinate, clipped at 0 (Hsieh and Dhillon 2011).
                 new = max(old - g[t] / curve, gram[0, 0] * 0)
                 step = new - old
                 if step != 0:
                     w[t] = new
                     row = gram[t]
                     for r in range(k):
+                        # The gradient follows, at the cost of a row of the Gram matrix.
                         g[r] += step * row[r]
                     change = max(change, abs(step))
                 largest = max(largest, new)
@@ -79,6 +82,7 @@ def multiply_weights(
                 if data[at] == 0:
                     continue
                 h = H[indices[at]]
+                # Lee and Seung (2001): w *= (H (x / WH)) / (sum of H + penalties).
                 share = data[at] / _floored_product(w, h, least)
                 for c in range(len(w)):
                     above[c] += share * h[c]

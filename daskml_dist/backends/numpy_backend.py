@@ -93,6 +93,7 @@ def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         C-contiguous and of the dtype of both, or NumPy makes the product: BLAS would write to a
         copy.
     """
+    # Anything BLAS would copy first is left to NumPy.
     gemm = _GEMM.get(out.dtype)
     left, right = _fortran_order(a, out.dtype), _fortran_order(b, out.dtype)
     if gemm is None or left is None or right is None or not out.flags.c_contiguous or not a.size:
@@ -302,6 +303,8 @@ class NumpyBackend(Backend):
             rows = scaled[: at.stop - at.start]
             some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
             loss, flat = loss + some[0], flat + some[1]
+            # BLAS's symmetric product (syrk) makes half of it; the column behind the features has
+            # the intercept.
             hessian += self._square(rows)[:width, :width]
         return loss, flat
 
@@ -351,12 +354,14 @@ class NumpyBackend(Backend):
         """Return a compiled loop that reads rows, for losses that numba compiles and one output, or
         None.
         """
+        # Many models of the same rows, side by side.
         if loss.kernel == "wide":
             from daskml_dist.backends import wide_gather
 
             return wide_gather.make_wide_gather(loss, shape, blocks, n_rows)
         if shape[1] > 1 or loss.at_row is None:
             return None
+        # Batches that touch few of the parameters: CSR rows.
         if few:
             from daskml_dist.backends import csr_team
 
@@ -448,6 +453,8 @@ class NumpyBackend(Backend):
             super().add_products(X, side, weight, out)
             return
         (n, d), n_side = X.shape, side.shape[1]
+        # One array [X - shift, side, zeros], times the root of the weights: its symmetric product
+        # holds all blocks.
         packed = self._scratch.empty("scaled", (n, round_up_columns(d + n_side)), X.dtype)
         if shift is None:
             packed[:, :d] = X

@@ -51,6 +51,7 @@ def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], l
     if n >> _PLACE_BITS or (n and int(whole.max()) >> (63 - _PLACE_BITS)):
         index, place = np.unique(whole, return_inverse=True)
     else:
+        # Number above, place below, in one key: sorting the keys sorts both.
         whole <<= _PLACE_BITS
         whole |= np.arange(n)
         whole.sort()  # several times faster than an argument sort
@@ -84,6 +85,7 @@ def _add_pair_gradients(
     biased = w.shape[1] > rank
     for t in range(len(at)):
         a, b = np.uint64(at[t, 0]), np.uint64(at[t, 1])
+        # Prediction of a pair: u . v + biases + offset.
         raw, penalty = _multiply_factors(w, a, b, rank) + offset, reg
         if biased:
             raw += w[a, rank]
@@ -94,6 +96,7 @@ def _add_pair_gradients(
         whole += value
         g = number(slope)
         for j in range(rank):
+            # Both are read first: a row may be paired with itself.
             of_a, of_b = w[a, j], w[b, j]
             out[a, j] += g * of_b + penalty * of_a
             out[b, j] += g * of_a + penalty * of_b

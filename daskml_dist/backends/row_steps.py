@@ -80,6 +80,7 @@ def _step_along_rows(
     number, item = cells.dtype.type, cells.itemsize
     index_item = like.itemsize
     base, stride = cells.ctypes.data, cells.strides[0]
+    # Penalties wait in the cells until a row touches them.
     penalised = l1 > 0 or l2 > 0
     # A row not touched for long must not be thrown past zero.
     longest = number(1 / (rate * l2)) if l2 > 0 else number(np.inf)
@@ -118,6 +119,8 @@ def _step_along_rows(
 
         for k in range(n):
             j: Any = np.uint64(column[k])
+            # Gather: the cells of the row's columns go to scratch, which the first-level cache
+            # holds.
             for s in range(n_state):
                 state[s][k] = cells[j, s]
             if penalised:
@@ -137,6 +140,7 @@ def _step_along_rows(
                 state[s][n] = cells[bias, s]
             raw += state[0][n]
 
+        # Loss and derivative.
         y = array_at(pointer(here[4] + row[i] * item), 1, cells.dtype)[0]
         value, slope = _loss_at_row(y, raw, loss_parameters)
         if here[5] != 0:
@@ -157,6 +161,7 @@ def _step_along_rows(
                 if penalised:
                     elapsed = max((now - cells[j, n_state]) * per_step, number(0))
                     cells[j, n_state] = now
+                # Pending l2, then the optimizer's step, then the l1 pending as a soft threshold.
                 pull = number(l2) * min(elapsed, longest) * state[0][k]
                 size = _move_entry(state, k, x[k] * g + pull, step, numbers)
                 most = size * number(l1) * elapsed

@@ -57,9 +57,12 @@ def add_log_gradients(
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
         some = raw[: len(tile)]
+        # BLAS makes the products of a tile with all models.
         np.dot(tile, w, some)
         flat = some.reshape(-1)
         for first in range(0, len(tile), wide * _MAX_ROWS_PER_SUM):
+            # Losses and slopes of `_MAX_ROWS_PER_SUM` rows are added up in the rows' dtype, then in
+            # float64.
             part[:] = 0
             slopes[:] = 0
             for i in range(first, min(first + wide * _MAX_ROWS_PER_SUM, len(tile)), wide):
@@ -70,6 +73,7 @@ def add_log_gradients(
             for i in range(wide):
                 _add_to_total(gradient[d], slopes[i * k : (i + 1) * k])
                 _add_to_total(losses, part[i * k : (i + 1) * k])
+        # Raw predictions have become derivatives: their product with the rows is the gradient.
         np.dot(tile.T, some, product)
         for j in range(d):
             _add_to_total(gradient[j], product[j])
@@ -89,6 +93,8 @@ def add_log_scores(
         np.dot(tile, w, some)
         for i in range(len(tile)):
             sign, first = signs[start + i], 0
+            # sums: losses, then weights of the negative and positive rows, then those that were
+            # right.
             at = 2 if sign > 0 else 1
             for split in range(len(stops)):
                 weight, last = mask[start + i, split], stops[split]

@@ -66,6 +66,8 @@ def _set_own_gradients(
     """
     since = monotonic_nanoseconds()
     for lane in range(len(counts)):
+        # A place for each lane, or one for all: then later lanes are added to the first one's
+        # gradient.
         place = array_at(pointer(at[min(lane, len(at) - 1)]), len(w), w.dtype)
         first = lane < len(at)
         grad, losses[lane] = place if first else scratch, 0.0
@@ -84,8 +86,10 @@ def _set_own_gradients(
 
 def announce_turn(own: Any, turn: Any, others: Any) -> None:
     """Raise the own flag: the gradients are there; wake members who sleep."""
+    # Release order: whoever sees the flag sees the gradients.
     raise_flag(own, turn)
     for i in range(len(others)):
+        # A member that sleeps waits at a pipe.
         if read_flag(others[i, 1]) != 0:
             ring_bell(others[i, 2])
 
@@ -94,9 +98,11 @@ def await_others(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
     """Wait for the others' gradients; return False where `patience` (nanoseconds) ends before."""
     end, looks = np.int64(0), 0
     for i in range(len(others)):
+        # Spin first: others are mostly there within microseconds, and a system call costs several.
         while read_flag(others[i, 0]) < turn:
             hint_waiting()
             looks += 1
+            # The clock costs more than a look at the flag.
             if looks % _LOOKS_PER_CLOCK_READ == 0:
                 now = monotonic_nanoseconds()
                 if end == 0:
@@ -176,6 +182,7 @@ def _take_team_steps(
     while progress[0] < len(rows):
         b = progress[0]
         turn = first + b
+        # Own gradients of this step; not again if the loop was left while waiting.
         if progress[2] == 0:
             progress[1] = _set_own_gradients(
                 own_at[turn & 1], scratch, counts[b], losses[b], busy, blocks, parts, progress[1],
@@ -185,6 +192,7 @@ def _take_team_steps(
             progress[2] = 1
         if not _await_others(turn, others, patience, yields):
             return False
+        # Places of even and odd turns alternate: nobody overwrites what another may still read.
         if rows[b] > 0:
             _sum_gradients(all_at[turn & 1], scratch)
             n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]

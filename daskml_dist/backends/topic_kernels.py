@@ -41,6 +41,7 @@ _GAMMA_SHAPE = 100.0
 @_inside_fast
 def _digamma(x: Any) -> Any:
     above, below = 0.0, 1.0
+    # Recurrence up to 6, where the asymptotic series is exact to double precision.
     while x < 6.0:  # the sum of 1 / x, 1 / (x + 1)... as one fraction
         above = above * x + below
         below *= x
@@ -80,6 +81,7 @@ def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
     whole = math.exp(-_digamma(total))
     for c in range(len(gamma)):
         x, above, below = gamma[c], 0.0, 1.0
+        # All topics take the same six turns, so that LLVM makes vectors of the loop over topics.
         for _ in range(6):  # as in `_digamma`, without a jump
             small = x < 6.0
             above = above * x + below if small else above
@@ -88,6 +90,7 @@ def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
         r = 1.0 / x
         square = r * r
         series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252)))
+        # digamma(x) = log(x) + this rest, so exp of it is x * exp(rest): a logarithm less.
         out[c] = -0.5 * r - series - above / below
         room[c] = x * whole
     for c in range(len(out)):
@@ -132,6 +135,7 @@ def fit_documents(
     for i in range(len(rows)):
         first = indptr[rows[i]]
         n = indptr[rows[i] + 1] - first
+        # Rows of the document's words are copied side by side: the iterations read them many times.
         for w in range(n):
             for c in range(k):
                 words[w, c] = topics[indices[first + w], c]
@@ -141,6 +145,8 @@ def fit_documents(
             for c in range(k):
                 new[c] = 0.0
             for w in range(n):
+                # Expected count of the word under the document's topics (Hoffman et al. 2010,
+                # algorithm 2, with phi eliminated).
                 mean = _MIN_MEAN
                 for c in range(k):
                     mean += share[c] * words[w, c]
@@ -149,6 +155,7 @@ def fit_documents(
                     new[c] += times * words[w, c]
             change = 0.0
             for c in range(k):
+                # gamma = prior + sum of counts times phi.
                 value = share[c] * new[c] + prior
                 change += abs(value - own[c])
                 own[c] = value
@@ -172,6 +179,8 @@ def add_word_counts(
             mean = _MIN_MEAN
             for c in range(k):
                 mean += shares[i, c] * topics[word, c]
+            # The sufficient statistic n * phi, without its factor exp(E[log beta]), which is the
+            # same for all documents and multiplied in once.
             times = data[at] / mean
             for c in range(k):
                 out[word, c] += times * shares[i, c]
@@ -191,6 +200,7 @@ def write_bounds(
     theta, terms = np.empty(k), np.empty(k)
     for i in range(len(rows)):
         _write_log_expectation(gamma[i], theta)
+        # E[log p(theta)] - E[log q(theta)] of two Dirichlet distributions.
         total, score, n_words = 0.0, math.lgamma(prior * k), 0.0
         for c in range(k):
             total += gamma[i, c]
@@ -200,6 +210,7 @@ def write_bounds(
         for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
             word, highest = indices[at], -np.inf
             for c in range(k):
+                # log-sum-exp over topics, about the largest term.
                 terms[c] = theta[c] + log_topics[word, c]
                 highest = max(highest, terms[c])
             likelihood = 0.0
@@ -233,9 +244,11 @@ def draw_gamma(key: Any, numbers: Any, out: Any) -> None:
         Of the rows, each of which draws by its own.
     out : ndarray of float64 of shape (n, k)
     """
+    # Marsaglia and Tsang (2000): a cubed normal, accepted with probability near 1.
     d = _GAMMA_SHAPE - 1.0 / 3.0
     scale = 1.0 / math.sqrt(9.0 * d)
     for i in range(out.shape[0]):
+        # A stream a row, so that draws do not depend on which rows come together.
         state = key ^ (np.uint64(numbers[i] + 1) * np.uint64(0xD1342543DE82EF95))
         state, _ = _next_random(state)
         for c in range(out.shape[1]):
@@ -243,6 +256,7 @@ def draw_gamma(key: Any, numbers: Any, out: Any) -> None:
                 state, a = _next_random(state)
                 state, b = _next_random(state)
                 state, u = _next_random(state)
+                # Box-Muller.
                 normal = math.sqrt(-2.0 * math.log(a)) * math.cos(2.0 * math.pi * b)
                 cube = (1.0 + scale * normal) ** 3
                 if cube > 0.0 and math.log(u) < 0.5 * normal**2 + d * (1.0 - cube + math.log(cube)):

@@ -40,6 +40,7 @@ _CONSTANT_CHANNELS = 2
 
 @_inside
 def _leaf_value(g: float, h: float, low: float, high: float, l2: float) -> float:
+    # Newton's step of the leaf, kept within the bounds that monotonic constraints set.
     value = -g / (h + l2 + 1e-15)
     if value < low:
         return low
@@ -54,8 +55,10 @@ def _split_gain(
     l2: float,
 ) -> float:  # fmt: skip
     left, right = _leaf_value(gl, hl, low, high, l2), _leaf_value(gr, hr, low, high, l2)
+    # A split whose children's answers are in the wrong order is not allowed.
     if (sign > 0 and left > right) or (sign < 0 and left < right):
         return -1.0
+    # The drop of the loss's second-order model, as in XGBoost (Chen and Guestrin 2016, equation 7).
     gain = loss
     gain -= gl * left
     gain -= gr * right
@@ -105,6 +108,8 @@ def find_best_split(
     bits : ndarray of uint64 of shape (4,)
         Categories that go left.
     """
+    # Histograms hold whole numbers; a scale turns them into gradients and hessians. They are summed
+    # as whole numbers and scaled once, so the order of sums does not matter.
     gs, hs = scales[0], scales[1]
     value, low, high, l2 = facts[0], facts[1], facts[2], facts[3]
     least_h, least_n = facts[4], np.int64(facts[5])
@@ -118,19 +123,23 @@ def find_best_split(
         j = first + m
         if not allowed[j]:
             continue
+        # Categories have no order of their own, and a search of their own.
         if categorical[j]:
             best = _search_categories(
                 hist[m], j, counts[j], missing[j], signs[j], totals, scales, facts, best, found,
                 bits,
             )  # fmt: skip
             continue
+        # From the left, with missing values on the right: cut behind each bin in turn.
         gl, hl, nl = np.int64(0), np.int64(0), np.int64(0)
         for b in range(counts[j] - 1 + missing[j]):
             gl += hist[m, b, 0]
             nl += hist[m, b, rows_at]
+            # Where all hessians are 1 their sum is the number of rows.
             hl = nl if constant else hl + hist[m, b, 1]
             if nl < least_n:
                 continue
+            # Rows on the right only become fewer from here on.
             if N - nl < least_n:
                 break
             h_left = hl * hs
@@ -149,6 +158,7 @@ def find_best_split(
                 found[3], found[4], found[5], found[6] = gl, hl, nl, 0
         if not missing[j]:
             continue
+        # From the right, so that missing values, which no bin counts here, go left.
         gr, hr, nr = np.int64(0), np.int64(0), np.int64(0)
         for b in range(counts[j] - 2, -1, -1):
             gr += hist[m, b + 1, 0]
@@ -187,6 +197,7 @@ def compiled_search(has_categories: bool) -> Any:
         kind: types.Array(kind, 1, "C", readonly=True)
         for kind in (types.int8, types.uint8, types.int32, types.int64, types.float64)
     }
+    # Arrays may be read-only and strided ("A"): what came in a message, or a view of a histogram.
     search.compile(
         types.float64(
             types.Array(types.int64, 3, "A", readonly=True), types.int64, read[types.int32],
@@ -219,6 +230,8 @@ def _sort_by_value(numbers: Any, values: Any, n: int) -> None:
     for i in range(1, n):
         value, number = values[i], numbers[i]
         k = i
+        # A strict comparison keeps equal values in their order, so ties are the same on each
+        # device.
         while k > 0 and values[k - 1] > value:
             values[k], numbers[k] = values[k - 1], numbers[k - 1]
             k -= 1
@@ -240,10 +253,13 @@ def _find_best_categories(
     constant = hist.shape[1] == _CONSTANT_CHANNELS
     last = hist.shape[1] - 1
     # Categories of few rows stay on the right.
+    # As scikit-learn and LightGBM: categories below ten (weighted) rows are not trusted, and ten
+    # smooths the order of the others.
     support, least = N / h_all, 10.0
     numbers, values = np.empty(256, np.int64), np.empty(256)
     n = 0
     for b in range(count + missing):
+        # Missing values count as one more category.
         b = b if b < count else hist.shape[0] - 1
         h = hist[b, 1] * hs
         if h * support >= least:
@@ -252,6 +268,8 @@ def _find_best_categories(
     if n <= 1:
         return best
     _sort_by_value(numbers, values, n)
+    # Sorted by gradient, the best partition is a prefix (Fisher 1958); up to the middle from both
+    # ends, so that the smaller set is the one told by bits.
     for direction in (1, -1):
         gl, hl, nl = np.int64(0), np.int64(0), np.int64(0)
         for i in range((n + 1) // 2 if direction == 1 else (n + 1) // 2 - 1):
@@ -271,6 +289,7 @@ def _find_best_categories(
                 best = gain
                 found[0], found[1], found[2] = j, 0, 0
                 found[3], found[4], found[5], found[6] = gl, hl, nl, 1
+                # Bit c of the word c / 64 says that category c goes left.
                 bits[:] = 0
                 for k in range(i + 1):
                     c = numbers[k if direction == 1 else n - 1 - k]
@@ -291,6 +310,8 @@ _ABSOLUTE_BITS = np.int32(0x7FFFFFFF)
 def _largest_bits(x: Any) -> Any:
     """Return the bits of the largest absolute value; NaN is larger than any number."""
     bits, found = x.view(np.int32), np.int32(0)
+    # Of floats without a sign, the order of the bits is that of the numbers: an integer maximum,
+    # which LLVM makes vectors of, and which NaN wins.
     for i in range(len(bits)):
         found = max(found, bits[i] & _ABSOLUTE_BITS)
     return found
@@ -318,6 +339,7 @@ def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, larg
         exponentiate_in_place(part)
         for i in range(n):
             k = start + i
+            # The probability of the likelier class; `less` is the other's.
             larger = 1 / (1 + part[i])
             less = part[i] * larger
             of_g = (larger if raw[k] >= 0 else less) - y[k]
@@ -365,15 +387,20 @@ def pack_gradients(
     out : ndarray of int64 of shape (n,)
     """
     squares, sums = np.int64(0), np.int64(0)
+    # Gradient in the upper 48 bits, a one below: a sum of these counts rows as well.
     if mode == CONSTANT:
         for i in range(len(g)):
             out[i] = (np.int64(np.rint(np.float64(g[i]) * g_scale)) << 16) + 1
     elif mode == EXACT:
+        # 32 bits each; rows are counted beside the hessians when they are summed.
         for i in range(len(g)):
             of_g = np.int64(np.rint(np.float64(g[i]) * g_scale))
             out[i] = (of_g << 32) + np.int64(np.rint(np.float64(h[i]) * h_scale))
     else:
         for i in range(len(g)):
+            # Stochastic rounding: 16 bits of a hash each push gradient and hessian up or down, so
+            # that sums of many rows are unbiased. The hash is of the row and the tree, and the same
+            # on any device.
             x = np.uint32((salt[i] ^ key) * np.uint32(0x9E3779B1))
             x = np.uint32((x ^ (x >> 15)) * np.uint32(0x85EBCA77))
             x = np.uint32(x ^ (x >> 13))
@@ -381,8 +408,10 @@ def pack_gradients(
             of_g = np.int64(np.floor(np.float64(g[i]) * g_scale + up))
             up = np.float64(x >> 16) * (1 / 65536)
             of_h = np.int64(np.floor(np.float64(h[i]) * h_scale + up))
+            # What rounding adds to the variance is judged by the caller.
             squares += of_g * of_g
             sums += of_h
+            # 26 bits of gradient, 25 of hessian, 13 that count rows.
             out[i] = (of_g << 38) + (of_h << 13) + 1
     return squares, sums
 
@@ -393,6 +422,8 @@ def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
     for j in range(out.shape[0]):
         for b in range(out.shape[2]):
             if mode == CONSTANT:
+                # Fields are taken from the lowest up; what a lower field holds is subtracted first,
+                # since a negative gradient has borrowed from it.
                 v = one[j, b]
                 count = v & 0xFFFF
                 out[j, number, b, 0] += (v - count) >> 16
@@ -407,6 +438,8 @@ def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
                 out[j, number, b, 2] += count
                 one[j, b] = 0
             else:
+                # The second number has hessians above 16 bits of rows; the first is the gradient
+                # alone.
                 v = two[j, b, 1]
                 count = v & 0xFFFF
                 out[j, number, b, 0] += two[j, b, 0]
@@ -420,6 +453,7 @@ def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
 def sum_all_rows(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
     """Add the histograms of all rows to the only ones of `out`; see :func:`sum_chosen_rows`."""
     n = len(packed)
+    # After so many rows the lowest field could overflow into the next one.
     most = _MAX_ROUNDED_ROWS if mode == ROUNDED else _MAX_PACKED_ROWS
     for start in range(0, n, most):
         stop = min(n, start + most)
@@ -433,6 +467,7 @@ def sum_all_rows(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any
 @_inside
 def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
     """Add rows to packed sums, four at once; see :func:`_add_chosen_rows`."""
+    # Four rows a turn: their loads overlap, and a feature's bins stay in the cache for all four.
     d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
     bins, sums = rows.reshape(-1), one.reshape(-1)
     fours = stop - (stop - start) % 4
@@ -463,6 +498,7 @@ def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> N
     bins, sums = rows.reshape(-1), two.reshape(-1)
     for i in range(start, stop, 2):
         # Of an odd number of rows nothing is added for the one behind the last.
+        # Two rows a turn, and two numbers each.
         both = min(i + 1, stop - 1)
         there = np.int64(both - i)
         ga, gb = packed[i] >> 32, (packed[both] >> 32) * there
@@ -503,6 +539,8 @@ def sum_chosen_rows(
     number : int
     """
     n = len(index)
+    # Small leaves write to the histogram at once: clearing and reading packed sums costs 256 bins a
+    # feature, however few rows there are.
     if n <= _MAX_FEW_ROWS:
         _sum_few_rows(mode, rows, packed, index, out, number)
         return
@@ -530,6 +568,7 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
     for q in range(start, fours, 4):
         if q <= last:
             for r in range(q + _ROWS_AHEAD, q + _ROWS_AHEAD + 4):
+                # Rows of a leaf lie anywhere: the processor cannot foresee their addresses.
                 soon = np.int64(index[r])
                 prefetch(rows_at + soon * line)
                 prefetch(packed_at + soon * 8)
@@ -627,6 +666,7 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
     for q in range(len(index)):
         i = index[q]
         goes = np.int64(table[column[i]])
+        # Without a branch: each row is written to both sides, and one of the counts moves on.
         index[left] = i
         spare[right] = i
         left += goes
@@ -671,6 +711,8 @@ def partition_and_sum(
             for b in range(out.shape[2]):
                 for c in range(out.shape[3]):
                     out[j, number, b, c] = 0
+        # Only the smaller child's rows are read; the sibling's histogram is the parent's less this
+        # one.
         asked = own[n_left:] if side else own[:n_left]
         sum_chosen_rows(mode, rows, packed, asked, one, two, out, number)
         number += 1

@@ -52,14 +52,19 @@ def add_by_masks(
         Room to work in. A tree of more leaves than an entry has bits takes several turns.
     out : ndarray of float64 of shape (n, n_outputs)
     """
+    # QuickScorer (Lucchese et al., SIGIR 2015): a leaf is a bit, and each node that a row fails
+    # clears the leaves it cannot reach. The lowest bit that is left is the row's leaf. By bins a
+    # node's test becomes a table: bin -> mask.
     n, bits = len(out), 8 * tables.itemsize
     alive = np.empty(_MASK_ROWS, tables.dtype)
     values = np.empty(bits)
     used = np.empty(len(tables), np.int64)
     for t in range(first, last):
         output = (t - first) % n_outputs
+        # A binary tree of n nodes has (n + 1) / 2 leaves.
         n_leaves = (roots[t + 1] - roots[t] + 1) // 2
         n_words = (n_leaves + bits - 1) // bits
+        # Leaves `low` to `low + bits` in each turn.
         for low in range(0, n_words * bits, bits):
             n_used = _fill_mask_tables(
                 roots[t],
@@ -78,6 +83,7 @@ def add_by_masks(
                 rest = alive[:m]
                 rest[:] = _bit_range(0, n_leaves - low, tables)
                 _rule_out_leaves(columns[:, start:], tables, used, n_used, rest)
+                # A row whose leaf is in another turn's word has no bit left.
                 if n_words == 1:
                     for i in range(m):
                         out[start + i, output] += values[_zeros_below(rest[i])]
@@ -90,6 +96,7 @@ def add_by_masks(
 @_inside
 def _rule_out_leaves(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
     """Clear the bits of the leaves that rows cannot reach."""
+    # Four tables a turn, so that a row's mask is read and written once for four features.
     for s in range(0, n_used, 4):
         a, b, c, d = (
             columns[used[s]],
@@ -123,12 +130,14 @@ def _fill_mask_tables(
     feature, bins, left, missing_left, category, bitsets = nodes
     size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)
+    # Leaves under each node, from the last node up: children lie behind their parent.
     for k in range(end - 1, root - 1, -1):
         if feature[k] >= 0:
             child = left[k] - root
             size[k - root] = size[child] + size[child + 1]
     n_used = 0
     for k in range(root, end):
+        # The node's leaves are numbered from `begin` on, the left child's first.
         at = begin[k - root]
         if feature[k] < 0:
             if 0 <= at - low < len(values):
@@ -137,6 +146,7 @@ def _fill_mask_tables(
         child = left[k] - root
         middle = begin[child + 1] = at + size[child]
         begin[child] = at
+        # Going right rules out the left child's leaves, and going left the right child's.
         stay = ~_bit_range(at - low, middle - low, tables)
         leave = ~_bit_range(middle - low, at + size[k - root] - low if both else 0, tables)
         if stay == leave:  # no leaf of the word is under the node
@@ -148,6 +158,8 @@ def _fill_mask_tables(
             tables[slot] = ~tables.dtype.type(0)
             n_used += 1
         table = tables[slot]
+        # What each bin of the feature rules out is combined over all nodes of the tree that test
+        # it.
         if category[k] >= 0:
             for b in range(missing):
                 goes = (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 1
@@ -180,8 +192,11 @@ def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
     """Return the node that a row goes to from another; a leaf's is itself."""
     x = X[i, facts[k, 0]]
     left = facts[k, 1]
+    # NaN is missing.
     if x != x:
         return left + 1 - facts[k, 2]
+    # A comparison in the place of a branch. Of leaves `left` is the leaf itself, and their
+    # threshold is infinite.
     return left + np.int32(x > threshold[k])
 
 
@@ -222,6 +237,7 @@ def _descend_rows(
     """Write the leaves that rows end in."""
     i = start
     while i + _ROWS_SIDE_BY_SIDE <= stop:
+        # Eight rows descend side by side: none waits for the node that another one loads.
         a: Any = np.int64(root)
         b = c = d = e = f = g = h = a
         for _ in range(depth):
@@ -233,6 +249,7 @@ def _descend_rows(
             f1 = _next_node(X, i + 5, f, threshold, facts)
             g1 = _next_node(X, i + 6, g, threshold, facts)
             h1 = _next_node(X, i + 7, h, threshold, facts)
+            # All eight are in leaves when no node has changed.
             moved = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
             moved |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
             a, b, c, d, e, f, g, h = a1, b1, c1, d1, e1, f1, g1, h1
@@ -276,11 +293,13 @@ def depth_first(roots: Any, left: Any) -> Any:
     """
     n = len(left)
     size, number = np.ones(n, np.int64), np.zeros(n, np.int64)
+    # Sizes of subtrees, from the last node up.
     for k in range(n - 1, -1, -1):
         if left[k] != k:
             size[k] += size[left[k]] + size[left[k] + 1]
     for k in range(n):
         if left[k] != k:
+            # The right child follows the whole left subtree.
             number[left[k]] = number[k] + 1
             number[left[k] + 1] = number[k] + 1 + size[left[k]]
     return number
@@ -298,6 +317,7 @@ def walk_subtree(left: Any, root: int) -> Any:
         child = left[node]
         if child != node:
             order[n], order[n + 1] = child, child + 1
+            # The left child is popped first.
             stack[n_stack], stack[n_stack + 1] = child + 1, child
             n, n_stack = n + 2, n_stack + 2
     return order[:n]
@@ -338,6 +358,8 @@ def _write_bins(
     seen: Any, starts: Any, lows: Any, scales: Any,
 ) -> None:  # fmt: skip
     """Write the bins of some rows; the last three arrays are zeros, and scratch."""
+    # An even grid over a feature's edges tells roughly where a value's bin is; a short binary
+    # search among the edges of its cell does the rest.
     n, d = X.shape
     for j in range(d):
         m = n_edges[j]
@@ -347,9 +369,11 @@ def _write_bins(
             scale = 0.0
         lows[j], scales[j] = low, scale
         for e in range(m):
+            # Counting sort of the edges by cell: `starts[j, c]` edges lie in cells below c.
             starts[j, _grid_cell(table[j, e], low, scale) + 1] += 1
         for c in range(_GRID_CELLS + 1):
             starts[j, c + 1] += starts[j, c]
+    # 256 rows at a time, so that they are still cached when the next feature reads them.
     for start in range(0, n, 256):
         stop = start + 256 if start + 256 < n else n
         for j in range(d):
@@ -370,6 +394,7 @@ def _write_bins(
                     # Without a branch: edges from the end on, or infinity, are not smaller.
                     b += edges[b] < value
                     b += edges[b] < value
+                    # Of a category's bins only exact matches count; unknown ones are missing.
                     if categorical[j] and (b >= n_edges[j] or edges[b] != value):
                         b = missing
                 if b == missing:
@@ -427,6 +452,7 @@ def add_tree_values(
                     if x != x:
                         goes = missing_left[k]
                     elif category[k] >= 0:
+                        # Bit c of the category's words says whether it goes left.
                         c = np.uint64(x)
                         goes = (bitsets[category[k], c >> 6] >> (c & 63)) & 1 == 1
                     else:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.devices import open_on_device
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -47,15 +47,13 @@ def sparse_rows_error() -> InvalidDataError:
 
 
 def open_tree_device(device: str) -> TreeDevice:
-    """Return what trees grow on; called on the worker."""
-    backend: Any = get_backend(device)
-    if backend.device == "cpu":
-        from daskml_dist.backends.host_trees import HostTrees
-
-        return HostTrees()
-    from daskml_dist.backends.cupy_trees import CupyTrees
-
-    return CupyTrees(backend)
+    """Return the device on which trees of boosting grow, by its name; called on the worker."""
+    opened: TreeDevice = open_on_device(
+        device,
+        ("daskml_dist.backends.host_trees", "HostTrees"),
+        ("daskml_dist.backends.cupy_trees", "CupyTrees"),
+    )
+    return opened
 
 
 Array = NDArray[Any]

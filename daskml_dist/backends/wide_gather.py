@@ -87,6 +87,7 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
         counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
+            # The run after next is fetched while this one is copied.
             ahead = starts[min(r + _ROWS_AHEAD, n_runs - 1)]
             for at in range(X_at + ahead * size, X_at + ahead * size + size, 64):
                 prefetch(at)
@@ -101,6 +102,7 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
                 if weight_at != 0:
                     weight = array_at(pointer(weight_at + i * item), 1, dtype)[0]
                 for s in range(n_splits):
+                    # A row's weight to each split of cross-validation; 0: the row is held out.
                     mask[n, s] = target[1 + s] * weight
                 n += 1
         p += 1
@@ -112,6 +114,8 @@ def _write_products(n: Any, rows: Any, w: Any, raw: Any) -> None:
     dtype, item = w.dtype, w.itemsize
     n_columns, width = w.shape[1], rows.shape[1]
     w_at, raw_at, line = w.ctypes.data, raw.ctypes.data, n_columns * item
+    # Eight rows by a vector of columns: 8 accumulators stay in registers, and each load of w serves
+    # 8 rows.
     for i in range(0, n, 8):
         some = rows[i : i + 8]
         for c in range(0, line, VECTOR_BYTES):
@@ -156,6 +160,7 @@ def _write_slopes(
         first, target = 0, y[i]
         for s in range(len(stops)):
             some, sums, weight = raw[i, first : stops[s]], losses[first : stops[s]], mask[i, s]
+            # Held-out rows add nothing, and their derivative must be 0 in the gradient's product.
             if weight != 0:
                 for j in range(len(some)):
                     value, slope = _loss_at_row(target, some[j], parameters)
@@ -172,6 +177,7 @@ def _write_gradient(n: Any, rows: Any, raw: Any, grad: Any) -> None:
     dtype, item = raw.dtype, raw.itemsize
     n_columns, width = raw.shape[1], rows.shape[1]
     raw_at, grad_at, line = raw.ctypes.data, grad.ctypes.data, n_columns * item
+    # Eight features by a vector of columns, over all rows of the batch.
     for k in range(0, width, 8):
         for c in range(0, line, VECTOR_BYTES):
             a0, a1, a2, a3 = (
@@ -247,11 +253,13 @@ def _update_columns(
     w, n_columns = state[0], len(rates)
     for i in range(d):
         for j in range(n_columns):
+            # Unsigned: numba adds a test for negative indices to each signed one.
             k = np.uint64(i * n_columns + j)
             _step_entry(state, k, grad[k] / n + l2[j] * w[k], rates[j], l1[j], numbers)
     for i in range(d, n_rows):
         for j in range(n_columns):
             k = np.uint64(i * n_columns + j)
+            # l1 - l1 is a zero of the right type.
             _step_entry(state, k, grad[k] / n, rates[j], l1[j] - l1[j], numbers)
 
 

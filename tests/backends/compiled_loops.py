@@ -17,9 +17,10 @@ __all__ = ["compiled_functions", "signs_of_a_width"]
 
 #: Intrinsics that load, add and store whole vectors of a processor, by their module.
 _VECTORS = {
-    "intrinsics": "load_vector multiply_add add_vectors broadcast_number store_vector store_four_sums zero_vector",
-    "als_kernels": "add_outer_rows add_outer_four_rows add_scaled_row add_vector_rows add_vector_rows_wide "
-    "dot_vectors dot_four_rows",
+    "intrinsics": "load_vector multiply_add add_vectors broadcast_number store_vector "
+    "store_four_sums zero_vector",
+    "als_kernels": "add_outer_rows add_outer_four_rows add_scaled_row add_vector_rows "
+    "add_vector_rows_wide dot_vectors dot_four_rows",
 }
 _HERE = backends.__name__
 
