@@ -55,11 +55,11 @@ def run(tiny: bool = False) -> str:
         for title, more in (("exact to the bit", []), ("shared products", ["--together"])):
             with _ours(model, folder, more) as port:
                 for kind, body, content_type in _bodies(X[0]):
-                    said = json.loads(_asked(port, INFER, _json(row)))
+                    said = json.loads(_asked(port, INFER, json_request(row)))
                     found = np.array(said["outputs"][0]["data"], truth.dtype)
                     np.testing.assert_array_equal(found, truth.ravel())
-                    script = _script(body, content_type, folder)
-                    load = _load(port, INFER, script, seconds)
+                    script = wrk_script(body, content_type, folder)
+                    load = wrk_figures(port, INFER, script, seconds)
                     rows.append([f"daskml_dist, {title}", kind, *load])
         twin = model.to_sklearn()
         for peer in () if tiny else PEERS:
@@ -72,8 +72,8 @@ def run(tiny: bool = False) -> str:
                     body = json.dumps(peer.body(row)).encode()
                     found = peer.probabilities(json.loads(_asked(port, peer.path, body)))
                     np.testing.assert_allclose(np.ravel(found), truth.ravel(), rtol=1e-4)
-                    script = _script(body, "application/json", place)
-                    rows.append([peer.name, "JSON", *_load(port, peer.path, script, seconds)])
+                    script = wrk_script(body, "application/json", place)
+                    rows.append([peer.name, "JSON", *wrk_figures(port, peer.path, script, seconds)])
             except (RuntimeError, OSError) as error:
                 left_out.append(f"{peer.name} ({error})")
     title = f"Services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
@@ -84,21 +84,23 @@ def run(tiny: bool = False) -> str:
 
 def _kinds(X: Any, y: Any, tiny: bool) -> str:
     """The table of kinds of models, their requests apart and together."""
-    body = _json(X[0].tolist())
+    body = json_request(X[0].tolist())
     rows = []
     with tempfile.TemporaryDirectory() as told:
         folder = Path(told)
-        script = _script(body, "application/json", folder)
+        script = wrk_script(body, "application/json", folder)
         for name in list(KINDS)[:1] if tiny else KINDS:
             row = [name]
             for together in (False, True):
-                port, seconds = _free_port(), 1 if tiny else 4
+                port, seconds = free_port(), 1 if tiny else 4
                 serves = command(name, X, y, folder, port, together)
-                with _running(serves, port, INFER, body, str(Path(__file__).parents[1])) as server:
-                    _load(port, INFER, script, 1)
-                    before = _cpu_seconds(server)
-                    rate, p50, _, _ = _load(port, INFER, script, seconds)
-                    spent = _cpu_seconds(server) - before
+                with running_server(
+                    serves, port, INFER, body, str(Path(__file__).parents[1])
+                ) as server:
+                    wrk_figures(port, INFER, script, 1)
+                    before = cpu_seconds(server)
+                    rate, p50, _, _ = wrk_figures(port, INFER, script, seconds)
+                    spent = cpu_seconds(server) - before
                 row += [f"{float(rate.replace(',', '')) * seconds / spent:,.0f}", rate, p50]
             rows.append(row)
     columns = ("requests a CPU second", "requests/s", "p50, ms")
@@ -106,14 +108,14 @@ def _kinds(X: Any, y: Any, tiny: bool) -> str:
     return markdown(f"Kinds of models, {CONNECTIONS} connections, a row each", head, rows)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Time that a server's processes have computed, whatever else its cores do."""
     parent = psutil.Process(pid)
     family = [parent, *parent.children(recursive=True)]
     return sum(sum(one.cpu_times()[:2]) for one in family)
 
 
-def _json(row: list[float]) -> bytes:
+def json_request(row: list[float]) -> bytes:
     tensor = {"name": "rows", "shape": [1, FEATURES], "datatype": "FP32", "data": row}
     return json.dumps({"inputs": [tensor]}).encode()
 
@@ -121,12 +123,12 @@ def _json(row: list[float]) -> bytes:
 def _bodies(row: Any) -> list[tuple[str, bytes, str]]:
     """Bodies of a row, with their kinds and content types."""
     return [
-        ("JSON", _json(row.tolist()), "application/json"),
+        ("JSON", json_request(row.tolist()), "application/json"),
         ("raw", row.astype("<f4").tobytes(), "application/octet-stream"),
     ]
 
 
-def _script(body: bytes, content_type: str, folder: Path) -> Path:
+def wrk_script(body: bytes, content_type: str, folder: Path) -> Path:
     """wrk's script that sends a body."""
     path = folder / "ask.lua"
     escaped = "".join(f"\\{byte:03d}" for byte in body)
@@ -140,25 +142,27 @@ def _script(body: bytes, content_type: str, folder: Path) -> Path:
 @contextmanager
 def _ours(model: Any, folder: Path, more: Sequence[str]) -> Iterator[int]:
     model.save(str(folder / "m.skops"))
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "daskml_dist", "serve", str(folder / "m.skops"), *more]
-    with _running([*command, "--port", str(port)], port, INFER, _json([0.0] * FEATURES), ""):
+    with running_server(
+        [*command, "--port", str(port)], port, INFER, json_request([0.0] * FEATURES), ""
+    ):
         yield port
 
 
 @contextmanager
 def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as told:
-        folder, port = Path(told), _free_port()
+        folder, port = Path(told), free_port()
         joblib.dump(model, folder / "m.joblib")
-        command = peer.prepare(folder, port, _free_port)
+        command = peer.prepare(folder, port, free_port)
         body = json.dumps(peer.body([0.0] * FEATURES)).encode()
-        with _running(command, port, peer.path, body, where, folder):
+        with running_server(command, port, peer.path, body, where, folder):
             yield port, folder
 
 
 @contextmanager
-def _running(
+def running_server(
     command: list[str], port: int, path: str, body: bytes, where: str, folder: Path | None = None
 ) -> Iterator[int]:
     """A server's number, once it answers and until the end, the end of all that it started."""
@@ -195,7 +199,7 @@ def _asked(port: int, path: str, body: bytes) -> bytes:
     return found
 
 
-def _load(port: int, path: str, script: Path, seconds: int) -> list[str]:
+def wrk_figures(port: int, path: str, script: Path, seconds: int) -> list[str]:
     """Requests a second, p50 and p99, and how many answers were no answer."""
     url = f"http://127.0.0.1:{port}{path}"
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", str(script)]
@@ -221,6 +225,6 @@ def _pinned(core: int) -> list[str]:
     return ["taskset", "-c", str(cores[core])]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])

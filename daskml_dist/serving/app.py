@@ -1,4 +1,9 @@
-"""The ASGI application: routes of the Open Inference Protocol, version 2, without a framework."""
+"""The ASGI application: routes of the Open Inference Protocol, version 2, without a framework.
+
+`App` reads the path of a request and its body by the codec of its content type, hands the rows to
+the `Batcher`, which calls the model, and writes the answer by the same codec. It runs in any server
+of ASGI; `serve` runs it in uvicorn, with the connections of `daskml_dist.serving.connection`.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +11,70 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.errors import RequestError
+from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.inference.joined_rows import Rows, n_rows_of
 from daskml_dist.serving import metadata
-from daskml_dist.serving.batching import Batcher
-from daskml_dist.serving.bodies import Bodies
-from daskml_dist.serving.calls import (
-    INDEX,
-    MODEL,
-    PATHS,
-    Said,
-    ServedRequest,
-    parts_of,
-    readiness,
-    refusal,
-    status_of,
-)
+from daskml_dist.serving.batching import BatchedPredictor, Batcher
 from daskml_dist.serving.checks import rows_of
-from daskml_dist.serving.heads import Head, Heads
-from daskml_dist.serving.http import (
+from daskml_dist.serving.http_messages import (
     CLOSE,
     JSON,
     ClientDisconnectedError,
     Receive,
+    RequestBodies,
+    Response,
     Send,
     check_token,
-    compress,
-    json_body,
+    compress_response,
+    encode_error,
+    encode_json,
     respond,
 )
 from daskml_dist.serving.metrics import CONTENT_TYPE
 from daskml_dist.serving.outputs import predictor_of
-from daskml_dist.serving.protocol import Question, codec_of
-from daskml_dist.serving.replies import Product, Reply, said_of
+from daskml_dist.serving.protocol import Answer, Question, codec_of
 
 __all__ = ["App"]
 
-_ACCESS = logging.getLogger("daskml_dist.serving.access")
+_LOG = logging.getLogger("daskml_dist.serving")
+_ACCESS_LOG = logging.getLogger("daskml_dist.serving.access")
 
 #: Header whose value always meets the same version, where several share the requests.
-_KEY = b"x-route-key"
+ROUTE_KEY = b"x-route-key"
+PATHS = (
+    "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
+    "/ready or /infer behind it, /v2/repository/index, and /metrics"
+)
+INDEX_PATH, MODEL_PATH = "/v2/repository/index", "/v2/models/"
+
+
+class ServedRequest:
+    """A request, and what is known of it so far for metrics and the access log."""
+
+    __slots__ = ("began", "client", "headers", "method", "model", "n_rows", "path", "version")
+
+    def __init__(self, method: str, path: str, headers: dict[bytes, bytes], client: Any) -> None:
+        self.began = time.perf_counter()
+        self.method, self.path, self.headers, self.client = method, path, headers, client
+        # Filled once a model is found: names that clients make up are not in the metrics.
+        self.model = self.version = ""
+        self.n_rows = 0
+
+    def check_method(self, *methods: str) -> None:
+        """Raise 405 for other methods of HTTP."""
+        if self.method not in methods:
+            allowed = ", ".join(methods)
+            raise RequestError(
+                f"{self.method[:20]} has no meaning for this path: send {allowed}.",
+                405,
+                ((b"allow", allowed.encode()),),
+            )
 
 
 class App:
@@ -119,49 +142,42 @@ class App:
         self._together = together
         self._cluster = cluster
         self._token = None if token is None else token.encode()
-        self._max_bytes = max_bytes
         self._max_delay = max_delay
-        self._bodies = Bodies(max_bytes, body_seconds)
+        self._bodies = RequestBodies(max_bytes, body_seconds)
         self._access_log = access_log
         self._compress_from = compress_from
-        self.head = Heads(self._plain)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
-        call = ServedRequest(
+        request = ServedRequest(
             scope["method"], scope["path"], dict(scope["headers"]), scope.get("client")
         )
         try:
-            said = await self._answer(call, receive)
+            status, headers, body = await self._answer(request, receive)
         except ClientDisconnectedError:
             return
         except Exception as error:
-            said = refusal(error, call)
-        status, headers, body = self._end(call, said)
-        unread = receive if CLOSE in headers and status != 408 else None
-        await respond(send, status, headers, body, call.method == "HEAD", unread)
-
-    def _end(self, call: ServedRequest, said: Said) -> Said:
-        """Count a request that is answered, write its line, and return the answer as it is sent."""
-        status, headers, body = said
+            status, headers, body = _refusal(error, request)
         if self._compress_from is not None and status == 200:
-            headers, body = compress(call.headers, headers, body, self._compress_from)
-        seconds = time.perf_counter() - call.began
-        self.metrics.count(call.model, call.version, status)
-        if status == 200 and call.n_rows:
-            self.metrics.observe(call.model, call.version, seconds, call.n_rows)
+            headers, body = compress_response(request.headers, headers, body, self._compress_from)
+        seconds = time.perf_counter() - request.began
+        self.metrics.count(request.model, request.version, status)
+        if status == 200 and request.n_rows:
+            self.metrics.observe(request.model, request.version, seconds, request.n_rows)
         if self._access_log:
-            _log(call.client, f"{call.method} {_plain(call.path)}", status, body, seconds)
-        return status, headers, body
+            line = f"{request.method} {_escape_path(request.path)}"
+            _log_access(request.client, line, status, body, seconds)
+        unread = receive if CLOSE in headers and status != 408 else None
+        await respond(send, status, headers, body, request.method == "HEAD", unread)
 
-    def refused(self, status: int, body: bytes, client: Any) -> None:
-        """Count what a connection has refused before it was a request, and write its line."""
+    def count_refusal(self, status: int, body: bytes, client: Any) -> None:
+        """Count and log what a connection has refused before it was a request."""
         self.metrics.count("", "", status)
         if self._access_log:
-            _log(client, "-", status, body, 0.0)
+            _log_access(client, "-", status, body, 0.0)
 
     async def _lifespan(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -175,7 +191,8 @@ class App:
                 self.batcher.close()
                 if self._cluster is not None:
                     await asyncio.to_thread(self._cluster.close)
-            else:  # a collection that goes through all that is loaded would hold up requests
+            else:
+                # A collection that goes through all modules and models would hold up requests.
                 gc.collect()
                 gc.freeze()
                 if self._cluster is not None:
@@ -186,193 +203,196 @@ class App:
 
     # --- routes --------------------------------------------------------------------------------
 
-    async def _answer(self, call: ServedRequest, receive: Receive) -> Said:
-        path = call.path
-        if path == "/v2/health/live":
-            call.must_be("GET", "HEAD")
-            return 200, JSON, json_body({"live": True})
-        if path == "/v2/health/ready":
-            call.must_be("GET", "HEAD")
-            return readiness(self.models.is_ready(), "No model is ready")
+    async def _answer(self, request: ServedRequest, receive: Receive) -> Response:
+        path = request.path
+        if path.startswith("/v2/health/") and path[11:] in ("live", "ready"):  # without a token
+            request.check_method("GET", "HEAD")
+            if path.endswith("live"):
+                return 200, JSON, encode_json({"live": True})
+            return _readiness(self.models.is_ready(), "No model is ready")
         if self._token is not None:
-            check_token(call.headers, self._token)
-        if path.startswith(MODEL):
-            return await self._of_model(call, receive)
+            check_token(request.headers, self._token)
+        if path.startswith(MODEL_PATH):
+            name, version, action = _parse_model_path(path)
+            if action == "infer":
+                return await self._infer(request, receive, name, version)
+            request.check_method("GET", "HEAD")
+            served = self.models.get(name, version)
+            if action == "ready":
+                return _readiness(self.models.is_ready(name), f"Model {name!r} is not ready")
+            return 200, JSON, encode_json(metadata.of_model(served, self._versions(name)))
         if path == "/v2":
-            call.must_be("GET", "HEAD")
-            return 200, JSON, json_body(metadata.of_server())
-        if path == INDEX:
-            return await self._index(call, receive)
+            request.check_method("GET", "HEAD")
+            return 200, JSON, encode_json(metadata.of_server())
+        if path == INDEX_PATH:
+            return await self._list_models(request, receive)
         if path == "/metrics":
-            call.must_be("GET", "HEAD")
+            request.check_method("GET", "HEAD")
             return 200, ((b"content-type", CONTENT_TYPE),), self.metrics.render()
-        raise RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
+        raise _unknown_path(path)
 
-    async def _index(self, call: ServedRequest, receive: Receive) -> Said:
-        """Versions of all models, as the protocol's extension of repositories lists them."""
-        call.must_be("POST", "GET")
-        async with self._bodies.of(receive, call.headers):
-            pass  # it may ask for what is ready: all that is served is
-        known = getattr(self.models, "versions", None)
+    async def _list_models(self, request: ServedRequest, receive: Receive) -> Response:
+        """Return versions of all models, as the protocol's extension of repositories lists them."""
+        request.check_method("POST", "GET")
+        # A body may ask for models that are ready, as all of these are: it is read and dropped.
+        _, n_held = await self._bodies.read(receive, request.headers)
+        self._bodies.release(n_held)
         listed = [
             {"name": name, "version": version, "state": "READY", "reason": ""}
             for name in self.models.names()
-            for version in (known(name) if known else [self.models.get(name).version])
+            for version in self._versions(name)
         ]
-        return 200, JSON, json_body(listed)
+        return 200, JSON, encode_json(listed)
 
-    async def _of_model(self, call: ServedRequest, receive: Receive) -> Said:
-        name, version, action = parts_of(call.path)
-        if action == "infer":
-            call.must_be("POST")
-            return await self._infer(call, receive, name, version)
-        call.must_be("GET", "HEAD")
-        served = self.models.get(name, version)
-        if action == "ready":
-            return readiness(self.models.is_ready(name), f"Model {name!r} is not ready")
-        known = getattr(self.models, "versions", None)
-        versions = list(known(name)) if known else [served.version]
-        return 200, JSON, json_body(metadata.of_model(served, versions))
+    def _versions(self, name: str) -> list[str]:
+        versions = getattr(self.models, "versions", None)
+        return list(versions(name)) if versions else [self.models.get(name).version]
 
     # --- inference -----------------------------------------------------------------------------
 
     async def _infer(
-        self, call: ServedRequest, receive: Receive, name: str, version: str | None
-    ) -> Said:
-        codec = codec_of(call.headers)
-        async with self._bodies.of(receive, call.headers) as body:
-            question, waiting = self._asked_of(call, codec, body, name, version)
-            outputs = [(method, await answer) for method, answer in waiting]
-            return said_of(call, codec, question, outputs)
-
-    def _plain(self, path: str, headers: dict[bytes, bytes], size: int) -> Head | None:
-        """Head of a request that :meth:`answer` may answer."""
-        if self._token is not None:
-            check_token(headers, self._token)
-        if size > self._max_bytes or not path.startswith(MODEL) or b"content-encoding" in headers:
-            return None
-        name, version, action = parts_of(path)
-        if action != "infer" or self._delay(name) is not None:
-            return None
-        return Head(size, path, name, version, codec_of(headers), headers)
-
-    def answer(
-        self, head: Head, body: bytes, client: Any, tell: Callable[[int, Any, bytes], None]
-    ) -> None:
-        """Answer a request that came whole, without a task."""
-        reply = Reply(
-            self._end, ServedRequest("POST", head.path, head.headers, client), head.codec, tell
-        )
+        self, request: ServedRequest, receive: Receive, name: str, version: str | None
+    ) -> Response:
+        """Read the rows of a request, ask the model and its shadows, and write the answer."""
+        request.check_method("POST")
+        codec = codec_of(request.headers)
+        body, n_held = await self._bodies.read(receive, request.headers)
         try:
-            reply.question, waiting = self._asked_of(
-                reply.call, head.codec, body, head.name, head.version, reply
+            if version is None:
+                served, shadows = self.models.route(name, request.headers.get(ROUTE_KEY))
+            else:
+                served, shadows = self.models.get(name, version), ()
+            request.model, request.version = served.name, str(served.version)
+            question = codec.read(body, request.headers, served.predictor)
+            waiting = self._enqueue(served, question)
+            for shadow in shadows:
+                self._ask_shadow(shadow, question)
+            outputs = [(method, await answer) for method, answer in waiting]
+            request.n_rows = len(outputs[0][1])
+            headers, content = codec.write(
+                Answer(request.model, request.version, outputs), question
             )
-        except Exception as error:
-            reply.set_exception(error)
-            return
-        reply.names = [method for method, _ in waiting]
-        if waiting[0][1] is not reply:
-            asyncio.gather(*(answer for _, answer in waiting)).add_done_callback(reply.gathered)
+            return 200, headers, content
+        finally:
+            self._bodies.release(n_held)
 
-    def _asked_of(
-        self,
-        call: ServedRequest,
-        codec: Any,
-        body: bytes,
-        name: str,
-        version: str | None,
-        reply: Reply | None = None,
-    ) -> tuple[Question, list[tuple[str, Any]]]:
-        """A body as a question, and its answers to come, as :meth:`_asked` has them."""
-        if version is None:
-            served, shadows = self.models.route(name, call.headers.get(_KEY))
-        else:
-            served, shadows = self.models.get(name, version), ()
-        call.model, call.version = served.name, str(served.version)
-        question = codec.read(body, call.headers, served.predictor)
-        waiting = self._asked(served, question.tensors, question.outputs, reply)
-        for shadow in shadows:
-            self._shadow(shadow, question)
-        return question, waiting
-
-    def _asked(
-        self,
-        served: Any,
-        tensors: Any,
-        outputs: tuple[str, ...],
-        reply: Reply | None = None,
-    ) -> list[tuple[str, Any]]:
-        """Answers to come, by method: futures, or `reply` where there is one answer."""
+    def _enqueue(self, served: Any, question: Question) -> list[tuple[str, Any]]:
+        """Return futures of the outputs that a request asks for, by method."""
         main = served.predictor
-        rows = rows_of(tensors, main)
+        rows = rows_of(question.tensors, main)
         if self._cluster is not None and self._cluster.takes(main, rows):
-            there = [predictor_of(main, name).method for name in outputs or (main.method,)]
-            return [(name, self._cluster.ask(served, name, rows)) for name in there]
+            methods = [predictor_of(main, name).method for name in question.outputs]
+            return [
+                (method, self._cluster.ask(served, method, rows))
+                for method in methods or [main.method]
+            ]
         n_rows = n_rows_of(rows)
+        # Rows of different dtypes or shapes cannot be stacked for one call.
         if isinstance(rows, dict):
-            kinds: Any = tuple(values.dtype for values in rows.values())
+            kind: Any = tuple(values.dtype for values in rows.values())
         else:
-            kinds = rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:])
-        delay = self._delay(served.name)
-        share = self._together or bool(delay)
-        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
-        to = reply if len(chosen) == 1 else None
-        return [
-            (
-                one.method,
-                self.batcher.ask(
-                    (one, kinds),
-                    Product(one),
-                    rows,
-                    n_rows,
-                    delay,
-                    share or _is_apart(one, rows),
-                    to,
-                ),
-            )
-            for one in chosen
-        ]
-
-    def _delay(self, name: str) -> float | None:
+            kind = rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:])
         delay = self._max_delay
-        return delay.get(name) if isinstance(delay, Mapping) else delay
+        if isinstance(delay, Mapping):
+            delay = delay.get(served.name)
+        share = self._together or bool(delay)
+        waiting = []
+        for predictor in [predictor_of(main, name) for name in question.outputs] or [main]:
+            shared = share or _are_independent(predictor, rows)
+            product = BatchedPredictor(predictor)
+            answer = self.batcher.ask((predictor, kind), product, rows, n_rows, delay, shared)
+            waiting.append((predictor.method, answer))
+        return waiting
 
-    def _shadow(self, shadow: Any, question: Any) -> None:
-        """Have another version answer too; what becomes of it is told by the metrics alone."""
+    def _ask_shadow(self, shadow: Any, question: Question) -> None:
+        """Have another version answer too; nothing of its answer but the metrics is kept."""
         began = time.perf_counter()
         name, version = shadow.name, str(shadow.version)
 
-        def told(done: asyncio.Future[NDArray[Any]]) -> None:
+        def record(done: asyncio.Future[NDArray[Any]]) -> None:
             if done.cancelled():
                 return
             error = done.exception()
-            self.metrics.count(name, version, 200 if error is None else status_of(error, True))
+            self.metrics.count(name, version, 200 if error is None else _status_of(error, True))
             if error is None:
                 seconds = time.perf_counter() - began
                 self.metrics.observe(name, version, seconds, len(done.result()))
 
         try:
-            waiting = self._asked(shadow, question.tensors, question.outputs)
+            waiting = self._enqueue(shadow, question)
         except Exception as error:
-            self.metrics.count(name, version, status_of(error, True))
+            self.metrics.count(name, version, _status_of(error, True))
             return
-        waiting[0][1].add_done_callback(told)
-        for _, answer in waiting[1:]:
+        waiting[0][1].add_done_callback(record)
+        for _, answer in waiting[1:]:  # an exception that nobody takes would be logged
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def _is_apart(predictor: Any, rows: Rows) -> bool:
-    """Say if rows are numbers of which those of several requests may share a call unharmed."""
+def _are_independent(predictor: Any, rows: Rows) -> bool:
+    """Return whether rows are numbers that give the same bits beside rows of other requests."""
     apart = getattr(predictor, "rows_apart", False)
     return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
 
 
-def _log(client: Any, request: str, status: int, body: bytes, seconds: float) -> None:
-    """Write a line of the access log."""
+def _parse_model_path(path: str) -> tuple[str, str | None, str]:
+    """Return name, version and action of the path of a model."""
+    rest = path[len(MODEL_PATH) :]
+    action = ""
+    for known in ("infer", "ready"):
+        if rest.endswith("/" + known):
+            rest, action = rest[: -len(known) - 1], known
+            break
+    name, slash, version = rest.partition("/versions/")
+    if not name or "/" in name or "/" in version or (slash and not version):
+        raise _unknown_path(path)
+    return name, version or None, action
+
+
+def _unknown_path(path: str) -> RequestError:
+    return RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
+
+
+def _readiness(is_ready: bool, otherwise: str) -> Response:
+    """Return the answer to whether something is ready, or raise 503."""
+    if is_ready:
+        return 200, JSON, encode_json({"ready": True})
+    raise RequestError(f"{otherwise}: ask again in a while.", 503, ((b"retry-after", b"1"),))
+
+
+def _status_of(error: BaseException, is_found: bool) -> int:
+    """Return the status of an error: 422 of rows that a model does not take.
+
+    A LookupError is of the model's name before the model is found, and the model's own afterwards.
+    """
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, LookupError):
+        return 500 if is_found else 404
+    return 422 if isinstance(error, (ValueError, TypeError)) else 500
+
+
+def _refusal(error: Exception, request: ServedRequest) -> Response:
+    """Return the answer to a request that failed; errors of the server go to its log alone."""
+    status = _status_of(error, bool(request.model))
+    headers = error.headers if isinstance(error, RequestError) else ()
+    if status == 500:
+        _LOG.error("%s %r failed", request.method, request.path, exc_info=error)
+        message = "The model failed: whoever runs the server finds the reason in its log."
+        return status, (*JSON, *headers), encode_error(message)
+    message = str(error)
+    if status == 422 and not isinstance(error, DaskMLDistError):  # the words of other packages
+        message += (
+            " (the model's own words). Send rows of the kind that it was fitted to: "
+            f"GET /v2/models/{request.model} names its inputs and their datatypes."
+        )
+    return status, (*JSON, *headers), encode_error(message)
+
+
+def _log_access(client: Any, request: str, status: int, body: bytes, seconds: float) -> None:
     host = (client or ("-",))[0]
-    _ACCESS.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)
+    _ACCESS_LOG.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)
 
 
-def _plain(path: str) -> str:
-    """A path that ends no line of a log, and no quotes."""
+def _escape_path(path: str) -> str:
+    """Return a path without line ends and quotes, which could forge lines of the log."""
     return path.encode("unicode_escape").decode("ascii").replace('"', '\\"')

@@ -1,4 +1,9 @@
-"""Natural batching: what was parsed in one turn of the event loop is called with no wait."""
+"""Natural batching: requests that one turn of the event loop has parsed are answered together.
+
+The application asks the `Batcher` for the answer to each request, and awaits the future that it
+gets. Where the bits of an answer could depend on the rows beside it, requests still make calls of
+their own, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +15,54 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import DaskMLDistError, RequestError
+from daskml_dist.inference.joined_rows import joined
 
-__all__ = ["Batcher", "check_length"]
+__all__ = ["BatchedPredictor", "Batcher", "check_length"]
 
-#: Makes the answers of the rows of some requests, row after row.
-Product = Callable[[list[Any]], NDArray[Any]]
-#: Requests of a row each that are one call, of as many rows as a predictor answers at once.
-_MOST_EACH = 256
-#: Seconds of calls after which the event loop has a turn for all else.
-_TURN = 0.005
+#: Makes the answers to the rows of some requests, row after row.
+BatchCall = Callable[[list[Any]], NDArray[Any]]
+#: Requests of one row each that share a call: as many rows as `Predictor.each` answers at once.
+MAX_SINGLE_ROWS = 256
+#: Seconds of calls after which the event loop serves other connections.
+CALL_SECONDS = 0.005
 
 
-class _Line:
-    """Requests that wait for one product."""
+class BatchedPredictor:
+    """A predictor, as a function of the rows of some requests."""
 
-    __slots__ = ("answers", "pieces", "product", "sizes", "together")
+    __slots__ = ("predictor",)
 
-    def __init__(self, product: Product, together: bool) -> None:
-        self.product = product
-        self.together = together
+    def __init__(self, predictor: Any) -> None:
+        self.predictor = predictor
+
+    def __call__(self, pieces: list[Any]) -> NDArray[Any]:
+        answers: NDArray[Any] = self.predictor(joined(pieces, self.predictor))
+        return answers
+
+    def each(self, pieces: list[Any]) -> NDArray[Any] | None:
+        """Return answers to requests of one row each, with the bits of a call each; or None."""
+        each = getattr(self.predictor, "each", None)
+        if each is None or isinstance(pieces[0], dict):
+            return None
+        answers: NDArray[Any] | None = each(np.concatenate(pieces))
+        return answers
+
+
+class _Queue:
+    """Requests that wait for one predictor."""
+
+    __slots__ = ("answers", "call", "may_share", "pieces", "sizes")
+
+    def __init__(self, call: BatchCall, may_share: bool) -> None:
+        self.call = call
+        self.may_share = may_share
         self.pieces: list[Any] = []
         self.sizes: list[int] = []
-        self.answers: list[Any] = []  # futures, or what is told like them
+        self.answers: list[asyncio.Future[NDArray[Any]]] = []
 
 
 class Batcher:
@@ -51,32 +79,31 @@ class Batcher:
     -----
     The cost of a call of a small model is nearly all fixed, so that under load, where each turn of
     the loop finds many requests, their number a second grows; without load nothing waits. Where a
-    call fails, each of its requests is tried alone, and only those that fail by themselves are told
-    so. Calls that are many, or take long, leave the loop a turn every few milliseconds, where one
-    does not take longer. What must not be in the loop's way (`delay`) runs in a thread, the
-    requests of a line one after the other, while those of the next gather.
+    call fails, each of its requests is tried alone, so that only requests that fail by themselves
+    get the error. Calls that are many, or take long, leave the loop a turn every few milliseconds,
+    where one does not take longer. Requests with a `delay` run in a thread, those of a queue one
+    after the other, while those of the next gather.
     """
 
     def __init__(self, *, max_waiting: int = 1024, max_rows: int = 65536) -> None:
         self.max_waiting = max_waiting
         self.max_rows = max_rows
         self.waiting = 0
-        self._lines: dict[Hashable, _Line] = {}
-        self._due: deque[Hashable] = deque()
-        self._busy = False
+        self._queues: dict[Hashable, _Queue] = {}
+        self._due: deque[Hashable] = deque()  # queues for the thread whose delay is over
+        self._is_busy = False
         self._thread: ThreadPoolExecutor | None = None
 
     def ask(
         self,
         key: Hashable,
-        product: Product,
+        call: BatchCall,
         rows: Any,
         n_rows: int,
         delay: float | None = None,
-        together: bool = True,
-        answer: Any = None,
-    ) -> Any:
-        """Take in a request."""
+        may_share: bool = True,
+    ) -> asyncio.Future[NDArray[Any]]:
+        """Return a future of the answer to a request; requests of one `key` may share a call."""
         if self.waiting >= self.max_waiting:
             raise RequestError(
                 f"{self.waiting} requests wait: try again after a second, or serve with more "
@@ -85,18 +112,18 @@ class Batcher:
                 ((b"retry-after", b"1"),),
             )
         loop = asyncio.get_running_loop()
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(product, together)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(call, may_share)
             if delay is None:
-                loop.call_soon(self._flush, key)
+                # Called behind all requests that this turn of the loop still parses.
+                loop.call_soon(self._answer_in_loop, key)
             else:
                 loop.call_later(delay, self._come_due, key)
-        if answer is None:
-            answer = loop.create_future()
-        line.pieces.append(rows)
-        line.sizes.append(n_rows)
-        line.answers.append(answer)
+        answer: asyncio.Future[NDArray[Any]] = loop.create_future()
+        queue.pieces.append(rows)
+        queue.sizes.append(n_rows)
+        queue.answers.append(answer)
         self.waiting += 1
         return answer
 
@@ -106,46 +133,54 @@ class Batcher:
             self._thread.shutdown(wait=False)
             self._thread = None
 
-    def _flush(self, key: Hashable) -> None:
-        line = self._lines.pop(key)
-        self._go_on(line, 0, self._parts(line))
+    # --- in the event loop ---------------------------------------------------------------------
 
-    def _go_on(self, line: _Line, at: int, parts: Iterator[list[Any]]) -> None:
-        """Answer requests from one on, and those that this turn has no time for in the next."""
-        end = time.perf_counter() + _TURN
-        for results in parts:
-            self._tell(line, at, results)
+    def _answer_in_loop(self, key: Hashable) -> None:
+        queue = self._queues.pop(key)
+        self._answer_on(queue, 0, self._calls(queue))
+
+    def _answer_on(self, queue: _Queue, at: int, calls: Iterator[list[Any]]) -> None:
+        """Answer requests from `at` on; those that this turn has no time for in the next one."""
+        end = time.perf_counter() + CALL_SECONDS
+        for results in calls:
+            self._set_results(queue, at, results)
             at += len(results)
-            if at < len(line.answers) and time.perf_counter() >= end:
-                asyncio.get_running_loop().call_soon(self._go_on, line, at, parts)
+            if at < len(queue.answers) and time.perf_counter() >= end:
+                asyncio.get_running_loop().call_soon(self._answer_on, queue, at, calls)
                 return
+
+    # --- in the thread -------------------------------------------------------------------------
 
     def _come_due(self, key: Hashable) -> None:
         self._due.append(key)
-        self._next()
+        self._answer_in_thread()
 
-    def _next(self) -> None:
-        """Hand the thread what has waited longest."""
-        if self._busy or not self._due:
+    def _answer_in_thread(self) -> None:
+        """Hand the thread the queue that has waited longest, where it is free."""
+        if self._is_busy or not self._due:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "daskml_dist-serving")
-        self._busy = True
-        line = self._lines.pop(self._due.popleft())
+        self._is_busy = True
+        queue = self._queues.pop(self._due.popleft())
+
+        def finish(done: asyncio.Future[list[Any]]) -> None:
+            self._is_busy = False
+            lost = [asyncio.CancelledError()] * len(queue.pieces)
+            self._set_results(queue, 0, lost if done.cancelled() else done.result())
+            self._answer_in_thread()
+
+        calls = self._calls(queue)
         loop = asyncio.get_running_loop()
-        called = loop.run_in_executor(self._thread, self._made, line)
-        called.add_done_callback(lambda done: self._told(line, done))
+        called = loop.run_in_executor(self._thread, lambda: list(chain.from_iterable(calls)))
+        called.add_done_callback(finish)
 
-    def _told(self, line: _Line, done: asyncio.Future[list[Any]]) -> None:
-        self._busy = False
-        lost = [asyncio.CancelledError()] * len(line.pieces)
-        self._tell(line, 0, lost if done.cancelled() else done.result())
-        self._next()
+    # --- calls ---------------------------------------------------------------------------------
 
-    def _tell(self, line: _Line, first: int, results: list[Any]) -> None:
+    def _set_results(self, queue: _Queue, first: int, results: list[Any]) -> None:
         self.waiting -= len(results)
         for at, result in enumerate(results, first):
-            answer = line.answers[at]
+            answer = queue.answers[at]
             if answer.done():  # its client has left
                 continue
             if isinstance(result, asyncio.CancelledError):
@@ -155,36 +190,34 @@ class Batcher:
             else:
                 answer.set_result(result)
 
-    def _made(self, line: _Line) -> list[Any]:
-        return list(chain.from_iterable(self._parts(line)))
-
-    def _parts(self, line: _Line) -> Iterator[list[Any]]:
-        """Answers, or errors, of the requests of a line in their order, as calls make them."""
-        if line.together:
-            first = rows = 0
-            for at, size in enumerate(line.sizes):
-                if at > first and rows + size > self.max_rows:
-                    yield _called(line, first, at)
-                    first, rows = at, 0
-                rows += size
-            yield _called(line, first, len(line.sizes))
-        elif max(line.sizes) == 1 < len(line.sizes) and hasattr(line.product, "each"):
-            for at in range(0, len(line.sizes), _MOST_EACH):
-                yield from _each(line.product, line.pieces[at : at + _MOST_EACH])
+    def _calls(self, queue: _Queue) -> Iterator[list[Any]]:
+        """Yield the answers, or errors, of the requests of a queue in their order, call by call."""
+        if queue.may_share:
+            first = n_rows = 0
+            for at, size in enumerate(queue.sizes):
+                if at > first and n_rows + size > self.max_rows:
+                    yield _call_together(queue, first, at)
+                    first, n_rows = at, 0
+                n_rows += size
+            yield _call_together(queue, first, len(queue.sizes))
+        elif max(queue.sizes) == 1 < len(queue.sizes) and hasattr(queue.call, "each"):
+            for at in range(0, len(queue.sizes), MAX_SINGLE_ROWS):
+                yield from _call_each_row(queue.call, queue.pieces[at : at + MAX_SINGLE_ROWS])
         else:
-            for one in zip(line.pieces, line.sizes, strict=True):
-                yield [_alone(line.product, *one)]
+            for piece, size in zip(queue.pieces, queue.sizes, strict=True):
+                yield [_call_alone(queue.call, piece, size)]
 
 
-def _called(line: _Line, first: int, end: int) -> list[Any]:
-    """Answers, or errors, of some requests of a line, by one call where that does not fail."""
-    pieces, sizes = line.pieces[first:end], line.sizes[first:end]
+def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
+    """Return answers, or errors, of some requests of a queue, by one call where it succeeds."""
+    pieces, sizes = queue.pieces[first:end], queue.sizes[first:end]
     if len(sizes) == 1:
-        return [_alone(line.product, pieces[0], sizes[0])]
+        return [_call_alone(queue.call, pieces[0], sizes[0])]
     try:
-        answers = _whole(line.product, pieces, sum(sizes))
+        answers = queue.call(pieces)
+        check_length(answers, sum(sizes))
     except Exception:
-        return [_alone(line.product, *one) for one in zip(pieces, sizes, strict=True)]
+        return [_call_alone(queue.call, *one) for one in zip(pieces, sizes, strict=True)]
     results, at = [], 0
     for size in sizes:
         results.append(answers[at : at + size])
@@ -192,39 +225,34 @@ def _called(line: _Line, first: int, end: int) -> list[Any]:
     return results
 
 
-def _each(product: Any, pieces: list[Any]) -> Iterator[list[Any]]:
-    """Answers to requests of a row each, by one call where it makes each as if it were alone."""
+def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
+    """Yield answers to requests of one row, by one call that rounds each row by itself."""
     try:
-        answers = product.each(pieces)
-    except Exception:  # of one of them, which a call of its own tells
+        answers = call.each(pieces)
+    except Exception:  # one of the rows is wrong: a call of its own tells which
         answers = None
     if answers is None:
         for piece in pieces:
-            yield [_alone(product, piece, 1)]
+            yield [_call_alone(call, piece, 1)]
     else:
         yield [answers[at : at + 1] for at in range(len(pieces))]
 
 
-def _alone(product: Product, piece: Any, size: int) -> Any:
-    """The answer, or the error, of one request."""
+def _call_alone(call: BatchCall, piece: Any, n_rows: int) -> Any:
+    """Return the answer, or the error, of one request."""
     try:
-        return _whole(product, [piece], size)
+        answers = call([piece])
+        check_length(answers, n_rows)
+        return answers
     except Exception as error:
         return error
 
 
-def _whole(product: Product, pieces: list[Any], n_rows: int) -> NDArray[Any]:
-    """The answers of a product, one a row."""
-    answers = product(pieces)
-    check_length(answers, n_rows)
-    return answers
-
-
 def check_length(answers: NDArray[Any], n_rows: int) -> None:
-    """Check that there is an answer a row, of a model that may be anybody's."""
+    """Check that there is an answer a row: a model may be of any package."""
     if len(answers) != n_rows:
-        raise _Uneven(f"The model gave {len(answers)} answers for {n_rows} rows.")
+        raise _WrongLengthError(f"The model gave {len(answers)} answers for {n_rows} rows.")
 
 
-class _Uneven(DaskMLDistError, RuntimeError):
+class _WrongLengthError(DaskMLDistError, RuntimeError):
     """A model that answers other rows than it was given: it cannot be served."""

@@ -93,11 +93,11 @@ def _check_ready(models: Models, watch: float | None) -> None:
 
 def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
     """Configuration of uvicorn for an application, loaded."""
-    from daskml_dist.serving.connection import Connection
+    from daskml_dist.serving.connection import LimitedConnection
 
     config = uvicorn.Config(
-        _Closing(app),
-        http=Connection,
+        app,
+        http=LimitedConnection,
         ws="none",
         access_log=False,  # the application's own
         log_config=None,
@@ -109,32 +109,6 @@ def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any
     )
     config.load()
     return config
-
-
-class _Closing:
-    """An application whose answers ask for the end of their connections, once `ends` is set."""
-
-    def __init__(self, app: App) -> None:
-        self.app, self.ends = app, False
-        self.answer = getattr(app, "answer", None)
-        self.refused = getattr(app, "refused", None)
-        self._head = getattr(app, "head", None)
-
-    def head(self, data: bytes) -> Any:
-        """A head that the application answers at once: none any more at the end."""
-        return None if self.ends or self._head is None else self._head(data)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if self.ends and scope["type"] == "http":
-            answer = send
-
-            async def send(message: Any) -> None:
-                if message["type"] == "http.response.start":
-                    headers = [*message.get("headers", ()), (b"connection", b"close")]
-                    message = {**message, "headers": headers}
-                await answer(message)
-
-        await self.app(scope, receive, send)
 
 
 async def _served(
@@ -158,7 +132,7 @@ async def _served(
     server, ends = Server(config), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ends.set)
     loop.add_reader(place.parent_end, _orphaned, loop, place.parent_end, ends)
-    tasks = [loop.create_task(_end(server, config.app, ends, keep_alive))]
+    tasks = [loop.create_task(_end(server, ends, keep_alive))]
     tasks += [loop.create_task(one(server)) for one in meanwhile]
     for task in tasks:
         task.add_done_callback(_told)
@@ -188,9 +162,9 @@ async def _share(metrics: Metrics) -> None:
 
 
 async def _limit(server: Any, seconds: float) -> None:
-    from daskml_dist.serving.limits import close_slow
+    from daskml_dist.serving.connection import close_slow_connections
 
-    await close_slow(server.server_state.connections, seconds)
+    await close_slow_connections(server.server_state.connections, seconds)
 
 
 async def _renew(certificates: Certificates, context: Any, interval: float) -> None:
@@ -199,18 +173,20 @@ async def _renew(certificates: Certificates, context: Any, interval: float) -> N
         certificates.renew(context)
 
 
-async def _end(server: Any, app: _Closing, ends: asyncio.Event, keep_alive: float) -> None:
+async def _end(server: Any, ends: asyncio.Event, keep_alive: float) -> None:
     """Take no more connections, and close those there are with their next answer.
 
     To close an idle one at once would break the request that is on its way on it.
     """
     await ends.wait()
-    app.ends = True
     for one in server.servers:
         one.close()
+    # Headers of all answers to come: uvicorn makes the second list of the first each second.
+    for headers in (server.config.encoded_headers, server.server_state.default_headers):
+        headers.append((b"connection", b"close"))
     connections = server.server_state.connections
     for connection in list(connections):
-        cycle = getattr(connection, "cycle", None)
+        cycle = connection.cycle
         if cycle is not None and not cycle.response_started:
             cycle.keep_alive = False  # its answer says so
     until = time.monotonic() + keep_alive

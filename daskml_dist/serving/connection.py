@@ -1,141 +1,298 @@
-"""Connections of HTTP: a request that is whole in one read is answered without a task.
+"""Connections of the server: uvicorn's, with bounds on what a client may send, and how slowly.
 
-All that uvicorn does for any application, its cycles of messages and a task a request, is most of
-the time of a request to a small model. So what nearly all clients send, the same head again and
-again with a short body behind it, in one piece, is answered where it is read; whatever is not so
-is uvicorn's: heads and bodies in pieces, several requests at once, other methods, what is damaged.
+`LimitedConnection` is uvicorn's protocol class over httptools, so parsing, keep-alive, pipelining
+and flow control are uvicorn's. Added here is what uvicorn leaves to a proxy in front of it: heads
+of bounded size, requests that are read no faster than they are answered, refusals in JSON that the
+client gets to see, and an end for clients that are slow (`close_slow_connections`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Collection
 from typing import Any
 
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from daskml_dist.serving.limits import Limited
+from daskml_dist.serving.http_messages import LINGER_SECONDS, encode_error
 
-__all__ = ["Connection"]
+__all__ = ["MAX_HEAD_BYTES", "LimitedConnection", "close_slow_connections"]
 
-#: End of the head of a request of HTTP.
-_END = b"\r\n\r\n"
+#: A request whose head is larger is refused; nginx and Apache take 32 and 64 KiB.
+MAX_HEAD_BYTES = 65_536
+#: Bytes that are parsed at a time. All requests that begin in these are in memory at once, some
+#: kilobytes each, however short they are; a usual request of one row is smaller.
+PARSED_AT_ONCE = 4096
+#: Seconds of parsing after which the event loop serves other connections.
+PARSE_SECONDS = 0.005
 
 
-class Connection(Limited):
-    """A connection, as uvicorn makes one for each client.
+class LimitedConnection(HttpToolsProtocol):
+    """A connection of uvicorn with bounded heads and refusals in JSON, which ignores upgrades.
 
-    The application may have two methods, without which all requests are uvicorn's:
-    ``head(data)``, a head that is in order or None (:class:`daskml_dist.serving.heads.Heads`), and
-    ``answer(head, body, client, tell)``, which calls ``tell(status, headers, body)`` once, at once
-    or later.
+    Bytes behind a request that waits for the answer to another one stay unparsed: parsed, a request
+    of twenty bytes takes some kilobytes. So do bytes that take long to parse, such as chunks of one
+    byte, until the next turn of the event loop. An application may have a method
+    ``count_refusal(status, body, client)``, which is told of each refusal that is given here.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        server_state: Any,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._app: Any = config.app
-        self._at_once = getattr(self._app, "head", None) is not None
-        self._between = True  # no message has begun that uvicorn's parser has not seen whole
-        self._asked = False  # a request is under way here
-        self._held = b""  # what came behind it
-        self._is_last = False
-        self._last = 0.0
+    head_bytes = 0  # of the head that is being read, or of other bytes that are no body
+    body_left = 0  # bytes that are still to come of a body of known length
+    is_in_head = False  # a request has begun, and its head has not ended
+    is_refused = False
 
-    def on_message_begin(self) -> None:
-        self._between = False
-        super().on_message_begin()
+    # --- what comes from the transport -----------------------------------------------------------
 
-    def on_message_complete(self) -> None:
-        self._between = True
-        super().on_message_complete()
+    def connection_made(self, transport: Any) -> None:
+        """Begin."""
+        super().connection_made(transport)
+        self.flow: Any = _HoldingFlow(transport)
+        self._unparsed = b""
+        self._is_half_closed = False  # the client sends no more, and may still read
+        self._next_turn: asyncio.Handle | None = None
+        self._in_turn: Any = None  # the request that is being answered; `cycle` is the newest one
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that is being answered, which need not be the newest, and end."""
+        self._unparsed = b""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self.pipeline.clear()
+        if self._in_turn is not None and not self._in_turn.response_complete:
+            self._in_turn.disconnected = True
+            self._in_turn.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Answer a whole request, or have uvicorn read on."""
-        if self._asked:
-            self._held += data
-            if len(self._held) > HIGH_WATER_LIMIT:
-                self.flow.pause_reading()
-        elif not (self._at_once and self._between and self._take(data)):
-            super().data_received(data)
-
-    def _take(self, data: bytes) -> bool:
-        """Return whether data is one whole request, and has been taken."""
-        end = data.find(_END) + 4
-        if end == 3 or self._ahead or not self._is_idle():
-            return False
-        head = self._app.head(data[:end])
-        if head is None or len(data) != end + head.size:
-            return False
-        self._asked = True
-        self._app.answer(head, data[end:], self.client, self._tell)
-        return True
+        """Parse bytes, or keep them until it is their turn."""
+        if self.is_refused:
+            return
+        self._unset_keepalive_if_required()
+        if self._unparsed or self.pipeline or len(data) > PARSED_AT_ONCE:
+            self._unparsed += data
+            if self._next_turn is None:
+                self._parse_in_pieces()
+        else:  # nearly all requests of few rows
+            self._parse(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
-        """Answer what has come, though its client sends no more."""
-        if not self._asked or self.scheme != "http":
-            return super().eof_received()
-        self._is_last = not self._held  # else what is held is answered, and the time ends it
+        """Return whether to stay open for answers, though the client sends no more.
+
+        TLS has no such state: there the connection ends.
+        """
+        cycle, self._is_half_closed = self.cycle, True
+        if self._unparsed and self.scheme == "http":
+            return True
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme != "http":
+            return False
+        cycle.keep_alive = False
         return True
 
+    # --- parsing ---------------------------------------------------------------------------------
+
+    def _parse_in_pieces(self) -> None:
+        """Parse the bytes kept so far until a request waits for another, or time is up."""
+        data, at, end = memoryview(self._unparsed), 0, time.perf_counter() + PARSE_SECONDS
+        self._next_turn = None
+        while at < len(data) and not (self.pipeline or self.is_refused):
+            if at and time.perf_counter() >= end:
+                self._next_turn = self.loop.call_soon(self._parse_in_pieces)
+                break
+            size = max(PARSED_AT_ONCE, self.body_left)
+            self._parse(data[at : at + size])
+            at += size
+        self._unparsed = b"" if self.is_refused else self._unparsed[at:]
+        self.flow.hold(bool(self._unparsed))
+        if self._is_half_closed and not (self._unparsed or self.eof_received()):
+            self.transport.close()
+
+    def _parse(self, data: Any) -> None:
+        self.head_bytes += len(data)  # the callbacks set it back where a head or a body ends
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade(data[upgrade.args[0] :])
+                continue
+            except httptools.HttpParserError:
+                self.refuse(b"400 Bad Request", "This is no request of HTTP/1.1: send one.")
+            break
+        if self.head_bytes > MAX_HEAD_BYTES:
+            self.refuse(
+                b"431 Request Header Fields Too Large",
+                f"The head of the request is larger than {MAX_HEAD_BYTES} bytes: send less.",
+            )
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Return the head just read without its request for another protocol, and the bytes after.
+
+        A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients ask for HTTP/2 in every first
+        request, Java's own among them; the parser stops behind such a head, and takes no body.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.refuse(b"405 Method Not Allowed", "This is no proxy: send GET or POST.")
+            return b""
+        lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.lower().split(b",")]
+                value = b", ".join(word for word in words if word in (b"close", b"keep-alive"))
+            if name != b"upgrade" and (value or name != b"connection"):
+                lines.append(b"%b: %b\r\n" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        return b"".join([*lines, b"\r\n", rest])
+
+    # --- callbacks of the parser -----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self.is_in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Have the application answer, but for a request that must be read anew or refused."""
+        self.head_bytes = self.body_left = 0
+        self.is_in_head = False
+        codings = []
+        for name, value in self.headers:
+            if name == b"content-length":
+                self.body_left = int(value)
+            elif name == b"transfer-encoding":
+                codings.append(value)
+        if codings and b",".join(codings).strip().lower() != b"chunked":
+            self.refuse(
+                b"501 Not Implemented",
+                "Bodies are read as they are, or chunked: send no other Transfer-Encoding.",
+            )
+        if not (self.is_refused or self.parser.should_upgrade()):
+            super().on_headers_complete()
+            self.headers = []  # trailers behind a chunked body are no headers of the request
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self.head_bytes = 0
+        self.body_left -= len(body)
+        if not self.is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the body of a request."""
+        self.head_bytes = 0
+        if not (self.is_refused or self.parser.should_upgrade()):
+            super().on_message_complete()
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._in_turn = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, or to the end."""
+        super().on_response_complete()
+        if self._unparsed and self._next_turn is None and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._parse_in_pieces()
+        if self.is_refused and self.timeout_keep_alive_task is not None:
+            self._linger()
+
     def is_waiting(self) -> bool:
-        """Say if nothing but bytes of the client is waited for, and not for a next request."""
-        return not self._asked and super().is_waiting()
+        """Return whether bytes of the client are all that is waited for, amid a request."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return is_answered and (self.timeout_keep_alive_task is None or self.is_in_head)
 
-    def _is_idle(self) -> bool:
-        cycle = self.cycle
-        free = not (self.is_refused or self.flow.write_paused)
-        return free and (cycle is None or cycle.response_complete)
-
-    def _tell(self, status: int, headers: Any, body: bytes) -> None:
-        """Write an answer, and go on with what came meanwhile."""
-        self._asked = False
-        if self.transport.is_closing():  # its client has left
+    def refuse(self, status: bytes, message: str) -> None:
+        """End the connection with an error, or after the answers to the requests before."""
+        if self.is_refused or self.transport.is_closing():
             return
-        lines = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
-        if self._is_last:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"content-length: %d\r\n\r\n" % len(body))
-        lines.append(body)
-        self.transport.write(b"".join(lines))
-        self.server_state.total_requests += 1
-        if self._is_last:
+        self.is_refused = True
+        cycle = self.cycle
+        is_under_way = cycle is not None and not cycle.response_complete
+        if is_under_way and (self.pipeline or cycle.response_started or not cycle.more_body):
+            # The client would take an error now for the answer to a request before.
+            if cycle.more_body and self.pipeline:
+                self.pipeline.popleft()  # the request whose body is damaged
+            return
+        if is_under_way:  # the application hears that its client has left
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = encode_error(message)
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (status, len(body), body)
+        )
+        count_refusal = getattr(self.config.app, "count_refusal", None)
+        if count_refusal is not None:
+            count_refusal(int(status[:3]), body, self.client)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close the sending half now, and the other half when the client does, or a while after.
+
+        Bytes that come to a closed connection reset it, perhaps before the client reads its answer.
+        """
+        if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # One timer for all of a connection's answers, which looks again when it finds a late one.
-        self._last = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._look_after(self.timeout_keep_alive)
-        if self._held:
-            held, self._held = self._held, b""
-            self.flow.resume_reading()
-            self.data_received(held)
-
-    def _look_after(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            seconds, self.timeout_keep_alive_handler
-        )
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close the connection, where it has been idle for so long."""
-        left = self._last + self.timeout_keep_alive - self.loop.time()
-        if self._asked:
-            self._look_after(self.timeout_keep_alive)
-        elif left > 0:
-            self._look_after(left)
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has left
+            self.transport.abort()
         else:
-            super().timeout_keep_alive_handler()
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
-    def shutdown(self) -> None:
-        """Close the connection once it has its answer."""
-        if self._asked:
-            self._is_last = True
-        else:
-            super().shutdown()
+
+class _HoldingFlow(FlowControl):
+    """Flow control of a connection from which nothing is read while it keeps unparsed bytes."""
+
+    _is_holding = False
+
+    def hold(self, is_holding: bool) -> None:
+        """Stop reading until there is nothing to hold any more."""
+        if is_holding:
+            self._is_holding = True
+            self.pause_reading()
+        elif self._is_holding:
+            self._is_holding = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_holding:
+            super().resume_reading()
+
+
+async def close_slow_connections(connections: Collection[Any], seconds: float) -> None:
+    """Close connections whose head does not come, or whose answer is not read, without end.
+
+    All connections are looked at four times in these seconds: a timer for each request would take
+    longer than parsing it. A client therefore has up to a quarter of the time more.
+    """
+    loop = asyncio.get_running_loop()
+    since: dict[Any, tuple[Any, float]] = {}
+    while True:
+        await asyncio.sleep(seconds / 4)
+        now, before, since = loop.time(), since, {}
+        for connection in list(connections):
+            n_unread = connection.transport.get_write_buffer_size()
+            if not n_unread and not connection.is_waiting():
+                continue
+            # A client makes progress where it begins another request, or has read some bytes.
+            progress, began = (connection.cycle, n_unread), now
+            if connection in before and before[connection][0] == progress:
+                began = before[connection][1]
+            since[connection] = progress, began
+            if now - began < seconds:
+                continue
+            if n_unread:
+                connection.transport.abort()
+            elif connection.is_in_head:
+                connection.refuse(
+                    b"408 Request Timeout",
+                    f"The head of the request did not come within {seconds:g} s: send it at once.",
+                )
+            else:
+                connection.transport.close()

@@ -456,10 +456,6 @@ def test_compressed_bodies_are_the_same_rows(app, model, rows, encoding, compres
     data = json.dumps(body(rows)).encode()
     found = ask(app, INFER, compress(data), {"content-encoding": encoding}).json
     assert found == ask(app, INFER, data).json
-    assert app.head(
-        b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n"
-        b"content-encoding: gzip\r\n\r\n"
-    ) is None  # fmt: skip
 
 
 def test_compressed_bodies_that_are_refused(model, rows):
@@ -479,7 +475,7 @@ def test_compressed_bodies_that_are_refused(model, rows):
         assert reply.status == status
         assert words in reply.json["error"]
     # Whatever was refused, its room is free again.
-    assert app._bodies._free == 64 * 4096
+    assert app._bodies._free_bytes == 64 * 4096
     assert ask(app, INFER, gone, {"content-encoding": "gzip"}).status == 200
 
 

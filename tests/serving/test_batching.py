@@ -63,7 +63,7 @@ def test_one_call_of_a_turn(settings, calls, delay):
         np.testing.assert_array_equal(answer, 2 * piece)
     assert product.calls == calls
     assert batcher.waiting == 0
-    assert not batcher._lines
+    assert not batcher._queues
     in_thread = threading.current_thread().name not in product.threads
     assert in_thread == (delay is not None)
     batcher.close()
@@ -72,7 +72,7 @@ def test_one_call_of_a_turn(settings, calls, delay):
 @pytest.mark.parametrize(("turn", "seen_by_others"), [(0.0, {1, 2, 3}), (100.0, {3})])
 def test_calls_leave_the_loop_a_turn(turn, seen_by_others, monkeypatch):
     """Where they take long, all else goes on between two of them."""
-    monkeypatch.setattr(batching, "_TURN", turn)
+    monkeypatch.setattr(batching, "CALL_SECONDS", turn)
     calls, seen = Product(), set()
 
     async def run():

@@ -15,7 +15,7 @@ pytest.importorskip("httptools", reason="the extra serve is not installed")
 import pyarrow as pa
 from uvicorn.server import ServerState
 
-from daskml_dist.serving.connection import Connection
+from daskml_dist.serving.connection import LimitedConnection
 from tests.serving import test_connection as whole
 from tests.serving.test_connection import GOOD, MODEL, X, answered, asked, replies, request
 
@@ -88,7 +88,9 @@ def drawn(rng):
 
 def another(one):
     """One more connection to an application."""
-    connection = Connection(one.connection.config, ServerState(), {}, asyncio.get_running_loop())
+    connection = LimitedConnection(
+        one.connection.config, ServerState(), {}, asyncio.get_running_loop()
+    )
     found = SimpleNamespace(connection=connection, transport=whole.Transport())
     connection.connection_made(found.transport)
     return found
@@ -100,7 +102,7 @@ def check_garbage(seed, n_clients):
 
     async def run():
         one = whole.opened(max_bytes=100_000)
-        app, free, told = one.app, one.app._bodies._free, set()
+        app, free, told = one.app, one.app._bodies._free_bytes, set()
         for _ in range(n_clients):
             sent = drawn(rng)
             garbage, good = another(one), another(one)
@@ -121,7 +123,7 @@ def check_garbage(seed, n_clients):
             while garbage.connection.tasks:
                 await asyncio.sleep(0)
         assert app.batcher.waiting == 0
-        assert app._bodies._free == free
+        assert app._bodies._free_bytes == free
         assert told >= {200, 400, 404, 405, 415, 422}
 
     asyncio.run(run())

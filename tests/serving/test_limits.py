@@ -12,7 +12,7 @@ pytest.importorskip("msgspec", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("httptools", reason="the extra serve is not installed")
 
-from daskml_dist.serving import limits
+from daskml_dist.serving import connection
 from tests.serving.test_connection import CHUNKED, GOOD, HEAD, answered, opened, replies
 
 #: What is refused before it is a request, and the status.
@@ -54,7 +54,7 @@ def test_what_is_no_request_is_counted_and_logged(sent, status, size, caplog):
 @pytest.mark.parametrize("name", ["chunked", "Chunked"])
 def test_chunks_of_a_byte_leave_the_loop_its_turns(name, monkeypatch):
     """Their parsing takes long, and others would wait for all that came in one reading."""
-    monkeypatch.setattr(limits, "_TURN", 0.0)
+    monkeypatch.setattr(connection, "PARSE_SECONDS", 0.0)
     body = GOOD[len(HEAD) :]
     body += b" " * (20_000 - len(body))
     head = CHUNKED.partition(b"\r\n\r\n")[0].replace(b"chunked", name.encode())
@@ -63,11 +63,11 @@ def test_chunks_of_a_byte_leave_the_loop_its_turns(name, monkeypatch):
     async def run():
         one, turns = opened(), 0
         one.connection.data_received(head + b"\r\n\r\n" + chunks + b"0\r\n\r\n" + GOOD)
-        while one.connection._ahead:
+        while one.connection._unparsed:
             assert one.transport.paused
             turns += 1
             await asyncio.sleep(0)
-        assert turns >= len(chunks) // limits._PIECE
+        assert turns >= len(chunks) // connection.PARSED_AT_ONCE
         assert not one.transport.paused
         assert [status for status, _ in replies(await answered(one, 2))] == [200, 200]
         # Who leaves meanwhile leaves nothing to be parsed.

@@ -17,10 +17,9 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("httptools", reason="the extra serve is not installed")
 
 from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.serving import http as http_module
-from daskml_dist.serving import limits
+from daskml_dist.serving import connection, http_messages
 from daskml_dist.serving.app import App
-from daskml_dist.serving.limits import MOST_HEAD_BYTES, close_slow
+from daskml_dist.serving.connection import MAX_HEAD_BYTES, close_slow_connections
 from tests.serving.stand_ins import Metrics, Models, tensor
 from tests.serving.threads import served
 
@@ -35,7 +34,7 @@ CLIENTS = {
     "half a head": (POST, b"HTTP/1.1 408"),
     "nothing": (b"", b""),
     "empty lines": (b"\r\n\r\n", b""),
-    "long head": (POST + b"X: " + b"x" * (MOST_HEAD_BYTES - len(POST) - 2), b"HTTP/1.1 431"),
+    "long head": (POST + b"X: " + b"x" * (MAX_HEAD_BYTES - len(POST) - 2), b"HTTP/1.1 431"),
     "no chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 400"),
     "half a body": (POST + b"Content-Length: 100\r\n\r\n{", None),
     "slow": (POST + b"Content-Length: 100\r\n\r\n{", b"HTTP/1.1 408"),
@@ -68,8 +67,8 @@ def port():
 @pytest.fixture
 def patient(monkeypatch):
     """Of one that bears clients as slow as those of a busy machine."""
-    monkeypatch.setattr(limits, "LINGER", 60.0)
-    monkeypatch.setattr(http_module, "LINGER", 60.0)
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(http_messages, "LINGER_SECONDS", 60.0)
     with served_for(60.0) as found:
         yield found
 
@@ -207,7 +206,7 @@ def test_who_reads_nothing_is_left():
 
     async def run():
         dead, slow = Opened(0), Opened(1)
-        limit = asyncio.create_task(close_slow([dead, slow], 0.02))
+        limit = asyncio.create_task(close_slow_connections([dead, slow], 0.02))
         await dead.aborted.wait()
         limit.cancel()
         return slow

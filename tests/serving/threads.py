@@ -12,8 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from daskml_dist.serving.connection import Connection
-from daskml_dist.serving.limits import close_slow
+from daskml_dist.serving.connection import LimitedConnection, close_slow_connections
 
 __all__ = ["served"]
 
@@ -27,7 +26,7 @@ class _Limited(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
-        limit = close_slow(self.server_state.connections, self.seconds)
+        limit = close_slow_connections(self.server_state.connections, self.seconds)
         self.limit = asyncio.get_running_loop().create_task(limit)
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -40,7 +39,7 @@ class _Limited(uvicorn.Server):
 def served(app: Any, head_seconds: float = 30.0) -> Iterator[int]:
     """The port at which an application answers, until the block's end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        kinds = {"loop": "asyncio", "http": Connection, "ws": "none"}
+        kinds = {"loop": "asyncio", "http": LimitedConnection, "ws": "none"}
         config = uvicorn.Config(app, log_config=None, timeout_keep_alive=60, **kinds)
         server = _Limited(config, head_seconds)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

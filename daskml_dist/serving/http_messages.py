@@ -1,0 +1,281 @@
+"""HTTP messages over ASGI: bodies of requests, answers, and the token that a request must carry.
+
+`RequestBodies.read` takes the body of a request within bounds of size, time and memory; `respond`
+sends an answer. Nothing here knows what requests ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hmac
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from daskml_dist.errors import RequestError
+
+__all__ = [
+    "CLOSE",
+    "JSON",
+    "LINGER_SECONDS",
+    "ClientDisconnectedError",
+    "Receive",
+    "RequestBodies",
+    "Response",
+    "Send",
+    "check_token",
+    "compress_response",
+    "encode_error",
+    "encode_json",
+    "respond",
+]
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+#: Status, headers and body of an answer.
+Response = tuple[int, Any, bytes]
+
+JSON = ((b"content-type", b"application/json"),)
+#: Header of an answer that is sent before the request's body has come, which ends the connection.
+CLOSE = (b"connection", b"close")
+#: Seconds for which the rest of a refused body is read and dropped, so that its client gets to the
+#: answer: bytes that come to a closed socket reset the connection.
+LINGER_SECONDS = 5.0
+#: Bodies of the largest size for which there is memory at a time, on all connections together.
+MAX_LARGE_BODIES = 64
+
+_ENCODER = msgspec.json.Encoder()
+_ENCODINGS = (b"identity", b"gzip", b"deflate")
+#: Window bits with which zlib reads the headers of gzip and of zlib (deflate), whichever there is.
+_ANY_HEADER = 32 + zlib.MAX_WBITS
+
+
+class ClientDisconnectedError(Exception):
+    """The client has left, and nobody waits for an answer."""
+
+
+def encode_json(content: Any) -> bytes:
+    """Return content as JSON in UTF-8."""
+    body: bytes = _ENCODER.encode(content)
+    return body
+
+
+def encode_error(message: str) -> bytes:
+    """Return the body of a refusal, as the Open Inference Protocol has it."""
+    return encode_json({"error": message})
+
+
+def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
+    """Raise 401 where a request lacks the token; the time it takes does not depend on the token."""
+    kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+    if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
+        raise RequestError(
+            "This server wants a token: send the header Authorization: Bearer TOKEN.",
+            401,
+            ((b"www-authenticate", b"Bearer"),),
+        )
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _accepts_gzip(accept_encoding: bytes) -> bool:
+    """Return whether a header Accept-Encoding takes gzip, which "gzip;q=0" does not."""
+    for entry in accept_encoding.lower().split(b","):
+        name, *params = entry.replace(b" ", b"").split(b";")
+        if name in (b"gzip", b"x-gzip", b"*"):
+            return not any(p.startswith(b"q=") and not p[2:].strip(b"0.") for p in params)
+    return False
+
+
+def compress_response(
+    request_headers: Mapping[bytes, bytes], headers: Headers, body: bytes, min_bytes: int
+) -> tuple[Headers, bytes]:
+    """Return headers and body of an answer, compressed where the client takes gzip.
+
+    Bodies of fewer than `min_bytes` bytes, and those that gzip does not make smaller, stay.
+    """
+    if len(body) < min_bytes:
+        return headers, body
+    headers = (*headers, (b"vary", b"accept-encoding"))
+    if not _accepts_gzip(request_headers.get(b"accept-encoding", b"")):
+        return headers, body
+    # The fastest level: a higher one takes longer than the bytes that it saves are on their way.
+    compressed = gzip.compress(body, compresslevel=1, mtime=0)
+    if len(compressed) >= len(body):
+        return headers, body
+    return (*headers, (b"content-encoding", b"gzip")), compressed
+
+
+async def respond(
+    send: Send,
+    status: int,
+    headers: Headers,
+    body: bytes,
+    is_head: bool,
+    unread: Receive | None = None,
+) -> None:
+    """Send an answer, to a HEAD request without its body.
+
+    Where the rest of the request's body is `unread`, the connection stays open until it has come,
+    or for some seconds.
+    """
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    body = b"" if is_head else body
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await unread()).get("more_body"):
+                    pass
+    await send({"type": "http.response.body", "body": body})
+
+
+# --- bodies of requests --------------------------------------------------------------------------
+
+
+class RequestBodies:
+    """Bodies of requests that come in pieces over many connections, and the memory they may take.
+
+    Parameters
+    ----------
+    max_bytes : int
+        Size of one body. All bodies that are held at a time may take 64 times as much: a client
+        could otherwise begin one on each of its connections, and fill the memory.
+    seconds : float
+        Time in which a body must come; it has a quarter more at most.
+    """
+
+    def __init__(self, max_bytes: int, seconds: float) -> None:
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._free_bytes = MAX_LARGE_BODIES * max_bytes
+        # Ends of the time of bodies that are read, by task. A task looks at all of them now and
+        # then: a timer for each request would take a tenth of its time.
+        self._deadlines: dict[asyncio.Task[Any], float] = {}
+        self._late: set[asyncio.Task[Any]] = set()
+        self._is_watching = False
+
+    async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> tuple[bytes, int]:
+        """Return the whole body of a request, expanded, and the bytes to `release` after its use.
+
+        Raises RequestError (408, 413, 415, 400, 503) or ClientDisconnectedError.
+        """
+        encoding = headers.get(b"content-encoding", b"identity")
+        if encoding != b"identity" and (encoding := encoding.strip().lower()) not in _ENCODINGS:
+            raise RequestError(
+                f"The body's encoding {encoding[:40].decode(errors='replace')!r} is not known: "
+                "send gzip, deflate or none.",
+                415,
+                ((b"accept-encoding", b"gzip, deflate"), CLOSE),
+            )
+        length = headers.get(b"content-length")
+        if length is not None and length.isdigit() and int(length) > self._max_bytes:
+            raise self._too_large()
+        pieces: list[bytes] = []
+        try:
+            await self._read_pieces(receive, pieces)
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if encoding != b"identity":
+                body = self._expand(body)
+                self._take_room(body, pieces)
+        except BaseException:
+            self.release(sum(map(len, pieces)))
+            raise
+        return body, sum(map(len, pieces))
+
+    def release(self, n_bytes: int) -> None:
+        """Give back the memory of a body that is of no more use."""
+        self._free_bytes += n_bytes
+
+    async def _read_pieces(self, receive: Receive, pieces: list[bytes]) -> None:
+        """Read a body into `pieces`, as long as there is memory and time for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        self._deadlines[task] = loop.time() + self._seconds
+        if not self._is_watching:
+            self._is_watching = True
+            loop.call_later(self._seconds / 4, self._cancel_late, loop)
+        left, more_body = self._max_bytes, True
+        try:
+            while more_body:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnectedError
+                piece, more_body = message.get("body", b""), message.get("more_body", False)
+                left -= len(piece)
+                if left < 0:
+                    raise self._too_large()
+                self._take_room(piece, pieces)
+        except asyncio.CancelledError:
+            if task not in self._late or task.uncancel() > 0:  # something else ends the task
+                raise
+            raise RequestError(
+                f"The body did not come within {self._seconds:g} s: send it at once.", 408, (CLOSE,)
+            ) from None
+        finally:
+            self._deadlines.pop(task, None)
+            self._late.discard(task)
+
+    def _cancel_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for task in [task for task, end in self._deadlines.items() if end <= now]:
+            del self._deadlines[task]
+            self._late.add(task)
+            task.cancel()
+        self._is_watching = bool(self._deadlines)
+        if self._is_watching:
+            loop.call_later(self._seconds / 4, self._cancel_late, loop)
+
+    def _take_room(self, piece: bytes, pieces: list[bytes]) -> None:
+        if len(piece) > self._free_bytes:
+            raise RequestError(
+                "Too many large bodies are on their way: try again after a second, or send fewer "
+                "rows at a time.",
+                503,
+                ((b"retry-after", b"1"), CLOSE),
+            )
+        self._free_bytes -= len(piece)
+        pieces.append(piece)
+
+    def _expand(self, body: bytes) -> bytes:
+        """Return a compressed body expanded, but for one that grows larger than a body may be."""
+        expanded: list[bytes] = []
+        left = self._max_bytes
+        try:
+            while body or not expanded:  # files of gzip may follow each other
+                expander = zlib.decompressobj(_ANY_HEADER)
+                # One byte more than there may be shows that the body is too large.
+                expanded.append(expander.decompress(body, left + 1))
+                left -= len(expanded[-1])
+                if left < 0:
+                    raise self._too_large()
+                if not expander.eof:
+                    raise zlib.error("it ends too early")
+                body = expander.unused_data
+        except zlib.error as error:
+            raise RequestError(
+                f"The body is not what its Content-Encoding tells ({error}): send it as gzip or "
+                "deflate make it, or without that header.",
+                400,
+            ) from error
+        return b"".join(expanded)
+
+    def _too_large(self) -> RequestError:
+        # The rest of the body is not read, so the connection cannot be used again.
+        return RequestError(
+            f"The body is larger than {self._max_bytes} bytes: send fewer rows at a time, as raw "
+            "bytes or Arrow, or serve with a larger limit.",
+            413,
+            (CLOSE,),
+        )
