@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_column, take_rows
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference.share import shared
+from daskml_dist.inference.map_blocks import share_in_graph
 from daskml_dist.model_selection._roles import TEST, FoldAssignment
 from daskml_dist.model_selection._split_rows import n_rows_of
 
@@ -118,7 +118,7 @@ class MemberAssignments:
     def blocks(self, rows: Collection, codes: list[Any]) -> Collection:
         """The lots of each block, as rows of a collection."""
         make = delayed(_answers_of_block, pure=False)
-        once = shared(self)
+        once = share_in_graph(self)
         parts = [
             (make(once, X, code, y, weight), None, None)
             for (X, y, weight), code in zip(rows.parts, codes, strict=True)

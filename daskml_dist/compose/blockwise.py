@@ -23,7 +23,7 @@ from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.suggestions import nearest
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.fitted import is_fitted
-from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
 
 __all__ = ["Blockwise"]
 
@@ -175,7 +175,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
             return [{"a": 1}] if get_tags(self.transformer_).input_tags.dict else ["text"]
         if getattr(X, "ndim", 2) == 1 and getattr(X.dtype, "kind", "O") in "OUT":
             return np.array(["text"], dtype=object)
-        return sample_rows(X)
+        return make_sample_row(X)
 
 
 def _transform(transformer: Any, X: Any) -> Any:

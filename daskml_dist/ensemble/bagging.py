@@ -38,8 +38,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
     can_stack,
     open_stack,
 )
-from daskml_dist.inference.share import shared
-from daskml_dist.inference.transform import sample_rows
+from daskml_dist.inference.map_blocks import make_sample_row, share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import encoded, labels_of
 from daskml_dist.meta_estimators.members import as_array, fit_members, here, params_of, taken
@@ -204,7 +203,7 @@ def fit_drawn(
 
 def unseen_answers(bagged: Any, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
     """Of each block, sums of what members say of rows they have not drawn, and who says it."""
-    once = shared(partial(_given, fitted, bagged.features, bagged.draws, n_classes))
+    once = share_in_graph(partial(_given, fitted, bagged.features, bagged.draws, n_classes))
     ask = delayed(_asked, pure=False)
     each = zip(bagged.rows.parts, bagged.starts, strict=True)
     return [ask(once, int(start), X, weight) for (X, _, weight), start in each]
@@ -419,7 +418,7 @@ class Bagging(OnBlocks):
             )
             return self
         bagged = self._drawn(X, y, weight, seeds)
-        self._fit_drawn(bagged, sample_rows(bagged.rows.inputs[0]), more)
+        self._fit_drawn(bagged, make_sample_row(bagged.rows.inputs[0]), more)
         return self
 
     def _seeds_of_new(self) -> NDArray[np.int64]:
@@ -450,7 +449,7 @@ class Bagging(OnBlocks):
     def _drawn(self, X: Any, y: Any, weight: Any, seeds: NDArray[np.int64]) -> Bagged:
         rows = as_collection(X, y, weight, numeric=False)
         check_feature_names(self, X, reset=True)
-        self.n_features_in_ = d = int(sample_rows(rows.inputs[0]).shape[1])
+        self.n_features_in_ = d = int(make_sample_row(rows.inputs[0]).shape[1])
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
         if weight is not None:

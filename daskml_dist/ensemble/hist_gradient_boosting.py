@@ -40,8 +40,8 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.inference.each_row import rows_apart
-from daskml_dist.inference.predict import map_rows, written
+from daskml_dist.inference.independent_rows import declare_independent_rows
+from daskml_dist.inference.map_rows import map_rows, write_in_place
 from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_predictions import RawTrees, TreeLeaves
 from daskml_dist.models.trees import Trees
@@ -707,7 +707,7 @@ default=None
             yield stage.decision_function(X)
 
 
-@rows_apart
+@declare_independent_rows
 def _write_two_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
     _write_shares(raw, out)
 
@@ -916,7 +916,7 @@ default=None
         ndarray or lazy dask Array of float64 of shape (n_rows,)
         """
         self._check_fitted(X)
-        return self._map_raw_predictions(written(self._inverse_link()), X, np.float64, None)
+        return self._map_raw_predictions(write_in_place(self._inverse_link()), X, np.float64, None)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
         """Predicted targets after each iteration.
@@ -934,6 +934,6 @@ default=None
             yield stage.predict(X)
 
 
-@rows_apart
+@declare_independent_rows
 def _same(raw: NDArray[Any]) -> NDArray[Any]:
     return raw

@@ -22,7 +22,7 @@ from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted, checked_as_theirs
 from daskml_dist.errors.suggestions import nearest
-from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
 from daskml_dist.linear_model import LogisticRegression, RidgeCV
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import check_indicators, counted_labels, encoded
@@ -314,8 +314,8 @@ class Stacking(Named):
     def _answers(self, X: Any) -> Any:
         """Answers of fitted members, lazy."""
         function = partial(_joined, self._plain(), self.estimators_)
-        meta = function(sample_rows(X))
-        self._set_widths(sample_rows(X))
+        meta = function(make_sample_row(X))
+        self._set_widths(make_sample_row(X))
         return map_blocks(function, X, meta=meta)
 
     def _out_of_fold(
@@ -331,7 +331,7 @@ class Stacking(Named):
         n_classes = len(self.classes_) if is_classifier(self) and not several else None
         own = OutOfFold(fits, self.stack_method_, n_classes)
         plain = self._plain()
-        sample = sample_rows(X)
+        sample = make_sample_row(X)
         found = plain._concatenate_predictions(sample, own.of_rows(sample))
         self._set_widths(sample)
         rows = splits.rows

@@ -24,7 +24,7 @@ from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, not_fitte
 from daskml_dist.errors.suggestions import called_here
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.estimators.export import Exported
-from daskml_dist.inference.predict import map_rows, results_of_rows
+from daskml_dist.inference.map_rows import iterate_results, map_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.planning.advising import plan
@@ -371,7 +371,7 @@ def _score_block(
     if block.n_rows == 0:
         return None
     check_row_shape(block.rows.shape[1:], row_shape, index=index)
-    for at, found in results_of_rows(raw, block.rows, index):
+    for at, found in iterate_results(raw, block.rows, index):
         if len(ones) < len(found):
             ones = np.ones(len(found))
         weight = ones[: len(found)] if given is None else given[at].astype(np.float64)

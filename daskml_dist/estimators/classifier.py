@@ -15,7 +15,7 @@ from daskml_dist.data.conversion import check_no_missing, convert_object_values
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.supervised import Supervised
-from daskml_dist.inference.each_row import rows_apart
+from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
 from daskml_dist.training.data_summary import DataSummary
 
@@ -189,7 +189,7 @@ def _all_hits(
     return np.array([weight.sum(), weight @ hits])
 
 
-@rows_apart
+@declare_independent_rows
 def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -> None:
     best = raw > 0 if raw.ndim == 1 else raw.argmax(axis=1)
     classes.take(best, out=out, mode="clip")

@@ -47,9 +47,15 @@ from daskml_dist.errors.sklearn_errors import (
     checked_as_theirs,
 )
 from daskml_dist.estimators.export import Exported
-from daskml_dist.inference.bare_scalers import restored_few, scaled_few
-from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, is_wrapped, theirs
-from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.inference.few_transformed_rows import (
+    extract_few_rows,
+    find_plain_transform,
+    is_wrapped_for_output,
+    returns_arrays,
+    scale_few_rows,
+    unscale_few_rows,
+)
+from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
 from daskml_dist.parameters.checks import refuse_sklearns_callbacks
 from daskml_dist.sklearn_internals import get_output_config
 
@@ -112,7 +118,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
 
     def _sample(self, X: Any) -> Any:
         """A row in memory that looks like those of X and that the fitted transformer takes."""
-        return sample_rows(X)
+        return make_sample_row(X)
 
     def _keep(self, X: Any) -> None:
         """Keep what is to be known of the rows in memory of a fit: by :meth:`_sample`, too."""
@@ -235,7 +241,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         rows, at = X, self
         if type(X) is np.ndarray and X.dtype.kind not in "OmM":
             pass  # the usual case
-        elif (values := few_of_frame(self, X, options)) is not None:
+        elif (values := extract_few_rows(self, X, options)) is not None:
             rows, at = values, drop_feature_names(self)
         elif is_dask(X := convert_to_host(X)):
             return self._map("transform", X)
@@ -243,12 +249,12 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
             if self._numeric:
                 check_no_times(X)
             rows = self._rows_to_transform(X)
-        if options.get("copy") is None and (few := scaled_few(at, rows)) is not None:
+        if options.get("copy") is None and (few := scale_few_rows(at, rows)) is not None:
             return few
         try:
-            if type(rows) is np.ndarray and gives_arrays(at):
+            if type(rows) is np.ndarray and returns_arrays(at):
                 kind: Any = type(at)  # of which mypy thinks that it has no hash
-                return theirs(kind, BlockTransformer)(at, rows, **options)
+                return find_plain_transform(kind, BlockTransformer)(at, rows, **options)
             return super(BlockTransformer, at).transform(rows, **options)
         except (ValueError, TypeError) as error:
             if self._of_rows and not isinstance(error, SklearnNotFittedError):
@@ -272,7 +278,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         return self._inverted(X)
 
     def _inverted(self, X: Any, **options: Any) -> Any:
-        if options.get("copy") is None and (few := restored_few(self, X)) is not None:
+        if options.get("copy") is None and (few := unscale_few_rows(self, X)) is not None:
             return few
         X = convert_to_host(X)
         if not is_dask(X):
@@ -311,7 +317,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         try:
             for_blocks = self._match_names(X) if is_forward else copy.copy(self)
             function = partial(_call, for_blocks, method)
-            meta = function(self._sample(X) if is_forward else sample_rows(X))
+            meta = function(self._sample(X) if is_forward else make_sample_row(X))
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
         return map_blocks(function, X, meta=meta)
@@ -397,7 +403,7 @@ def keeping_lazy(kind: _Kind) -> _Kind:
 
 def _wrapped_by_theirs(method: Any) -> Any:
     """Return the wrapper of scikit-learn's in a method, which others may wrap; None without one."""
-    while method is not None and not is_wrapped(method):
+    while method is not None and not is_wrapped_for_output(method):
         method = getattr(method, "__wrapped__", None)
     return method
 
@@ -459,7 +465,7 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
         kept.n_jobs = None
     function = partial(_answer, kept, name, params)
     try:
-        meta = function(sample_rows(rows))
+        meta = function(make_sample_row(rows))
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
     return restore_chunk_sizes(map_blocks(function, rows, meta=meta), X)

@@ -24,8 +24,8 @@ from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.supervised import as_columns
-from daskml_dist.inference.each_row import rows_apart
-from daskml_dist.inference.predict import map_rows
+from daskml_dist.inference.independent_rows import declare_independent_rows
+from daskml_dist.inference.map_rows import map_rows
 from daskml_dist.models.criteria import (
     AbsoluteErrorCriterion,
     Criterion,
@@ -254,7 +254,7 @@ def _write_logs(raw: Array, out: Array) -> None:
         np.log(raw, out=out)
 
 
-@rows_apart
+@declare_independent_rows
 def _write_several(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
     for k, (a, b) in enumerate(pairwise(ends)):
         out[:, k] = classes[k][raw[:, a:b].argmax(axis=1)]

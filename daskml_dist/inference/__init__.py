@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daskml_dist.inference.export import to_onnx, to_sklearn
-from daskml_dist.inference.predict import map_rows
+from daskml_dist.inference.map_rows import map_rows
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved import load, read_manifest, save
 

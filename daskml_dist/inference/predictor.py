@@ -3,21 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.data.plain_rows import RowsPlaceholder, convert_few_rows
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.inference.bare import bare_functions
-from daskml_dist.inference.export.twins import check_fitted_if_ours
-from daskml_dist.inference.few_rows import Lane
+from daskml_dist.inference.export.sklearn_models import check_fitted_if_ours
+from daskml_dist.inference.few_transformed_rows import make_scaler_function
+from daskml_dist.inference.independent_rows import has_independent_rows, make_each_row_function
+from daskml_dist.inference.map_rows import FewRowsFunction, RowFunctionCall
 from daskml_dist.inference.saved.manifest import manifest_of, needed_names
 from daskml_dist.inference.saved.model_file import load
-from daskml_dist.inference.their_trees import is_tree_of_theirs
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 __all__ = ["METHODS", "Predictor"]
+
+
+def is_sklearn_tree(model: Any) -> bool:
+    """Return whether a model looks rows up in scikit-learn's trees, and adds these up in one order.
+
+    Threads of a forest with `n_jobs` add them up in the order in which they end.
+    """
+    if not type(model).__module__.startswith("sklearn."):
+        return False
+    from sklearn import ensemble, tree
+
+    forests = (
+        ensemble.ExtraTreesClassifier, ensemble.ExtraTreesRegressor,
+        ensemble.RandomForestClassifier, ensemble.RandomForestRegressor,
+    )  # fmt: skip
+    if isinstance(model, forests):
+        return model.n_jobs in (None, 1)
+    return isinstance(model, tree.BaseDecisionTree)
+
+
+@dataclass(frozen=True)
+class FewRowsFunctions:
+    """Functions from few plain rows of one dtype to a method's answers.
+
+    Each returns None itself for rows that are not few, plain and finite.
+    """
+
+    few: FewRowsFunction
+    each: FewRowsFunction | None
+    """Those of which each is to the bit the one that its row gets alone; None where only a call a
+    row tells."""
+    apart: bool
+    """Whether both are the same, and the method's own answers are so too, to any rows."""
+
+
+def make_few_rows_functions(
+    model: Any, method: str, dtype: np.dtype[Any]
+) -> FewRowsFunctions | None:
+    """Functions from few plain rows to a method's answers."""
+    from sklearn.pipeline import Pipeline  # which every worker would load otherwise
+
+    if type(model) is Pipeline:
+        return _make_pipeline_functions(model, method, dtype)
+    if method == "transform" and (scaled := make_scaler_function(model, dtype)) is not None:
+        lane = _scale_before([(model, scaled)], None)
+        return FewRowsFunctions(lane, lane, True)
+    if not hasattr(model, "_map_rows"):
+        return None
+    try:
+        asked = getattr(model, method)(RowsPlaceholder(dtype))
+    except (AttributeError, TypeError, ValueError):
+        return None  # it looks into the rows itself
+    if not isinstance(asked, RowFunctionCall):
+        return None
+    few = asked.few(dtype)
+    if has_independent_rows(asked):
+        return FewRowsFunctions(few, few, True)
+    return FewRowsFunctions(few, make_each_row_function(asked, dtype), False)
+
+
+def _make_pipeline_functions(
+    model: Pipeline, method: str, dtype: np.dtype[Any]
+) -> FewRowsFunctions | None:
+    last = make_few_rows_functions(model.steps[-1][1], method, dtype)
+    before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
+    scalers = [(step, make_scaler_function(step, dtype)) for step in before]
+    if last is None or any(scaled is None for _, scaled in scalers):
+        return None
+    if not scalers:
+        return last
+    each = None if last.each is None else _scale_before(scalers, last.each)
+    return FewRowsFunctions(_scale_before(scalers, last.few), each, last.apart)
+
+
+def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
+    """The answers of a model, where there is one, to rows that are scaled first."""
+    row_shape = (int(scalers[0][0].n_features_in_),)
+    steps = [scaled for _, scaled in scalers]
+
+    def answer(X: NDArray[Any]) -> NDArray[Any] | None:
+        # What scaling would hide (clipped infinity) is seen before it.
+        rows = convert_few_rows(X, row_shape)
+        if rows is None or not np.isfinite(rows).all():
+            return None
+        for scaled in steps:
+            rows = scaled(rows)
+        return rows if last is None else last(rows)
+
+    return answer
+
 
 #: Methods of an estimator that a predictor may be of, the first that there is by default.
 METHODS = ("predict_proba", "predict", "transform")
@@ -104,13 +199,13 @@ class Predictor:
         self.needed: list[str] | None = needed_names(model)
         self.dtypes: list[str] | None = told["inputs"]["dtypes"]
         self.classes: list[Any] | None = told["outputs"]["classes"]
-        found = {dtype: bare_functions(model, method, dtype) for dtype in _DTYPES}
+        found = {dtype: make_few_rows_functions(model, method, dtype) for dtype in _DTYPES}
         bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
         self.bare = bool(bare)
         apart = self.bare and all(functions.apart for functions in bare.values())
-        self.rows_apart = apart or is_tree_of_theirs(model)
+        self.rows_apart = apart or is_sklearn_tree(model)
         few = {dtype: functions.few for dtype, functions in bare.items()}
-        self._function = _bare_first(few, getattr(model, method))
+        self._function = _try_few_rows_first(few, getattr(model, method))
         self._each = {dtype: functions.each for dtype, functions in bare.items()}
 
     @classmethod
@@ -181,8 +276,8 @@ class Predictor:
         return None if answer is None else answer(X)
 
 
-def _bare_first(
-    bare: dict[np.dtype[Any], Lane], method: Callable[[Any], Any]
+def _try_few_rows_first(
+    bare: dict[np.dtype[Any], FewRowsFunction], method: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     """The answers of bare functions, by the dtype of rows; where these have none, a method's."""
 

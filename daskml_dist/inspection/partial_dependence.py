@@ -23,7 +23,7 @@ from daskml_dist.errors.remedies import with_remedy
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.export import to_sklearn
-from daskml_dist.inference.share import shared
+from daskml_dist.inference.map_blocks import share_in_graph
 from daskml_dist.inspection._blocks import read_rows, weights_of
 from daskml_dist.inspection._grid import axes_of
 
@@ -166,7 +166,7 @@ def partial_dependence(
 
 def _of_blocks(collection: Any, work: _Work, axes: list[Array], kind: str) -> Bunch:
     """The averages over all blocks' rows, and the answers for each row."""
-    given, found = shared(work), Bunch(grid_values=axes)
+    given, found = share_in_graph(work), Bunch(grid_values=axes)
     if kind != "individual":
         weight, sums = reduce_parts(collection, _summed, _added, given)
         if weight == 0:

@@ -39,7 +39,7 @@ from daskml_dist.errors import (
 from daskml_dist.errors.sklearn_errors import checked_as_theirs
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.supervised import as_column
-from daskml_dist.inference.share import shared
+from daskml_dist.inference.map_blocks import share_in_graph
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._roles import TEST
 from daskml_dist.model_selection._split_rows import (
@@ -291,7 +291,7 @@ class OutOfFold:
     def blocks(self, rows: RowsOfSplits, then: Any) -> list[Delayed]:
         """``then(X, answers)`` of each block, lazy."""
         make = delayed(partial(_out_of_fold, rows.roles), pure=False)
-        once = shared(partial(_both, self, then))
+        once = share_in_graph(partial(_both, self, then))
         return [
             make(once, X, codes)
             for (X, _, _), codes in zip(rows.columns.parts, rows.code_parts, strict=True)

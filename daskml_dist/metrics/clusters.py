@@ -20,7 +20,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.share import shared
+from daskml_dist.inference.map_blocks import share_in_graph
 from daskml_dist.metrics._columns import called, is_lazy
 from daskml_dist.metrics._readers import read_labels
 from daskml_dist.metrics._silhouettes import (
@@ -105,7 +105,9 @@ def silhouette_score(
     rows = _checked(X, labels, metric, sample_size)
     if sample_size is None and metric in _BY_SUMS and not kwds:
         sums = _all_sums(rows, metric)
-        weight, total = reduce_parts(rows, partial(_scores, shared(sums.silhouettes)), _added)
+        weight, total = reduce_parts(
+            rows, partial(_scores, share_in_graph(sums.silhouettes)), _added
+        )
         return float(total / weight)
     sample = _sample(rows, metric, sample_size, random_state, kwds)
     y = np.repeat(sample.labels, np.diff(np.append(sample.starts, len(sample.numbers))))
@@ -157,7 +159,7 @@ def silhouette_samples(
     else:
         starts = _starts(rows)[:-1]
         found = _sample(rows, metric, sample_size, random_state, kwds)
-    make, once = delayed(_of_block, pure=False), shared(found.silhouettes)
+    make, once = delayed(_of_block, pure=False), share_in_graph(found.silhouettes)
     by_number = isinstance(found, Sample)
     counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
     pieces = [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.hits import gains, hits_of, precisions
+from daskml_dist.inference.recommendation_hits import compute_gains, compute_precisions, find_hits
 from daskml_dist.parameters.checks import check_count
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
@@ -69,7 +69,7 @@ def precision_at_k(
     >>> round(float(precision_at_k(held_out, recommended, k=2)), 4)
     0.5
     """
-    return _mean(precisions, held_out, recommended, k, (user_col, item_col, score_col))
+    return _mean(compute_precisions, held_out, recommended, k, (user_col, item_col, score_col))
 
 
 @telling_arguments
@@ -118,7 +118,7 @@ def ndcg_at_k(
     >>> round(float(ndcg_at_k(held_out, recommended, k=2)), 4)
     0.622
     """
-    return _mean(gains, held_out, recommended, k, (user_col, item_col, score_col))
+    return _mean(compute_gains, held_out, recommended, k, (user_col, item_col, score_col))
 
 
 _Names = tuple[str, str, str]
@@ -173,5 +173,5 @@ def _sums(
     metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
 ) -> tuple[float, int]:
     """Sum of a metric over some users, and how many they are."""
-    found = metric(*hits_of(held_out, recommended, k, names))
+    found = metric(*find_hits(held_out, recommended, k, names))
     return float(found.sum()), len(found)

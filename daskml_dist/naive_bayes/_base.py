@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.inference.predict import written
+from daskml_dist.inference.map_rows import write_in_place
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.base import SinglePassSolver
@@ -121,7 +121,9 @@ class BaseNB(BaseClassifier, BaseRounds):
 
     def _map_classes(self, function: Any, X: Any) -> Any:
         self._check_fitted(X)
-        return self._map_raw_predictions(written(function), X, np.float64, len(self.classes_))
+        return self._map_raw_predictions(
+            write_in_place(function), X, np.float64, len(self.classes_)
+        )
 
 
 def _log_proba(raw: Array) -> Array:

@@ -14,7 +14,7 @@ from daskml_dist.estimators.classifier import SeveralLabels
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.supervised import Supervised, as_columns
-from daskml_dist.inference.predict import written
+from daskml_dist.inference.map_rows import write_in_place
 from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
@@ -156,7 +156,7 @@ class NetworkRegressor(BaseRegressor, BaseNetwork):
         self._check_fitted(X)
         n_outputs = self.n_outputs_ if self.n_outputs_ > 1 else None
         return self._map_raw_predictions(
-            written(self._inverse_link()), X, self._state.w.dtype, n_outputs
+            write_in_place(self._inverse_link()), X, self._state.w.dtype, n_outputs
         )
 
 

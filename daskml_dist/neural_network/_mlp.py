@@ -17,7 +17,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.inference.each_row import products_of_rows
+from daskml_dist.inference.independent_rows import multiply_each_row
 from daskml_dist.losses import Loss
 from daskml_dist.models.mlp import ACTIVATIONS, MLP
 from daskml_dist.neural_network._base import BaseNetwork
@@ -355,7 +355,7 @@ class _Outputs:
 
     def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """As :meth:`for_dtype`, of rows that are each alone."""
-        return self.model.raw_of_few(self.w, get_backend("cpu"), products_of_rows)
+        return self.model.raw_of_few(self.w, get_backend("cpu"), multiply_each_row)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """The same function of rows on a device; only outputs leave it."""

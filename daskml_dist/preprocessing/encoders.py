@@ -30,7 +30,7 @@ from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import BlockTransformer
-from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
 
 __all__ = ["CategoryTransformer", "LabelEncoder", "OneHotEncoder", "OrdinalEncoder"]
 
@@ -135,7 +135,7 @@ class CategoryTransformer(BlockTransformer):
 
     def _sample(self, X: Any) -> Any:
         if not hasattr(self, "categories_") or not all(map(len, self.categories_)):
-            return sample_rows(X)
+            return make_sample_row(X)
         first = [found[:1] for found in self.categories_]
         if not hasattr(X, "columns"):
             return np.column_stack(first)

@@ -22,8 +22,8 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.estimators.export import Exported
-from daskml_dist.inference.hits import gains, hits_of
-from daskml_dist.inference.transform import map_pieces
+from daskml_dist.inference.map_blocks import map_pieces
+from daskml_dist.inference.recommendation_hits import compute_gains, find_hits
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.recommender._scores import FittedFactors, Seen, find_ids, first_items, highest
 from daskml_dist.solvers.als import SIDES
@@ -143,7 +143,7 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         users, items = self._reduced(_pairs, X, rated=False)
         held_out = load_pandas().DataFrame({self.user_col: users, self.item_col: items})
         best = self.recommend(held_out[self.user_col].unique(), 10)
-        return float(gains(*hits_of(held_out, best, 10, (*self._names, "score"))).mean())
+        return float(compute_gains(*find_hits(held_out, best, 10, (*self._names, "score"))).mean())
 
     # -- recommendations -----------------------------------------------------------------------
 

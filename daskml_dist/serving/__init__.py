@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models, Route, Served
-from daskml_dist.serving.publisher import Publisher
-from daskml_dist.serving.registry import publish, rollback, set_route
+from daskml_dist.serving.registry import Publisher, publish, rollback, set_route
 from daskml_dist.serving.server import serve
 
 __all__ = [

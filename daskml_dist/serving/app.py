@@ -18,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import DaskMLDistError, RequestError
-from daskml_dist.inference.joined_rows import Rows, n_rows_of
-from daskml_dist.serving import metadata
+from daskml_dist.inference.request_rows import RequestRows, count_rows
 from daskml_dist.serving.batching import BatchedPredictor, Batcher
-from daskml_dist.serving.checks import rows_of
 from daskml_dist.serving.http_messages import (
     CLOSE,
     JSON,
@@ -37,8 +35,13 @@ from daskml_dist.serving.http_messages import (
     respond,
 )
 from daskml_dist.serving.metrics import CONTENT_TYPE
-from daskml_dist.serving.outputs import predictor_of
-from daskml_dist.serving.protocol import Answer, Question, codec_of
+from daskml_dist.serving.model_interface import (
+    describe_model,
+    describe_server,
+    find_predictor,
+    make_rows,
+)
+from daskml_dist.serving.protocol import Answer, Question, find_codec
 
 __all__ = ["App"]
 
@@ -220,10 +223,10 @@ class App:
             served = self.models.get(name, version)
             if action == "ready":
                 return _readiness(self.models.is_ready(name), f"Model {name!r} is not ready")
-            return 200, JSON, encode_json(metadata.of_model(served, self._versions(name)))
+            return 200, JSON, encode_json(describe_model(served, self._versions(name)))
         if path == "/v2":
             request.check_method("GET", "HEAD")
-            return 200, JSON, encode_json(metadata.of_server())
+            return 200, JSON, encode_json(describe_server())
         if path == INDEX_PATH:
             return await self._list_models(request, receive)
         if path == "/metrics":
@@ -255,7 +258,7 @@ class App:
     ) -> Response:
         """Read the rows of a request, ask the model and its shadows, and write the answer."""
         request.check_method("POST")
-        codec = codec_of(request.headers)
+        codec = find_codec(request.headers)
         body, n_held = await self._bodies.read(receive, request.headers)
         try:
             if version is None:
@@ -279,14 +282,14 @@ class App:
     def _enqueue(self, served: Any, question: Question) -> list[tuple[str, Any]]:
         """Return futures of the outputs that a request asks for, by method."""
         main = served.predictor
-        rows = rows_of(question.tensors, main)
+        rows = make_rows(question.tensors, main)
         if self._cluster is not None and self._cluster.takes(main, rows):
-            methods = [predictor_of(main, name).method for name in question.outputs]
+            methods = [find_predictor(main, name).method for name in question.outputs]
             return [
                 (method, self._cluster.ask(served, method, rows))
                 for method in methods or [main.method]
             ]
-        n_rows = n_rows_of(rows)
+        n_rows = count_rows(rows)
         # Rows of different dtypes or shapes cannot be stacked for one call.
         if isinstance(rows, dict):
             kind: Any = tuple(values.dtype for values in rows.values())
@@ -297,7 +300,7 @@ class App:
             delay = delay.get(served.name)
         share = self._together or bool(delay)
         waiting = []
-        for predictor in [predictor_of(main, name) for name in question.outputs] or [main]:
+        for predictor in [find_predictor(main, name) for name in question.outputs] or [main]:
             shared = share or _are_independent(predictor, rows)
             product = BatchedPredictor(predictor)
             answer = self.batcher.ask((predictor, kind), product, rows, n_rows, delay, shared)
@@ -328,7 +331,7 @@ class App:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def _are_independent(predictor: Any, rows: Rows) -> bool:
+def _are_independent(predictor: Any, rows: RequestRows) -> bool:
     """Return whether rows are numbers that give the same bits beside rows of other requests."""
     apart = getattr(predictor, "rows_apart", False)
     return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"

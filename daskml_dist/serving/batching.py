@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import DaskMLDistError, RequestError
-from daskml_dist.inference.joined_rows import joined
+from daskml_dist.inference.request_rows import join_request_rows
 
 __all__ = ["BatchedPredictor", "Batcher", "check_length"]
 
@@ -40,7 +40,7 @@ class BatchedPredictor:
         self.predictor = predictor
 
     def __call__(self, pieces: list[Any]) -> NDArray[Any]:
-        answers: NDArray[Any] = self.predictor(joined(pieces, self.predictor))
+        answers: NDArray[Any] = self.predictor(join_request_rows(pieces, self.predictor))
         return answers
 
     def each(self, pieces: list[Any]) -> NDArray[Any] | None:

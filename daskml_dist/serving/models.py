@@ -6,22 +6,141 @@ import bisect
 import hashlib
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from daskml_dist.errors import DaskMLDistError, ModelFileError, UnknownModelError
+import numpy as np
+
+from daskml_dist.errors import DaskMLDistError, InvalidTypeError, ModelFileError, UnknownModelError
 from daskml_dist.errors.suggestions import nearest
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import formats
 from daskml_dist.inference.saved.storage import read_bytes
-from daskml_dist.serving import entries, registry
-from daskml_dist.serving.entries import Entry, Route, Served
+from daskml_dist.serving import registry
 from daskml_dist.serving.metrics import Metrics
 
-__all__ = ["Models", "Route", "Served"]
+__all__ = ["Models", "Route", "Served", "check_source_path", "read_file_state"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """A version of a model, in memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.inference import Predictor
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> from daskml_dist.serving import Served
+    >>> model = GaussianNB().fit(np.array([[0.0], [1.0]]), ["no", "yes"])
+    >>> served = Served("income", "3", Predictor(model, "predict"), {})
+    >>> served.predictor(np.array([[0.9]])).tolist()
+    ['yes']
+    """
+
+    name: str
+    version: str
+    predictor: Predictor
+    manifest: Mapping[str, Any]
+
+
+class Route(NamedTuple):
+    """The version that answers a request, and those that see the same rows.
+
+    Examples
+    --------
+    >>> from daskml_dist.serving import Route, Served
+    >>> third, fourth = (Served("income", version, None, {}) for version in "34")
+    >>> route = Route(served=third, shadows=(fourth,))
+    >>> route.served.version, [one.version for one in route.shadows]
+    ('3', ['4'])
+    """
+
+    served: Served
+    shadows: tuple[Served, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that is served of one name; never changed, only replaced."""
+
+    signature: Any
+    current: Served
+    loaded: Mapping[str, Served]
+    ends: tuple[float, ...]  # of the shares, as parts of 1
+    routes: tuple[Route, ...]
+
+
+def make_single_entry(served: Served, signature: Any) -> Entry:
+    """Entry of one version, which takes all questions."""
+    return Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
+
+
+def make_shared_entry(
+    signature: Any, current: Served, loaded: Mapping[str, Served], route: registry.Routing
+) -> Entry:
+    """An entry with shares; versions that could not be taken leave theirs to the others."""
+    shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
+    shares: dict[str, float] = {}
+    for version, weight in route.weights.items():
+        real = current.version if version == registry.CURRENT else version
+        if real in loaded and weight > 0:
+            shares[real] = shares.get(real, 0.0) + weight
+    shares = shares or {current.version: 1.0}
+    ends = np.cumsum(list(shares.values())) / sum(shares.values())
+    ends[-1] = 1.0
+    routes = tuple(
+        Route(loaded[version], tuple(one for one in shadows if one.version != version))
+        for version in shares
+    )
+    return Entry(signature, current, loaded, tuple(map(float, ends)), routes)
+
+
+def check_source_path(source: Any) -> Path:
+    """Path of a model file or a registry that is there."""
+    if not isinstance(source, str | os.PathLike):
+        raise InvalidTypeError(
+            f"{source!r} is no source of models: give the path of a model file or a registry, or "
+            "a dict of names to fitted models."
+        )
+    path = Path(os.fspath(source))
+    if not path.exists():
+        raise ModelFileError(f"There is no {path}. Name a model file, or a registry.")
+    return path
+
+
+def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
+    """State that tells whether anything of a name has changed: its pointer, shares and files."""
+    files = []
+    for version in registry.version_names(folder, name):
+        if path := registry.model_file(folder, name, version):
+            files.append((version, read_file_state(path)))
+    route = read_file_state(folder / name / "route.json")
+    return registry.current_version(folder, name), route, tuple(files)
+
+
+def read_file_state(path: Path) -> tuple[int, int, int] | None:
+    """Numbers that change with a file; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def warm_up(predictor: Predictor) -> None:
+    """Ask for a row, so that what is compiled or imported at a first call is there before it."""
+    if predictor.n_features is None or predictor.names is not None:
+        return
+    with suppress(Exception):  # zeros need be no row of this model
+        predictor(np.zeros((1, predictor.n_features)))
+
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _NO_VERSION = "the file names no version: write one by rollback()"
@@ -103,7 +222,7 @@ class Models:
                 made = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
                 self.put(name, made)
             return
-        self._path = entries.path_of(source)
+        self._path = check_source_path(source)
         if not self._path.is_dir():
             registry.check_name(self._path.stem)
             self._take_file(self._path)  # its errors are the caller's
@@ -220,7 +339,7 @@ class Models:
         registry.check_name(name)
         served = Served(name, version, Predictor(model, self._method), manifest_of(model))
         with self._changing:
-            self._swap(entries.alone(served, None))
+            self._swap(make_single_entry(served, None))
         return served
 
     def refresh(self) -> list[str]:
@@ -292,7 +411,7 @@ class Models:
     # --- a registry ----------------------------------------------------------------------------
 
     def _refresh_name(self, folder: Path, name: str) -> bool:
-        signature = entries.look(folder, name)
+        signature = read_signature(folder, name)
         before = self._table.get(name)
         if before is not None and before.signature == signature:
             return False
@@ -307,7 +426,7 @@ class Models:
         for version in sorted(wanted - set(loaded), key=int):
             if served := self._version(folder, name, version, before):
                 loaded[version] = served
-        self._swap(entries.shared(signature, current, loaded, route))
+        self._swap(make_shared_entry(signature, current, loaded, route))
         return True
 
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
@@ -343,7 +462,7 @@ class Models:
         if path is None:
             self._refuse(name, version, "has no model file", None)
             return None
-        state = entries.state_of(path)
+        state = read_file_state(path)
         if before is not None and (held := before.loaded.get(version)):
             if dict(before.signature[2]).get(version) == state:
                 return held
@@ -366,7 +485,7 @@ class Models:
         manifest = form.read_manifest(data, str(path))
         model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
         predictor = Predictor(model, self._method)
-        entries.warm(predictor)
+        warm_up(predictor)
         return Served(name, version, predictor, manifest)
 
     def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
@@ -383,7 +502,7 @@ class Models:
     # --- a file --------------------------------------------------------------------------------
 
     def _refresh_file(self, path: Path) -> list[str]:
-        state, before = entries.state_of(path), self._table.get(path.stem)
+        state, before = read_file_state(path), self._table.get(path.stem)
         if before is None or state is None or before.signature == state:
             return []
         if self._refused.get((path.stem, "file")) == state:
@@ -396,10 +515,10 @@ class Models:
         return [path.stem]
 
     def _take_file(self, path: Path) -> None:
-        state = entries.state_of(path)
+        state = read_file_state(path)
         before = self._table.get(path.stem)
         version = str(int(before.current.version) + 1) if before else "1"
-        self._swap(entries.alone(self._read(path, path.stem, version), state))
+        self._swap(make_single_entry(self._read(path, path.stem, version), state))
 
     def _swap(self, entry: Entry) -> None:
         """Serve an entry from the next request on: one reference changes."""

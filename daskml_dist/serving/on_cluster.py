@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError, RequestError
-from daskml_dist.inference.joined_rows import Rows, joined, n_rows_of
+from daskml_dist.inference.request_rows import RequestRows, count_rows, join_request_rows
 from daskml_dist.serving.batching import check_length
 
 __all__ = ["Cluster"]
@@ -114,9 +114,9 @@ class Cluster:
         self._thread.join(3 * _PART)
         self._thread = None
 
-    def takes(self, predictor: Any, rows: Rows) -> bool:
+    def takes(self, predictor: Any, rows: RequestRows) -> bool:
         """Return whether rows are predicted on the cluster."""
-        n_rows = n_rows_of(rows)
+        n_rows = count_rows(rows)
         if self.min_rows is not None:
             return n_rows >= self.min_rows
         if n_rows < _FEWEST:
@@ -129,7 +129,7 @@ class Cluster:
                 return False
         return n_rows * pace >= _WORTH
 
-    def ask(self, served: Any, method: str, rows: Rows) -> asyncio.Future[NDArray[Any]]:
+    def ask(self, served: Any, method: str, rows: RequestRows) -> asyncio.Future[NDArray[Any]]:
         """Take in a request."""
         if self._waiting >= self._max_waiting:
             raise _later(f"{self._waiting} requests are on the cluster: ask again in a while.", 1)
@@ -138,8 +138,8 @@ class Cluster:
         answer.add_done_callback(self._done)
         return answer
 
-    async def _asked(self, served: Any, method: str, rows: Rows) -> NDArray[Any]:
-        n_rows = n_rows_of(rows)
+    async def _asked(self, served: Any, method: str, rows: RequestRows) -> NDArray[Any]:
+        n_rows = count_rows(rows)
         began = _clock()
         waited = self._answer(served, method, rows)
         there = asyncio.run_coroutine_threadsafe(waited, self._loop)
@@ -212,7 +212,7 @@ class Cluster:
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def _answer(self, served: Any, method: str, rows: Any) -> NDArray[Any]:
-        from daskml_dist.inference.held import answers
+        from daskml_dist.inference.request_rows import predict_on_worker
 
         await self._tried.wait()
         predictor = served.predictor
@@ -222,7 +222,7 @@ class Cluster:
                 break
             held, n_threads = self._put(client, predictor)
             key = f"daskml_dist-predict-{uuid.uuid4().hex}"
-            task = client.submit(answers, held, method, rows, n_threads, key=key)
+            task = client.submit(predict_on_worker, held, method, rows, n_threads, key=key)
             try:
                 async with asyncio.timeout(self._within) as limit:
                     found: NDArray[Any] = await task
@@ -275,7 +275,7 @@ class Cluster:
         """The future of a model, put on the cluster where it is not there; threads of BLAS here."""
         import cloudpickle
 
-        from daskml_dist.inference.held import Held, blas_threads
+        from daskml_dist.inference.request_rows import WorkerModel, count_blas_threads
 
         number = id(predictor)
         known = self._held.get(number)
@@ -283,12 +283,12 @@ class Cluster:
             return known[1], known[2]
         data = cloudpickle.dumps(predictor.model)
         key = f"daskml_dist-model-{hashlib.sha256(data).hexdigest()[:32]}"
-        held = client.submit(Held, data, key=key)
+        held = client.submit(WorkerModel, data, key=key)
 
         def gone(ref: weakref.ref[Any]) -> None:
             self._call(self._release, number, ref)
 
-        n_threads = blas_threads()
+        n_threads = count_blas_threads()
         self._held[number] = (weakref.ref(predictor, gone), held, n_threads)
         return held, n_threads
 
@@ -304,9 +304,9 @@ class Cluster:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _seconds_a_row(predictor: Any, rows: Rows) -> float:
+def _seconds_a_row(predictor: Any, rows: RequestRows) -> float:
     """Seconds of a row in process, by the faster of two calls."""
-    some: Rows = (
+    some: RequestRows = (
         {name: values[:_SAMPLE] for name, values in rows.items()}
         if isinstance(rows, dict)
         else rows[:_SAMPLE]
@@ -314,9 +314,9 @@ def _seconds_a_row(predictor: Any, rows: Rows) -> float:
     found = float("inf")
     for _ in range(2):
         began = _clock()
-        predictor(joined([some], predictor))
+        predictor(join_request_rows([some], predictor))
         found = min(found, _clock() - began)
-    return found / n_rows_of(some)
+    return found / count_rows(some)
 
 
 async def _part(client: Any) -> None:

@@ -13,6 +13,7 @@ where the checksums in its manifest are those of its parts.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import NamedParameters, telling_arguments
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.model_file import formats, read_manifest, save
 from daskml_dist.inference.saved.storage import write_bytes
 
 __all__ = [
     "CURRENT",
+    "Publisher",
     "Routing",
     "check_keep",
     "check_name",
@@ -39,13 +41,117 @@ __all__ = [
     "is_gone",
     "model_file",
     "model_names",
-    "prune",
+    "prune_versions",
     "publish",
     "read_route",
     "rollback",
     "set_route",
     "version_names",
 ]
+
+_LOG = logging.getLogger("daskml_dist.serving")
+_ON_ERROR = ("raise", "log")
+
+
+class Publisher(NamedParameters):
+    """Publisher of the versions of one model, such as those that a stream hands out.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The registry, made where there is none.
+    name : str
+        Of the model.
+    keep : int or None, default=5
+        Versions that are kept, the newest, so that a stream without end fills no disk; the one
+        that is current, and those with a share of the requests, are kept beside them. None: all.
+    current : bool, default=True
+        Whether each is the one that is served from now on.
+    on_error : {"raise", "log"}, default="raise"
+        What is done where a version cannot be written (a full disk, a mount that is away): it is
+        raised, or told in the log, and the next model is tried.
+
+    Attributes
+    ----------
+    version : str or None
+        Of the last model that was published.
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter has no meaning.
+
+    See Also
+    --------
+    publish : The same, once.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> from daskml_dist.serving import Publisher
+    >>> rng = np.random.default_rng(0)
+    >>> publisher = Publisher(tempfile.mkdtemp(), "clicks", keep=3)
+    >>> clf = SGDClassifier()
+    >>> with clf.stream(classes=[0, 1], publish=publisher, publish_every=10) as s:
+    ...     for _ in range(50):
+    ...         X = rng.standard_normal((100, 3))
+    ...         loss = s.learn(X, (X[:, 0] > 0).astype(int))
+    >>> publisher.version
+    '5'
+    """
+
+    def __init__(
+        self,
+        folder: Any,
+        name: str,
+        *,
+        keep: int | None = 5,
+        current: bool = True,
+        on_error: str = "raise",
+    ) -> None:
+        check_name(name)
+        check_keep(keep)
+        if on_error not in _ON_ERROR:
+            raise InvalidParameterError(f"on_error={on_error!r}: use one of {list(_ON_ERROR)}.")
+        self.folder, self.name = Path(folder), name
+        self.keep, self.current, self.on_error = keep, current, on_error
+        self.version: str | None = None
+
+    def __call__(self, model: Any) -> str | None:
+        """Publish a fitted model.
+
+        Parameters
+        ----------
+        model : estimator
+
+        Returns
+        -------
+        str or None
+            Its version; None where it could not be written, and that was to be logged.
+
+        Raises
+        ------
+        ModelFileError
+            It cannot be written.
+        InvalidParameterError
+            It neither predicts nor transforms.
+        """
+        try:
+            self.version = publish(
+                model, self.folder, self.name, keep=self.keep, current=self.current
+            )
+        except ModelFileError as error:
+            if self.on_error == "raise":
+                raise
+            _LOG.error("model %s: not published (%s); the next one is tried", self.name, error)
+            return None
+        return self.version
+
+    def __repr__(self) -> str:
+        return f"Publisher({str(self.folder)!r}, {self.name!r}, keep={self.keep})"
+
 
 #: In shares: whatever version is current.
 CURRENT = "current"
@@ -115,12 +221,12 @@ def publish(
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
         aside.mkdir(parents=True)
-        _save(model, aside)
-        version = _moved(aside, home)
+        _save_in_any_format(model, aside)
+        version = _move_to_next_version(aside, home)
         if current:
             _set_current(home, version)
         if keep is not None:
-            prune(folder, name, keep)
+            prune_versions(folder, name, keep)
     except OSError as error:
         raise ModelFileError(
             f"Cannot write into {home} ({error}). Name a folder that you may write to."
@@ -167,9 +273,9 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
     >>> now
     '1'
     """
-    home = _home(folder, name)
+    home = _find_model_folder(folder, name)
     if version is not None:
-        read_manifest(_file_of(folder, name, version))
+        read_manifest(_find_version_file(folder, name, version))
         _set_current(home, version)
         return version
     now = current_version(folder, name)
@@ -177,7 +283,7 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
         if now is not None and int(one) >= int(now):
             continue
         try:
-            read_manifest(_file_of(folder, name, one))
+            read_manifest(_find_version_file(folder, name, one))
         except ModelFileError:
             continue
         _set_current(home, one)
@@ -188,9 +294,9 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
     )
 
 
-def prune(folder: Any, name: str, keep: int) -> list[str]:
+def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
     """Delete all versions but the newest, the current one and those with a share."""
-    home, route = _home(folder, name), read_route(folder, name)
+    home, route = _find_model_folder(folder, name), read_route(folder, name)
     held = {current_version(folder, name), *route.weights, *route.shadows}
     gone = []
     for one in version_names(folder, name)[:-keep]:
@@ -204,7 +310,7 @@ def prune(folder: Any, name: str, keep: int) -> list[str]:
         gone.append(one)
         shutil.rmtree(aside, ignore_errors=True)
     for left in home.glob(".*"):
-        if _ASIDE.fullmatch(left.name) and _age(left) > _LEFT:
+        if _ASIDE.fullmatch(left.name) and _seconds_since_change(left) > _LEFT:
             shutil.rmtree(left, ignore_errors=True)
     return gone
 
@@ -247,10 +353,10 @@ def set_route(
     ...     first, second = (publish(clf, folder, 'model') for _ in range(2))
     ...     set_route(folder, 'model', {first: 0.9, second: 0.1})
     """
-    home = _home(folder, name)
-    route = _checked({CURRENT: 1.0} if weights is None else weights, shadows)
+    home = _find_model_folder(folder, name)
+    route = _make_routing({CURRENT: 1.0} if weights is None else weights, shadows)
     for version in {*route.weights, *route.shadows} - {CURRENT}:
-        _file_of(folder, name, version)
+        _find_version_file(folder, name, version)
     told = {"weights": dict(route.weights), "shadows": list(route.shadows)}
     write_bytes(str(home / _ROUTE), json.dumps(told, indent=2).encode())
 
@@ -260,7 +366,7 @@ def read_route(folder: Any, name: str) -> Routing:
     path = Path(folder) / name / _ROUTE
     try:
         told = json.loads(path.read_text("utf-8"))
-        return _checked(told["weights"], told.get("shadows", []))
+        return _make_routing(told["weights"], told.get("shadows", []))
     except FileNotFoundError:
         return Routing()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -335,7 +441,7 @@ def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19 and text[0] != "0"
 
 
-def _age(path: Path) -> float:
+def _seconds_since_change(path: Path) -> float:
     """Seconds since a folder changed; 0 where it is gone."""
     try:
         return time.time() - path.stat().st_mtime
@@ -343,14 +449,14 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _home(folder: Any, name: str) -> Path:
+def _find_model_folder(folder: Any, name: str) -> Path:
     home = Path(folder) / name
     if not _NAME.fullmatch(name) or not home.is_dir():
         raise UnknownModelError(f"{folder} has no model {name!r}. Publish it first.")
     return home
 
 
-def _file_of(folder: Any, name: str, version: str) -> Path:
+def _find_version_file(folder: Any, name: str, version: str) -> Path:
     path = model_file(folder, name, version) if _is_version(version) else None
     if path is None:
         found = ", ".join(version_names(folder, name)) or "none"
@@ -358,7 +464,7 @@ def _file_of(folder: Any, name: str, version: str) -> Path:
     return path
 
 
-def _save(model: Any, aside: Path) -> None:
+def _save_in_any_format(model: Any, aside: Path) -> None:
     """Write a model in the first of the formats that can hold it."""
     why: ModelFileError | None = None
     for suffix in formats():
@@ -372,7 +478,7 @@ def _save(model: Any, aside: Path) -> None:
     raise why
 
 
-def _moved(aside: Path, home: Path) -> str:
+def _move_to_next_version(aside: Path, home: Path) -> str:
     """The version that a folder has become; who publishes at the same time takes another."""
     while True:
         taken = [int(one) for one in os.listdir(home) if _is_version(one)]
@@ -390,7 +496,7 @@ def _set_current(home: Path, version: str) -> None:
     write_bytes(str(home / CURRENT), f"{version}\n".encode())
 
 
-def _checked(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing:
+def _make_routing(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing:
     numbers = {str(version): float(weight) for version, weight in weights.items()}
     total = sum(numbers.values())
     if not 0 < total < float("inf") or min(numbers.values()) < 0:

@@ -12,10 +12,9 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ServingError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.serving.child import App, answer, check_installed
-from daskml_dist.serving.entries import path_of
 from daskml_dist.serving.metrics import Metrics
-from daskml_dist.serving.models import Models
+from daskml_dist.serving.models import Models, check_source_path
+from daskml_dist.serving.server_process import App, load_uvicorn, run_server_process
 from daskml_dist.serving.supervisor import ProcessSlot, Supervisor
 from daskml_dist.serving.tls import Certificates
 
@@ -117,25 +116,25 @@ def serve(
     >>> from daskml_dist.serving import serve
     >>> serve('models', port=8000, workers=2, watch=True)  # doctest: +SKIP
     """
-    _check(port, workers, watch)
+    _check_parameters(port, workers, watch)
     _check_seconds(keep_alive=keep_alive, head_seconds=head_seconds, end_within=end_within)
     if (least := settings.get("compress_from")) is not None and least < 1:
         raise InvalidParameterError(
             f"compress_from={least}: use a number of bytes >= 1, or None for never."
         )
-    certificates = _certificates(certificate, private_key, key_password, client_authorities)
-    check_installed()
+    certificates = _load_certificates(certificate, private_key, key_password, client_authorities)
+    load_uvicorn()
     if not isinstance(source, Mapping):
-        path_of(source)  # what is not there is told at once
+        check_source_path(source)  # what is not there is told at once
     for name in _LOADED_BEFORE:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
-    if (cluster := _cluster(scheduler, cluster_rows)) is not None:
+    if (cluster := _make_cluster(scheduler, cluster_rows)) is not None:
         settings["cluster"] = cluster
     if token is not None:
         settings["token"] = token
-    kind = app or _default()
-    _open_files()
+    kind = app or _load_application()
+    raise_open_files_limit()
     metrics = Metrics(Supervisor.n_slots(workers))
     listener = listen(host, port)
 
@@ -146,7 +145,7 @@ def serve(
         )  # fmt: skip
 
     def work(place: ProcessSlot) -> None:
-        answer(
+        run_server_process(
             place, listener, make_models,
             lambda models, counted: kind(models, counted, **settings), metrics,
             watch=1.0 if watch is True else float(watch) or None, keep_alive=keep_alive,
@@ -154,7 +153,7 @@ def serve(
         )  # fmt: skip
 
     def say_so() -> None:
-        _LOG.info("Serving at %s, processes: %d", _url(listener, bool(certificate)), workers)
+        _LOG.info("Serving at %s, processes: %d", _format_url(listener, bool(certificate)), workers)
 
     try:
         # Idle connections are waited for first, and then the requests under way.
@@ -164,7 +163,7 @@ def serve(
         listener.close()
 
 
-def _open_files() -> None:
+def raise_open_files_limit() -> None:
     """Let the processes have as many files, and connections, as this system lets them.
 
     The usual bound, 1024, is kept low for programs that wait by `select`, and a thousand clients
@@ -177,13 +176,13 @@ def _open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _url(listener: socket.socket, is_tls: bool) -> str:
+def _format_url(listener: socket.socket, is_tls: bool) -> str:
     host, port = listener.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     return f"http{'s' if is_tls else ''}://{where}:{port}"
 
 
-def _cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
+def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
     """The cluster that predicts what has many rows; None without a scheduler."""
     if scheduler is not None:
         import_module("distributed")  # once, before the forks, and by nobody else
@@ -217,7 +216,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _check(port: int, workers: int, watch: bool | float) -> None:
+def _check_parameters(port: int, workers: int, watch: bool | float) -> None:
     if not 0 <= port < 65536:
         raise InvalidParameterError(f"port={port}: use an integer from 0 to 65535.")
     if workers < 1:
@@ -234,7 +233,7 @@ def _check_seconds(**given: float) -> None:
             raise InvalidParameterError(f"{name}={seconds}: use seconds > 0.")
 
 
-def _certificates(certificate: str | None, *more: str | None) -> Certificates | None:
+def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:
     """Certificates that can be used now: a mistake in them ends the server before it starts."""
     if certificate is not None:
         made = Certificates(certificate, *more)
@@ -247,7 +246,7 @@ def _certificates(certificate: str | None, *more: str | None) -> Certificates | 
     return None
 
 
-def _default() -> Callable[..., App]:
+def _load_application() -> Callable[..., App]:
     """The application of the Open Inference Protocol; it needs the extra."""
     kind: Callable[..., App] = import_module("daskml_dist.serving.app").App
     return kind

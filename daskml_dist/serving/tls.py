@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import ServingError
-from daskml_dist.serving.entries import state_of
+from daskml_dist.serving.models import read_file_state
 
 __all__ = ["Certificates"]
 
@@ -79,7 +79,7 @@ class Certificates:
         _LOG.info("The certificate %s is renewed", self._certificate)
 
     def _look(self) -> Any:
-        return state_of(self._certificate), state_of(self._key)
+        return read_file_state(self._certificate), read_file_state(self._key)
 
     def _told(self) -> str:
         """The password; without one OpenSSL would ask for it on the terminal."""

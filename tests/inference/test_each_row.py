@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 
 from daskml_dist import ensemble, linear_model, preprocessing, tree
 from daskml_dist.inference import Predictor
-from daskml_dist.inference.each_row import products_of_rows
+from daskml_dist.inference.independent_rows import multiply_each_row
 from daskml_dist.neural_network import MLPClassifier, MLPRegressor
 from tests.inference.test_predictor import TABLE, D, model_of
 from tests.quick import in_turn
@@ -39,7 +39,7 @@ def test_products_are_those_of_a_row_alone(dtype: Any, weights: Any, n_columns: 
         w = w[:, 0] if n_columns is None else w
         X = scattered((int(RANDOM.integers(2, 40)), width), dtype)
         alone = np.concatenate([X[at : at + 1].copy() @ w for at in range(len(X))])
-        assert_array_equal(products_of_rows(X, w), alone, f"{width} features")
+        assert_array_equal(multiply_each_row(X, w), alone, f"{width} features")
 
 
 NETWORKS = {

@@ -6,12 +6,12 @@ from threading import Thread
 
 from threadpoolctl import ThreadpoolController
 
-from daskml_dist.inference.held import _Limits
+from daskml_dist.inference.request_rows import _BlasLimits
 from tests.serving.tiny import until
 
 
 def test_who_wants_other_threads_gets_a_turn() -> None:
-    limits, blas = _Limits(), ThreadpoolController()
+    limits, blas = _BlasLimits(), ThreadpoolController()
     done: list[int] = []
 
     def ask(n_threads: int) -> None:

@@ -22,7 +22,7 @@ from daskml_dist.ensemble import (
 )
 from daskml_dist.errors import ExportError
 from daskml_dist.inference import Predictor
-from daskml_dist.inference.export.trees import check_fields
+from daskml_dist.inference.export.sklearn_parts import check_fields
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from tests.inference.twins import assert_alone, assert_answers
 

@@ -24,10 +24,9 @@ from daskml_dist.inference import Predictor
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.neural_network import MLPClassifier, TorchClassifier
 from daskml_dist.serving.app import App
-from daskml_dist.serving.outputs import METHODS_SERVED
-from daskml_dist.serving.protocol.binary_tensors import LENGTH
-from daskml_dist.serving.protocol.messages import datatype_of
-from daskml_dist.serving.protocol.requests import question_of, read_general
+from daskml_dist.serving.model_interface import METHODS_SERVED
+from daskml_dist.serving.protocol.binary_tensors import JSON_LENGTH_HEADER
+from daskml_dist.serving.protocol.requests import decode_request, find_datatype, make_question
 from tests.inference.formats import firsts, found
 from tests.quick import in_turn
 from tests.serving.stand_ins import Metrics, Models, Reply, asked, tensor
@@ -91,9 +90,9 @@ def _inputs(rows: Any) -> list[dict[str, Any]]:
     """Tensors of a matrix, or of columns where these are no numbers."""
     values = np.asarray(rows)
     if values.dtype != object or isinstance(rows, np.ndarray):
-        return [tensor(values, datatype_of(values.dtype))]
+        return [tensor(values, find_datatype(values.dtype))]
     columns = {str(name): rows[name].to_numpy() for name in rows.columns}
-    return [tensor(one, datatype_of(one.dtype), name) for name, one in columns.items()]
+    return [tensor(one, find_datatype(one.dtype), name) for name, one in columns.items()]
 
 
 def _own(model: Any, method: str, rows: Any) -> np.ndarray[Any, Any]:
@@ -103,9 +102,9 @@ def _own(model: Any, method: str, rows: Any) -> np.ndarray[Any, Any]:
 
 def _said(reply: Reply) -> np.ndarray[Any, Any]:
     """Values of the one output; JSON has neither NaN nor infinity."""
-    at = int(reply.headers[LENGTH])
-    request = read_general(reply.body[:at].replace(b'"outputs"', b'"inputs"'))
-    (values,) = question_of(request, memoryview(reply.body)[at:]).tensors
+    at = int(reply.headers[JSON_LENGTH_HEADER])
+    request = decode_request(reply.body[:at].replace(b'"outputs"', b'"inputs"'))
+    (values,) = make_question(request, memoryview(reply.body)[at:]).tensors
     return values[1]
 
 

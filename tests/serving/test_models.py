@@ -23,7 +23,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.linear_model import Ridge
 from daskml_dist.serving import Metrics, Models, publish, rollback, set_route
-from daskml_dist.serving.registry import current_version, model_file, prune, version_names
+from daskml_dist.serving.registry import current_version, model_file, prune_versions, version_names
 from tests.serving.tiny import until
 
 RNG = np.random.default_rng(0)
@@ -281,7 +281,7 @@ def test_old_versions(tmp_path: Path) -> None:
     assert version_names(folder, "m") == ["5", "6", "9"]
     assert current_version(folder, "m") == "5"
     assert [one for one in os.listdir(folder / "m") if one.startswith(".")] == []
-    assert prune(folder, "m", 1) == []
+    assert prune_versions(folder, "m", 1) == []
 
 
 def test_half_written_folders_do_not_count(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from daskml_dist.inference import Predictor
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
 from daskml_dist.serving.protocol import CODECS, arrow_stream
-from daskml_dist.serving.protocol.messages import DATATYPES
+from daskml_dist.serving.protocol.requests import DATATYPES
 from tests.serving.stand_ins import Metrics, Models, ask, tensor
 
 INFER = "/v2/models/m/infer"

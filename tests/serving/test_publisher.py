@@ -14,7 +14,7 @@ import pytest
 from daskml_dist.errors import InvalidParameterError, ModelFileError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.serving import Metrics, Models, Publisher, publish
-from daskml_dist.serving.registry import current_version, prune, version_names
+from daskml_dist.serving.registry import current_version, prune_versions, version_names
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((50, 3))
@@ -103,7 +103,7 @@ def test_others_delete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raise FileNotFoundError(source)
 
     monkeypatch.setattr(os, "replace", late)
-    assert prune(tmp_path, "m", 1) == ["2"]
+    assert prune_versions(tmp_path, "m", 1) == ["2"]
     assert version_names(tmp_path, "m") == ["3"]
     assert fresh.exists()
     assert not left.exists()

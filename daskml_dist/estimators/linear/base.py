@@ -18,8 +18,8 @@ from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.supervised import Supervised, as_columns
-from daskml_dist.inference.each_row import products_of_rows
-from daskml_dist.inference.predict import written
+from daskml_dist.inference.independent_rows import multiply_each_row
+from daskml_dist.inference.map_rows import write_in_place
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
@@ -186,7 +186,7 @@ class LinearRegressor(BaseRegressor, BaseLinear):
         coef = self._dense_coef()
         n_outputs = len(coef) if coef.ndim == 2 else None
         return self._map_raw_predictions(
-            written(self._inverse_link()), X, self.coef_.dtype, n_outputs
+            write_in_place(self._inverse_link()), X, self.coef_.dtype, n_outputs
         )
 
 
@@ -266,7 +266,7 @@ class _RawPrediction:
 
     def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """As :meth:`for_dtype`, of rows that are each alone."""
-        return self.for_dtype(dtype, products_of_rows)
+        return self.for_dtype(dtype, multiply_each_row)
 
     def for_dtype(
         self, dtype: np.dtype[Any], product: Callable[[Any, Any], NDArray[Any]] = operator.matmul

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from daskml_dist.inference.export.onnx import to_onnx
-from daskml_dist.inference.export.twins import to_sklearn
+from daskml_dist.inference.export.sklearn_models import to_sklearn
 
 __all__ = ["to_onnx", "to_sklearn"]

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from daskml_dist.data.containers import load_pandas
 from daskml_dist.errors import ExportError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.export.onnx_categories import rows_of_categories
-from daskml_dist.inference.export.onnx_trees import complete_trees, prepare_trees
-from daskml_dist.inference.export.twins import to_sklearn
+from daskml_dist.inference.export.onnx_trees import (
+    complete_trees,
+    prepare_trees,
+    rows_of_categories,
+)
+from daskml_dist.inference.export.sklearn_models import to_sklearn
 from daskml_dist.inference.saved.storage import name_of, write_bytes
 
 __all__ = ["to_onnx"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -12,8 +15,93 @@ from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import FeatureUnion
 
 from daskml_dist._version import __version__
+from daskml_dist.errors import ModelFileError
+from daskml_dist.errors.stack_level import user_stack_level
 
-__all__ = ["FORMAT", "manifest_of", "members_given_rows", "needed_names", "versions_here"]
+__all__ = [
+    "FORMAT",
+    "manifest_of",
+    "members_given_rows",
+    "needed_names",
+    "reading",
+    "replacements",
+    "versions_here",
+    "warn_of_versions",
+]
+
+#: Parameters that belong to a fit, and may hold anything.
+_OF_FITS = ("callbacks", "checkpoint")
+#: Values of which others may be the same object.
+_SHARED = (type(None), str, int, float, tuple)
+
+
+def replacements(estimator: Any) -> dict[int, Any]:
+    """Values that stand in a file for parts of an estimator, and of those that it holds.
+
+    Callbacks and checkpoints are left out. An estimator may have a method ``_in_files()``, which
+    tells the values of attributes that it wants otherwise there.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    left = [estimator]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if type(one) in (list, tuple):
+            left.extend(one)
+        elif isinstance(one, dict):
+            left.extend(one.values())
+        elif hasattr(one, "get_params") and hasattr(one, "__dict__"):
+            parts = vars(one)
+            told = {n: None for n in _OF_FITS if not isinstance(parts.get(n), _SHARED)}
+            if hasattr(one, "_in_files"):
+                told |= one._in_files()
+            found |= {id(parts[name]): value for name, value in told.items() if name in parts}
+            left.extend(value for name, value in parts.items() if name not in told)
+    return found
+
+
+#: Packages of which another minor release may answer otherwise.
+_MATTER = ("daskml-dist", "scikit-learn")
+
+
+@contextmanager
+def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
+    """Reading of a file whose parts are whole: what fails is of other versions, which are told."""
+    try:
+        yield
+    except ModelFileError:
+        raise
+    except Exception as error:  # of many kinds: a class that has moved, attributes
+        told = ", ".join(f"{one} {number}" for one, number in manifest["versions"].items())
+        raise ModelFileError(
+            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with {told}; "
+            "install these, or save the model again."
+        ) from error
+
+
+def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
+    """Warn where another minor release of this package or scikit-learn wrote a file."""
+    here, there = versions_here(), manifest.get("versions", {})
+    others = [
+        f"{one} {there[one]} (here {here.get(one)})"
+        for one in _MATTER
+        if one in there and _minor(there[one]) != _minor(here.get(one, ""))
+    ]
+    if others:
+        warnings.warn(
+            f"{name} was written with {' and '.join(others)}. Its answers may be others: compare "
+            "some, and save the model again from here, or install those versions.",
+            UserWarning,
+            stacklevel=user_stack_level(),
+        )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
 
 #: Latest version of the layout of model files; a reader refuses a later one. The second, of skops
 #: alone, keeps arrays that a twin has too only there.

@@ -11,7 +11,7 @@ from typing import Any
 
 from daskml_dist.errors import ModelFileError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.export.twins import check_is_estimator
+from daskml_dist.inference.export.sklearn_models import check_is_estimator
 from daskml_dist.inference.saved.storage import name_of, read_bytes, write_bytes
 
 __all__ = ["formats", "load", "read_manifest", "save"]

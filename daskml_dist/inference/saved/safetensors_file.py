@@ -10,13 +10,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.inference.export.twins import check_exportable
+from daskml_dist.inference.export.sklearn_models import check_exportable
 from daskml_dist.inference.saved.archive import REMEDY, check_sums, sum_of
-from daskml_dist.inference.saved.left_out import replacements
-from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.objects import Reader, Writer, classes_in, is_number_type
-from daskml_dist.inference.saved.trusted import asked_of
-from daskml_dist.inference.saved.versions import reading, warn_of_versions
+from daskml_dist.inference.saved.manifest import (
+    manifest_of,
+    reading,
+    replacements,
+    warn_of_versions,
+)
+from daskml_dist.inference.saved.objects import Reader, Writer, asked_of, classes_in, is_number_type
 
 __all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 

@@ -8,13 +8,22 @@ from collections.abc import Collection
 from typing import Any
 
 from daskml_dist.errors import ExportError, ModelFileError
-from daskml_dist.inference.export.twins import to_sklearn
-from daskml_dist.inference.saved.archive import REMEDY, filled, pack, shared, unpack
-from daskml_dist.inference.saved.left_out import replacements
-from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.references import check_references
-from daskml_dist.inference.saved.trusted import asked_of, check_findable, check_trusted
-from daskml_dist.inference.saved.versions import reading, warn_of_versions
+from daskml_dist.inference.export.sklearn_models import to_sklearn
+from daskml_dist.inference.saved.archive import (
+    REMEDY,
+    check_references,
+    filled,
+    pack,
+    shared,
+    unpack,
+)
+from daskml_dist.inference.saved.manifest import (
+    manifest_of,
+    reading,
+    replacements,
+    warn_of_versions,
+)
+from daskml_dist.inference.saved.objects import asked_of, check_findable, check_trusted
 
 __all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 

@@ -12,9 +12,9 @@ from types import ModuleType
 
 from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol import arrow_stream, binary_tensors, json_tensors
-from daskml_dist.serving.protocol.messages import Answer, Question
+from daskml_dist.serving.protocol.requests import Answer, Question
 
-__all__ = ["CODECS", "Answer", "Question", "codec_of"]
+__all__ = ["CODECS", "Answer", "Question", "find_codec"]
 
 #: Modules of codecs by their content types.
 CODECS: dict[str, ModuleType] = {
@@ -24,9 +24,11 @@ CODECS: dict[str, ModuleType] = {
 }
 
 
-def codec_of(headers: Mapping[bytes, bytes]) -> ModuleType:
+def find_codec(headers: Mapping[bytes, bytes]) -> ModuleType:
     """The codec of a request."""
-    if binary_tensors.LENGTH in headers:  # clients of the binary extension name no content type
+    if (
+        binary_tensors.JSON_LENGTH_HEADER in headers
+    ):  # clients of the binary extension name no content type
         return binary_tensors
     kind = headers.get(b"content-type", b"application/json").decode("latin-1")
     found = CODECS.get(kind) or CODECS.get(kind.partition(";")[0].strip().lower())

@@ -13,22 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
-from daskml_dist.serving.protocol.messages import Answer, Question, datatype_of, plain
-from daskml_dist.serving.protocol.requests import question_of, read_general
+from daskml_dist.serving.protocol.requests import (
+    Answer,
+    Question,
+    decode_request,
+    find_datatype,
+    list_values,
+    make_question,
+)
 
-__all__ = ["CONTENT_TYPES", "LENGTH", "read", "write"]
+__all__ = ["CONTENT_TYPES", "JSON_LENGTH_HEADER", "read", "write"]
 
 CONTENT_TYPES = ("application/octet-stream",)
 
 #: The header that tells the bytes of the JSON.
-LENGTH = b"inference-header-content-length"
+JSON_LENGTH_HEADER = b"inference-header-content-length"
 
 _ENCODER = msgspec.json.Encoder()
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
     """A body as a question; without a header of JSON it is rows of the model, and nothing else."""
-    told = headers.get(LENGTH, b"0").decode("latin-1")
+    told = headers.get(JSON_LENGTH_HEADER, b"0").decode("latin-1")
     length = int(told) if told.isdecimal() and told.isascii() and len(told) < 12 else -1
     if not 0 <= length <= len(body):
         raise RequestError(
@@ -36,12 +42,12 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
             "send the number of bytes of the JSON, or 0 where all are rows."
         )
     if length == 0:
-        return Question([("rows", _bare(body, predictor))], binary=True)
+        return Question([("rows", _read_bare_rows(body, predictor))], binary=True)
     view = memoryview(body)
-    return question_of(read_general(view[:length]), view[length:])
+    return make_question(decode_request(view[:length]), view[length:])
 
 
-def _bare(body: bytes, predictor: Any) -> NDArray[Any]:
+def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
     """Rows that are the whole body, of the model's own dtype."""
     dtypes, n_features = set(predictor.dtypes or ["float64"]), predictor.n_features
     dtype = (
@@ -55,7 +61,7 @@ def _bare(body: bytes, predictor: Any) -> NDArray[Any]:
     if len(body) % (dtype.itemsize * n_features):
         raise RequestError(
             f"The body has {len(body)} bytes, no whole number of rows: send {n_features} values "
-            f"of {datatype_of(dtype)} a row, little-endian."
+            f"of {find_datatype(dtype)} a row, little-endian."
         )
     return np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype).reshape(-1, n_features)
 
@@ -67,14 +73,14 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
     for name, values in answer.outputs:
         told: dict[str, Any] = {
             "name": name,
-            "datatype": datatype_of(values.dtype),
+            "datatype": find_datatype(values.dtype),
             "shape": values.shape,
         }
         if question.binary is True or (question.binary and name in question.binary):
-            raw.append(_bytes(values))
+            raw.append(_encode_raw(values))
             told["parameters"] = {"binary_data_size": len(raw[-1])}
         else:
-            told["data"] = plain(values)
+            told["data"] = list_values(values)
         outputs.append(told)
     head: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
     if question.id is not None:
@@ -83,12 +89,12 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
     header = _ENCODER.encode(head)
     return (
         (b"content-type", b"application/octet-stream"),
-        (LENGTH, str(len(header)).encode()),
+        (JSON_LENGTH_HEADER, str(len(header)).encode()),
     ), b"".join([header, *raw])
 
 
-def _bytes(values: NDArray[Any]) -> bytes:
-    if datatype_of(values.dtype) == "BYTES":
+def _encode_raw(values: NDArray[Any]) -> bytes:
+    if find_datatype(values.dtype) == "BYTES":
         strings = [str(value).encode() for value in values.ravel()]
         return b"".join(len(one).to_bytes(4, "little") + one for one in strings)
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()

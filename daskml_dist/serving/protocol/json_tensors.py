@@ -11,14 +11,17 @@ import numpy as np
 
 from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol import binary_tensors
-from daskml_dist.serving.protocol.messages import Answer, Question, datatype_of, plain
 from daskml_dist.serving.protocol.requests import (
+    Answer,
     BinaryParameters,
     Output,
-    question_of,
-    read_general,
-    shaped,
-    wanted,
+    Question,
+    decode_request,
+    find_datatype,
+    list_values,
+    make_question,
+    read_wanted_outputs,
+    reshape_values,
 )
 
 __all__ = ["CONTENT_TYPES", "read", "write"]
@@ -76,7 +79,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     try:
         request = _REQUESTS.decode(body)
     except msgspec.ValidationError:  # nested lists, strings, null: the general way, or its error
-        return question_of(read_general(body))
+        return make_question(decode_request(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is no JSON ({error}): send a JSON object.") from None
     tensors = []
@@ -88,11 +91,11 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
         elif tensor.datatype == "FP64":
             values = np.array(tensor.data, np.float64)
         else:  # whole numbers beyond 2^53
-            return question_of(read_general(body))
-        tensors.append((tensor.name, shaped(values, tensor.shape, tensor.name)))
+            return make_question(decode_request(body))
+        tensors.append((tensor.name, reshape_values(values, tensor.shape, tensor.name)))
     if request.outputs is None and request.parameters is None:
         return Question(tensors, (), request.id)
-    return Question(tensors, *wanted(request.id, request.outputs, request.parameters))
+    return Question(tensors, *read_wanted_outputs(request.id, request.outputs, request.parameters))
 
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
@@ -100,7 +103,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
     if question.binary:
         return binary_tensors.write(answer, question)
     outputs = [
-        _Values(name, datatype_of(values.dtype), values.shape, plain(values))
+        _Values(name, find_datatype(values.dtype), values.shape, list_values(values))
         for name, values in answer.outputs
     ]
     told: _Response | _Named

@@ -3,25 +3,93 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
-from daskml_dist.serving.protocol.messages import Question, dtype_of
 
 __all__ = [
+    "DATATYPES",
+    "Answer",
     "BinaryParameters",
     "Output",
+    "Question",
     "Request",
     "Tensor",
-    "question_of",
-    "read_general",
-    "shaped",
-    "wanted",
+    "decode_request",
+    "find_datatype",
+    "list_values",
+    "make_question",
+    "read_wanted_outputs",
+    "reshape_values",
 ]
+
+#: dtypes of the protocol's datatypes. BYTES are strings in UTF-8, as objects.
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("float32"),
+    "FP64": np.dtype("float64"),
+    "INT64": np.dtype("int64"),
+    "INT32": np.dtype("int32"),
+    "INT16": np.dtype("int16"),
+    "INT8": np.dtype("int8"),
+    "UINT64": np.dtype("uint64"),
+    "UINT32": np.dtype("uint32"),
+    "UINT16": np.dtype("uint16"),
+    "UINT8": np.dtype("uint8"),
+    "FP16": np.dtype("float16"),
+    "BOOL": np.dtype("bool"),
+    "BYTES": np.dtype("object"),
+}
+
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+
+
+class Question(NamedTuple):
+    """A request for inference."""
+
+    tensors: list[tuple[str, NDArray[Any]]]
+    """Inputs, with their names."""
+    outputs: tuple[str, ...] = ()
+    """Methods asked for; none: the predictor's own."""
+    id: str | None = None
+    """The client's name of the request, which the answer repeats."""
+    binary: bool | frozenset[str] = False
+    """Outputs that are wanted as raw bytes: all, none, or these."""
+
+
+class Answer(NamedTuple):
+    """Answer of a model to a question."""
+
+    model: str
+    version: str
+    outputs: list[tuple[str, NDArray[Any]]]
+    """Values by method."""
+
+
+def find_dtype(datatype: str) -> np.dtype[Any]:
+    """The dtype of a datatype of the protocol."""
+    found = DATATYPES.get(datatype)
+    if found is None:
+        raise RequestError(
+            f"The datatype {datatype[:40]!r} is not known here: send one of {', '.join(DATATYPES)}."
+        )
+    return found
+
+
+def find_datatype(dtype: Any) -> str:
+    """The datatype of values of a dtype; strings and objects are BYTES."""
+    return _NAMES.get(np.dtype(dtype), "BYTES")
+
+
+def list_values(values: NDArray[Any]) -> list[Any]:
+    """Values as what JSON has, row after row; float32 exactly, as float64."""
+    listed: list[Any] = values.ravel().tolist()
+    if find_datatype(values.dtype) == "BYTES":
+        return [str(value) for value in listed]
+    return listed
 
 
 class BinaryParameters(msgspec.Struct):
@@ -67,7 +135,7 @@ _KINDS = {"i": int, "u": int, "f": (int, float, type(None)), "O": str}
 _MOST_DIMENSIONS = 8
 
 
-def read_general(body: bytes | memoryview) -> Request:
+def decode_request(body: bytes | memoryview) -> Request:
     """A body's JSON as a request."""
     try:
         request: Request = _REQUESTS.decode(body)
@@ -79,13 +147,13 @@ def read_general(body: bytes | memoryview) -> Request:
     return request
 
 
-def question_of(request: Request, raw: memoryview | None = None) -> Question:
+def make_question(request: Request, raw: memoryview | None = None) -> Question:
     """A request, and the bytes that are raw behind it, as a question."""
     tensors, at = [], 0
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
         if size is None:
-            values = _listed(tensor)
+            values = _read_json_values(tensor)
         elif tensor.data != _NOTHING:
             raise RequestError(
                 f"Input {tensor.name[:100]!r} has both data and binary_data_size: send one of them."
@@ -98,17 +166,17 @@ def question_of(request: Request, raw: memoryview | None = None) -> Question:
                     "are left of the body: send Inference-Header-Content-Length and all bytes."
                 )
             assert raw is not None
-            values = _raw(tensor, raw[at : at + size])
+            values = _read_raw_values(tensor, raw[at : at + size])
             at += size
-        tensors.append((tensor.name, shaped(values, tensor.shape, tensor.name)))
+        tensors.append((tensor.name, reshape_values(values, tensor.shape, tensor.name)))
     if raw is not None and at != len(raw):
         raise RequestError(
             f"{len(raw) - at} bytes are left behind the inputs: give each its binary_data_size."
         )
-    return Question(tensors, *wanted(request.id, request.outputs, request.parameters))
+    return Question(tensors, *read_wanted_outputs(request.id, request.outputs, request.parameters))
 
 
-def wanted(
+def read_wanted_outputs(
     identity: str | None, outputs: list[Output] | None, parameters: BinaryParameters | None
 ) -> tuple[tuple[str, ...], str | None, bool | frozenset[str]]:
     """Names of outputs that are asked for, the request's id, and which outputs go as raw bytes."""
@@ -127,35 +195,35 @@ def wanted(
     return tuple(dict.fromkeys(one.name for one in outputs)), identity, frozenset(raw)
 
 
-def shaped(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
+def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
     """Values in their shape."""
     try:
-        return values.reshape(_checked(shape))
+        return values.reshape(_check_shape(shape))
     except (ValueError, OverflowError):
-        raise _misshapen(name, f"has {values.size} values", shape) from None
+        raise _wrong_shape(name, f"has {values.size} values", shape) from None
 
 
-def _misshapen(name: str, found: str, shape: list[int]) -> RequestError:
+def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
     return RequestError(
         f"Input {name[:100]!r} {found}, its shape says {str(shape[:9])[:100]}: send as many values "
         "as the shape has entries, row after row."
     )
 
 
-def _checked(shape: list[int]) -> list[int]:
+def _check_shape(shape: list[int]) -> list[int]:
     if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError
     return shape
 
 
-def _listed(tensor: Tensor) -> NDArray[Any]:
+def _read_json_values(tensor: Tensor) -> NDArray[Any]:
     """Values that are given in JSON, nested or not."""
-    dtype = dtype_of(tensor.datatype)
+    dtype = find_dtype(tensor.datatype)
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
     try:
-        flat, nested = _unnested(_ANYTHING.decode(tensor.data))
-        if not isinstance(flat, list) or not _of_kind(flat, dtype):
+        flat, nested = _flatten_nested(_ANYTHING.decode(tensor.data))
+        if not isinstance(flat, list) or not _are_of_kind(flat, dtype):
             raise TypeError
         values = np.empty(len(flat), dtype)
         with np.errstate(over="ignore"):
@@ -165,13 +233,13 @@ def _listed(tensor: Tensor) -> NDArray[Any]:
             f"Input {tensor.name[:100]!r} has values that are no {tensor.datatype}: send a list "
             "of such values, or the datatype that they have."
         ) from None
-    if nested is None or (len(nested) > 1 and nested != _wide(tensor.shape)):
+    if nested is None or (len(nested) > 1 and nested != _drop_ones(tensor.shape)):
         said = "unevenly" if nested is None else f"as {nested}"
-        raise _misshapen(tensor.name, f"is nested {said}", tensor.shape)
+        raise _wrong_shape(tensor.name, f"is nested {said}", tensor.shape)
     return values
 
 
-def _unnested(values: Any) -> tuple[Any, list[int] | None]:
+def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
     """Values of nested lists, and the shape that these have, if one."""
     sizes = []
     while isinstance(values, list) and values and isinstance(values[0], list):
@@ -184,37 +252,37 @@ def _unnested(values: Any) -> tuple[Any, list[int] | None]:
         values = list(chain.from_iterable(values))
     if not sizes:
         return values, []
-    return values, _wide([*sizes, size])
+    return values, _drop_ones([*sizes, size])
 
 
-def _wide(shape: list[int]) -> list[int]:
+def _drop_ones(shape: list[int]) -> list[int]:
     """A shape without its ones, which change no order of values."""
     return [size for size in shape if size != 1]
 
 
-def _of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
+def _are_of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
     if dtype.kind == "b":
         return all(isinstance(value, int) and value in (0, 1) for value in flat)
     kinds: Any = _KINDS[dtype.kind]
     return all(isinstance(value, kinds) and not isinstance(value, bool) for value in flat)
 
 
-def _raw(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
+def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
     """Values that are given as bytes, copied: they are aligned then, and may be written to."""
-    dtype = dtype_of(tensor.datatype)
+    dtype = find_dtype(tensor.datatype)
     if dtype.kind == "O":
-        return _strings(tensor.name, raw)
+        return _read_strings(tensor.name, raw)
     if len(raw) % dtype.itemsize:
         raise RequestError(
             f"Input {tensor.name[:100]!r} has {len(raw)} bytes, no whole number of "
             f"{tensor.datatype}: send {dtype.itemsize} bytes a value, little-endian."
         )
     if dtype.kind == "b":
-        return _booleans(tensor.name, raw)
+        return _read_booleans(tensor.name, raw)
     return np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)
 
 
-def _booleans(name: str, raw: memoryview) -> NDArray[Any]:
+def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
     """Booleans of bytes; NumPy would reckon with others than 0 and 1."""
     values = np.frombuffer(raw, np.uint8)
     if (values > 1).any():
@@ -222,7 +290,7 @@ def _booleans(name: str, raw: memoryview) -> NDArray[Any]:
     return values.astype(bool)
 
 
-def _strings(name: str, raw: memoryview) -> NDArray[Any]:
+def _read_strings(name: str, raw: memoryview) -> NDArray[Any]:
     """Strings, each behind its length in four bytes."""
     found, at = [], 0
     try:

@@ -1,11 +1,11 @@
-"""Models that workers of a cluster keep for a service, and their answers."""
+"""Rows of requests, made what a predictor takes; by a server, and by the workers that help it."""
 
 from __future__ import annotations
 
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,13 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from daskml_dist.inference.joined_rows import Rows, joined
+from daskml_dist.errors import RequestError
 from daskml_dist.inference.predictor import Predictor
 
-__all__ = ["Held", "answers", "blas_threads"]
+__all__ = [
+    "RequestRows",
+    "WorkerModel",
+    "_BlasLimits",
+    "count_blas_threads",
+    "count_rows",
+    "find_feature_dtype",
+    "join_request_rows",
+    "predict_on_worker",
+]
 
 
-class Held:
+class WorkerModel:
     """A model that a worker keeps, with a predictor for each method asked for.
 
     Parameters
@@ -49,27 +58,29 @@ class Held:
         return 2 * len(self._data)
 
 
-def answers(held: Held, method: str, rows: Rows, n_threads: int) -> NDArray[Any]:
+def predict_on_worker(
+    held: WorkerModel, method: str, rows: RequestRows, n_threads: int
+) -> NDArray[Any]:
     """Answers of a held model for rows: the task that a service sends."""
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
-        return predictor(joined([_aligned(rows)], predictor))
+        return predictor(join_request_rows([_align(rows)], predictor))
 
 
-def blas_threads() -> int:
+def count_blas_threads() -> int:
     """Threads of this process's BLAS; 0 where there is none that is known."""
     found = ThreadpoolController().select(user_api="blas").info()
     return max((one["num_threads"] for one in found), default=0)
 
 
-def _aligned(rows: Rows) -> Rows:
+def _align(rows: RequestRows) -> RequestRows:
     """Rows as they were: off their bounds, as messages may bring them, NumPy calls no BLAS."""
     if isinstance(rows, dict):
         return {name: np.require(values, requirements="A") for name, values in rows.items()}
     return np.require(rows, requirements="A")
 
 
-class _Limits:
+class _BlasLimits:
     """Limits of this process's BLAS threads, shared by all that want as many."""
 
     def __init__(self) -> None:
@@ -113,4 +124,68 @@ class _Limits:
             self._waiting[n_threads] -= 1
 
 
-_LIMITS = _Limits()
+_LIMITS = _BlasLimits()
+
+
+#: Rows as they come: a matrix, or columns by the names of the features that the model reads, in its
+#: order.
+RequestRows = NDArray[Any] | dict[str, NDArray[Any]]
+
+
+def count_rows(rows: RequestRows) -> int:
+    """Number of rows that there are."""
+    return len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
+
+
+def find_feature_dtype(predictor: Any, at: int) -> str | None:
+    """The dtype that a feature had in the fit, as far as it is known."""
+    dtypes = predictor.dtypes
+    if not dtypes:
+        return None
+    return str(dtypes[at if len(dtypes) > 1 else 0])
+
+
+def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
+    """Rows of several requests, as what the predictor takes.
+
+    Where the fit knew names, that is a frame: pipelines choose columns by them, but for those that
+    a predictor makes bare arithmetic of. A model fitted to
+    names takes a matrix where pandas is not installed.
+    """
+    first = pieces[0]
+    if isinstance(first, dict):
+        columns = {
+            name: _concatenate([piece[name] for piece in pieces if isinstance(piece, dict)])
+            for name in first
+        }
+        return _make_frame(columns, predictor)
+    rows = _concatenate([piece for piece in pieces if not isinstance(piece, dict)])
+    if predictor.names is None or rows.ndim != 2 or getattr(predictor, "bare", False):
+        return rows
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows, columns=predictor.names)
+
+
+def _concatenate(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _make_frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise RequestError(
+            "This server has no pandas, which rows of named columns need: send one matrix, or "
+            "install daskml-dist[dataframe] there.",
+            422,
+        ) from None
+    categories = {
+        name: "category"
+        for name in columns
+        if find_feature_dtype(predictor, predictor.names.index(name)) == "category"
+    }
+    frame = pandas.DataFrame(columns)
+    return frame.astype(categories) if categories else frame

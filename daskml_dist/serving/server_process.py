@@ -18,18 +18,18 @@ from daskml_dist.serving.models import Models
 from daskml_dist.serving.supervisor import ProcessSlot
 from daskml_dist.serving.tls import Certificates
 
-__all__ = ["answer", "check_installed"]
+__all__ = ["load_uvicorn", "run_server_process"]
 
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Seconds between two sharings of the metrics.
-_SHARE = 0.5
+METRICS_SECONDS = 0.5
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 #: What runs beside the server that it is given.
 Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
-def check_installed() -> Any:
+def load_uvicorn() -> Any:
     """The module uvicorn, with what it needs here."""
     try:
         import httptools  # noqa: F401
@@ -43,7 +43,7 @@ def check_installed() -> Any:
     return uvicorn
 
 
-def answer(
+def run_server_process(
     place: ProcessSlot,
     listener: socket.socket,
     make_models: Callable[[Metrics], Models],
@@ -57,12 +57,12 @@ def answer(
     certificates: Certificates | None,
 ) -> None:
     """Answer requests until SIGTERM, or until the parent is gone, and then those that have come."""
-    uvicorn = check_installed()
+    uvicorn = load_uvicorn()
     metrics.attach(place.slot)
     try:
         models = make_models(metrics)
         _check_ready(models, watch)
-        config = _config(uvicorn, make_app(models, metrics), keep_alive, end_within)
+        config = _configure_uvicorn(uvicorn, make_app(models, metrics), keep_alive, end_within)
         if certificates is not None:
             config.ssl = certificates.context()
     except (DaskMLDistError, OSError) as error:
@@ -71,16 +71,16 @@ def answer(
     import uvloop
 
     meanwhile: list[Task] = [
-        lambda server: _share(metrics),
+        lambda server: _share_metrics(metrics),
         lambda server: _limit(server, head_seconds),
     ]
     if watch is not None:
         models.watch(watch)
         if certificates is not None:
-            meanwhile.append(lambda server: _renew(certificates, config.ssl, watch))
+            meanwhile.append(lambda server: _renew_certificates(certificates, config.ssl, watch))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_served(uvicorn, config, place, listener, keep_alive, meanwhile))
+            runner.run(_run_uvicorn(uvicorn, config, place, listener, keep_alive, meanwhile))
     finally:
         models.close()
         metrics.share()
@@ -91,7 +91,7 @@ def _check_ready(models: Models, watch: float | None) -> None:
         raise ServingError(models.why_none())
 
 
-def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
+def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
     """Configuration of uvicorn for an application, loaded."""
     from daskml_dist.serving.connection import LimitedConnection
 
@@ -111,7 +111,7 @@ def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any
     return config
 
 
-async def _served(
+async def _run_uvicorn(
     uvicorn: Any,
     config: Any,
     place: ProcessSlot,
@@ -131,11 +131,11 @@ async def _served(
     loop = asyncio.get_running_loop()
     server, ends = Server(config), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ends.set)
-    loop.add_reader(place.parent_end, _orphaned, loop, place.parent_end, ends)
-    tasks = [loop.create_task(_end(server, ends, keep_alive))]
+    loop.add_reader(place.parent_end, _end_when_orphaned, loop, place.parent_end, ends)
+    tasks = [loop.create_task(_end_gracefully(server, ends, keep_alive))]
     tasks += [loop.create_task(one(server)) for one in meanwhile]
     for task in tasks:
-        task.add_done_callback(_told)
+        task.add_done_callback(_log_failed_task)
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -144,21 +144,21 @@ async def _served(
         loop.remove_reader(place.parent_end)
 
 
-def _told(task: asyncio.Task[None]) -> None:
+def _log_failed_task(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
         _LOG.error("A task of this process failed; it answers on", exc_info=error)
 
 
-def _orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
+def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
     if not os.read(fd, 1):
         loop.remove_reader(fd)
         ends.set()
 
 
-async def _share(metrics: Metrics) -> None:
+async def _share_metrics(metrics: Metrics) -> None:
     while True:
         metrics.share()
-        await asyncio.sleep(_SHARE)
+        await asyncio.sleep(METRICS_SECONDS)
 
 
 async def _limit(server: Any, seconds: float) -> None:
@@ -167,13 +167,13 @@ async def _limit(server: Any, seconds: float) -> None:
     await close_slow_connections(server.server_state.connections, seconds)
 
 
-async def _renew(certificates: Certificates, context: Any, interval: float) -> None:
+async def _renew_certificates(certificates: Certificates, context: Any, interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
         certificates.renew(context)
 
 
-async def _end(server: Any, ends: asyncio.Event, keep_alive: float) -> None:
+async def _end_gracefully(server: Any, ends: asyncio.Event, keep_alive: float) -> None:
     """Take no more connections, and close those there are with their next answer.
 
     To close an idle one at once would break the request that is on its way on it.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import dask.array as da
 import numpy as np
-from dask.delayed import Delayed
+from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
@@ -21,31 +23,60 @@ from daskml_dist.data.block_errors import (
     call_on_declared_blocks,
     find_declared_numbers,
 )
+from daskml_dist.data.computing import scatter_values
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.conversion import as_array_block, copy_to_host
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
-from daskml_dist.inference.share import shared
 
-__all__ = ["map_blocks", "map_pieces", "sample_rows"]
+__all__ = ["current_client", "make_sample_row", "map_blocks", "map_pieces", "share_in_graph"]
+
+#: Bytes from which a function is sent to the workers apart from the graph.
+MIN_SCATTERED_BYTES = 2**20
+
+
+def share_in_graph(function: Callable[..., Any]) -> Any:
+    """Wrap a function for use as an argument of many tasks."""
+    if len(cloudpickle.dumps(function)) < MIN_SCATTERED_BYTES:
+        return function
+    client = current_client()
+    if client is None:
+        return delayed(function, pure=False)
+    # The graph keeps the future, and the future the copies, which a lost worker leaves to others.
+    (future,) = scatter_values(client, [function], everywhere=True)
+    return delayed(future)
+
+
+def current_client() -> Any | None:
+    """Return the client that calls of this process use; None without one that can be waited for."""
+    # Without distributed loaded there is no client, and no need to load it.
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import Client
+
+    try:
+        client = Client.current(allow_global=True)
+    except ValueError:
+        return None
+    return None if client.asynchronous else client
 
 
 def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
     """Apply a function to every block of rows, lazily."""
-    return map_pieces(partial(_apply, empty=meta[:0]), function, X, meta[:0])
+    return map_pieces(partial(_transform_block, empty=meta[:0]), function, X, meta[:0])
 
 
 def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> Any:
     """Call ``apply(block, function, number)`` for every block of rows, lazily."""
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
-    once, X = shared(function), join_delayed(convert_foreign(X), 2)
+    once, X = share_in_graph(function), join_delayed(convert_foreign(X), 2)
     if (told := find_declared_numbers(X, "X")) is not None:
-        apply = partial(_apply_as_told, told, apply)
+        apply = partial(_apply_to_declared_blocks, told, apply)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
         return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
     if isinstance(X, da.Array):
         apply = partial(_apply_to_array, apply)
-    rows, keys, sizes = _blocks_of(X)
+    rows, keys, sizes = _find_row_blocks(X)
     dependencies: list[Any] = [rows]
     if isinstance(once, Delayed):
         dependencies.append(once)
@@ -63,7 +94,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 
-def _apply_as_told(
+def _apply_to_declared_blocks(
     told: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
 ) -> Any:
     """Return ``apply(rows, function, number)``; a failure tells of rows that Dask was not told."""
@@ -105,7 +136,7 @@ def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number:
     return apply(as_array_block(rows, "X", number), function, number)
 
 
-def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
+def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """A collection whose graph makes blocks of rows, their keys, and their sizes."""
     if is_dataframe_like(X) or is_series_like(X):
         pieces = lower_partitions(X)
@@ -116,7 +147,7 @@ def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     return X, list(flatten(X.__dask_keys__())), sizes
 
 
-def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
+def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
     """Result of one block."""
     if not hasattr(rows, "shape"):
         rows = list(rows)  # of a Bag
@@ -130,7 +161,7 @@ def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any
         raise as_ours(error, f"Block {number} of X: ") from error
 
 
-def sample_rows(X: Any) -> Any:
+def make_sample_row(X: Any) -> Any:
     """Make one row that looks like those of X, without computing anything."""
     X = join_delayed(X, 2)
     if isinstance(X, da.Array) and any(np.isnan(X.shape[1:])):

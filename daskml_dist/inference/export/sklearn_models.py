@@ -139,7 +139,7 @@ class _Converter:
         return found
 
     def _twin(self, estimator: Any) -> Any:
-        from daskml_dist.inference.export.finish import finish, stand_in
+        from daskml_dist.inference.export.sklearn_parts import finish, stand_in
 
         _check_exact(estimator)
         if (inner := stand_in(estimator)) is not None:
@@ -161,7 +161,7 @@ class _Converter:
 
     def _params(self, estimator: Any, kind: type) -> dict[str, Any]:
         """Parameters of ours that the twin's class has and takes."""
-        from daskml_dist.inference.export.finish import name_of
+        from daskml_dist.inference.export.sklearn_parts import name_of
 
         known = inspect.signature(kind).parameters
         given = estimator.get_params(deep=False)
@@ -192,7 +192,7 @@ def _check_exact(estimator: Any) -> None:
 
 def _kind(estimator: Any) -> type:
     """Class of the twin."""
-    from daskml_dist.inference.export.finish import OTHER_KINDS
+    from daskml_dist.inference.export.sklearn_parts import OTHER_KINDS
 
     name = type(estimator).__name__
     for kind in type(estimator).__mro__:

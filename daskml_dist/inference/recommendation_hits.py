@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.containers import load_pandas
 
-__all__ = ["gains", "hits_of", "precisions"]
+__all__ = ["compute_gains", "compute_precisions", "find_hits"]
 
 
-def hits_of(
+def find_hits(
     held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Truth value of each user's first `k` items: it is held out."""
@@ -32,12 +32,12 @@ def hits_of(
     return table, sizes.to_numpy()
 
 
-def precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def compute_precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Share of hits of each user."""
     return np.asarray(hits.mean(axis=1))
 
 
-def gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def compute_gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Discounted cumulative gain of each user, of the best that there is."""
     gain = 1 / np.log2(np.arange(hits.shape[1]) + 2)
     best = np.cumsum(gain)[np.minimum(sizes, hits.shape[1]) - 1]

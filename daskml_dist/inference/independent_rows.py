@@ -1,7 +1,7 @@
 """Rows of which each is asked for alone, in one call: each gets to the bit what it would get alone.
 
 Functions that compare rows and look up, or reckon with each number by itself, do so anyhow, and say
-so: they have an attribute ``rows_apart``.
+so: they have an attribute ``declare_independent_rows``.
 
 BLAS may round a row by how many rows it has beside it, so a matrix of rows is another question than
 its rows one by one. A stack of products of one row (``numpy.matmul`` over the first axis) is the
@@ -20,30 +20,34 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.inference.few_rows import AppliedToRows, Lane
-from daskml_dist.inference.predict import written
+from daskml_dist.inference.map_rows import FewRowsFunction, RowFunctionCall, write_in_place
 from daskml_dist.losses.base import Loss
 from daskml_dist.losses.deviance import Poisson
 from daskml_dist.losses.margin import LogLoss
 
-__all__ = ["lane_of_each_row", "products_of_rows", "rows_apart", "rows_are_apart"]
+__all__ = [
+    "declare_independent_rows",
+    "has_independent_rows",
+    "make_each_row_function",
+    "multiply_each_row",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Methods of losses that are such functions of a single column of raw predictions.
 _OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link, Poisson.inverse_link)
-_WRITES: Any = getattr(written(np.exp), "func")  # noqa: B009
+_WRITES: Any = getattr(write_in_place(np.exp), "func")  # noqa: B009
 #: Bytes at whose multiples rows begin, as the memory of a row alone does.
 _ALIGNED = 16
 
 
-def rows_apart(function: _Function) -> _Function:
+def declare_independent_rows(function: _Function) -> _Function:
     """A function of rows, or of raw predictions, that knows nothing of a row's neighbours."""
     function.rows_apart = True  # type: ignore[attr-defined]
     return function
 
 
-def rows_are_apart(asked: AppliedToRows) -> bool:
+def has_independent_rows(asked: RowFunctionCall) -> bool:
     """Return whether each answer is the same to the bit whatever rows there are beside its row."""
     return _says_so(asked.function) and (asked.then is None or _says_so(asked.then))
 
@@ -51,10 +55,13 @@ def rows_are_apart(asked: AppliedToRows) -> bool:
 def _says_so(function: Any) -> bool:
     if isinstance(function, partial):
         return _says_so(function.args[0] if function.func is _WRITES else function.func)
-    return isinstance(function, np.ufunc) or getattr(function, "rows_apart", False) is True
+    return (
+        isinstance(function, np.ufunc)
+        or getattr(function, "declare_independent_rows", False) is True
+    )
 
 
-def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
+def make_each_row_function(asked: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:
     """The answers to few rows of one dtype, each as if it were alone."""
     prepare = getattr(asked.function, "for_each_row", None)
     if prepare is None and not _says_so(asked.function):
@@ -80,7 +87,7 @@ def _row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
     return write
 
 
-def products_of_rows(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+def multiply_each_row(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
     """``X[i : i + 1] @ w`` of each row."""
     n_rows, width = X.shape
     if width * X.itemsize % _ALIGNED:  # BLAS may go by where a row begins

@@ -1,0 +1,323 @@
+"""Inner parts of twins, which have other names than those of this package's estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.containers import load_pandas
+from daskml_dist.errors import ExportError
+from daskml_dist.losses import LOSSES, Loss
+from daskml_dist.models.trees import Tree
+
+__all__ = ["FINISH", "OTHER_KINDS", "check_fields", "finish", "name_of", "stand_in"]
+
+#: Fields of scikit-learn's nodes, and the names of ours by which they are called.
+_FIELDS = {
+    "left_child": "children_left",
+    "right_child": "children_right",
+    "feature": "feature",
+    "threshold": "threshold",
+    "impurity": "impurity",
+    "n_node_samples": "n_node_samples",
+    "weighted_n_node_samples": "weighted_n_node_samples",
+    "missing_go_to_left": "missing_go_to_left",
+}
+
+
+def set_tree(estimator: Any, twin: Any) -> None:
+    """Give a twin of a decision tree its nodes."""
+    twin.tree_ = _tree_of(estimator.tree_)
+
+
+def set_forest(estimator: Any, twin: Any) -> None:
+    """Give a twin of a forest its trees."""
+    kind = type(twin.estimator)
+    params = {name: getattr(twin, name) for name in twin.estimator_params}
+    twin.estimator_ = kind(**params)
+    twin.estimators_ = []
+    for ours in estimator.estimators_:
+        tree = kind(**params)
+        for name in ("classes_", "n_classes_", "n_features_in_", "n_outputs_"):
+            if hasattr(ours, name):
+                setattr(tree, name, getattr(ours, name))
+        tree.max_features_ = int(estimator.max_features_)
+        tree.tree_ = _tree_of(ours.tree_)
+        twin.estimators_.append(tree)
+
+
+def _tree_of(view: Any) -> Any:
+    """The tree of scikit-learn's with the nodes of a view."""
+    from daskml_dist.sklearn_internals import tree_module
+
+    dtype = tree_module.NODE_DTYPE
+    check_fields(dtype, set(_FIELDS), "trees")
+    nodes = np.zeros(view.node_count, dtype)
+    for field, name in _FIELDS.items():
+        nodes[field] = getattr(view, name)
+    tree = tree_module.Tree(view.n_features, view.n_classes.astype(np.intp), view.n_outputs)
+    state = {
+        "max_depth": view.max_depth,
+        "node_count": view.node_count,
+        "nodes": nodes,
+        "values": np.array(view.value, np.float64, order="C"),
+    }
+    tree.__setstate__(state)
+    return tree
+
+
+def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
+    """Check that nodes of scikit-learn's have the fields that are known here."""
+    found = set(dtype.names or ())
+    if found != known:
+        import sklearn
+
+        raise ExportError(
+            f"Nodes of {what} in scikit-learn {sklearn.__version__} have the fields "
+            f"{sorted(found)}, and {sorted(known)} are known here. Export with a version from 1.6 "
+            "on that has these, or with a newer daskml-dist."
+        )
+
+
+_BOOSTED_NODE_FIELDS = {
+    "value", "count", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right", "gain",
+    "depth", "is_leaf", "bin_threshold", "is_categorical", "bitset_idx",
+}  # fmt: skip
+
+
+def set_boosting(estimator: Any, twin: Any) -> None:
+    """Give a twin its trees, bins, categories and loss."""
+    trees = estimator._trees
+    # Where scikit-learn puts categories first, features have other places.
+    order = _learn_categories(estimator, twin)
+    twin.n_trees_per_iteration_ = trees.n_per_iteration
+    twin._n_features = estimator.n_features_in_
+    twin._baseline_prediction = np.array(estimator._baseline, np.float64).reshape(1, -1)
+    twin._loss = twin._get_loss(sample_weight=None)
+    twin._use_validation_data = len(estimator.validation_score_) > 0
+    twin._scorer = None
+    if hasattr(estimator, "classes_"):
+        from sklearn.preprocessing import LabelEncoder
+
+        twin._label_encoder = LabelEncoder().fit(estimator.classes_)
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    found = [_predictor(trees.tree(number), place) for number in range(len(trees))]
+    n = trees.n_per_iteration
+    twin._predictors = [found[first : first + n] for first in range(0, len(found), n)]
+    for name in ("train_score_", "validation_score_"):
+        setattr(twin, name, np.array(getattr(estimator, name)))
+
+
+def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
+    """Let a twin learn the categories, in its own way, from rows that hold each."""
+    from daskml_dist.sklearn_internals import BinMapper
+
+    bins = estimator._trees.bins
+    mask = bins.categorical
+    names = getattr(estimator, "feature_names_in_", None)
+    # The mask, whatever the user told it by.
+    given, twin.categorical_features = twin.categorical_features, mask if mask.any() else None
+    twin._preprocess_X(_rows_of_categories(estimator, names), reset=True)
+    twin.categorical_features = given
+    if names is not None:
+        twin.feature_names_in_ = np.array(names)
+    order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
+    mapper = BinMapper(n_bins=bins.max_bins + 1, is_categorical=mask[order])
+    mapper.is_categorical_ = mask[order].astype(np.uint8)
+    mapper.missing_values_bin_idx_ = bins.max_bins
+    mapper.bin_thresholds_ = [
+        np.arange(float(len(bins.edges[j]))) if mask[j] else np.array(bins.edges[j]) for j in order
+    ]
+    mapper.n_bins_non_missing_ = bins.counts[order].astype(np.uint32)
+    twin._bin_mapper = mapper
+    return order
+
+
+def _rows_of_categories(estimator: Any, names: Any) -> Any:
+    """Rows like those of the fit, in which every category is once at least."""
+    bins, of_frame = estimator._trees.bins, estimator._categories
+    d = bins.n_features
+    labels = np.arange(d) if names is None else names
+    known: dict[Any, Any] = {}
+    for label, edges, is_one in zip(labels, bins.edges, bins.categorical, strict=True):
+        if is_one:
+            known[label] = np.asarray(of_frame.get(label, edges) if of_frame else edges)
+    n = max((len(values) for values in known.values()), default=1) or 1
+    columns = {
+        label: _repeated(known[label], n) if label in known else np.zeros(n) for label in labels
+    }
+    if names is None and not of_frame:
+        return np.column_stack([np.asarray(column, np.float64) for column in columns.values()])
+    return load_pandas().DataFrame(columns)
+
+
+def _repeated(values: NDArray[Any], n: int) -> NDArray[Any]:
+    return np.resize(values, n) if len(values) else np.full(n, np.nan)
+
+
+def _predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
+    """A tree of scikit-learn's with the nodes of ours."""
+    from daskml_dist.sklearn_internals import PREDICTOR_RECORD_DTYPE, TreePredictor
+
+    check_fields(PREDICTOR_RECORD_DTYPE, _BOOSTED_NODE_FIELDS, "boosting")
+    leaf = tree.feature < 0
+    nodes = np.zeros(len(leaf), PREDICTOR_RECORD_DTYPE)
+    nodes["value"] = tree.value[:, 0]
+    nodes["count"] = np.minimum(tree.count, np.iinfo(np.uint32).max)
+    nodes["feature_idx"] = np.where(leaf, 0, place[tree.feature])
+    nodes["num_threshold"] = np.where(leaf | (tree.category >= 0), 0.0, tree.threshold)
+    nodes["missing_go_to_left"] = tree.missing_left & ~leaf
+    nodes["left"] = np.where(leaf, 0, tree.left)
+    nodes["right"] = np.where(leaf, 0, tree.left + 1)
+    nodes["gain"] = tree.gain
+    nodes["depth"] = tree.depth
+    nodes["is_leaf"] = leaf
+    nodes["bin_threshold"] = np.where(leaf, 0, np.clip(tree.bin, 0, 255))
+    nodes["is_categorical"] = tree.category >= 0
+    nodes["bitset_idx"] = np.maximum(tree.category, 0)
+    # Eight words of 32 bits, the lowest first, for four of 64.
+    words = tree.bitsets.astype("<u8").view("<u4").reshape(-1, 8).astype(np.uint32)
+    return TreePredictor(nodes, words, words.copy())
+
+
+def finish(estimator: Any, twin: Any) -> None:
+    """Set the inner parts of a twin that has all parameters and fitted attributes."""
+    FINISH.get(type(estimator).__name__, _nothing)(estimator, twin)
+
+
+def stand_in(estimator: Any) -> Any:
+    """Thing that an estimator wraps, or stands for, whose twin is its own; None without."""
+    if hasattr(estimator, "_as_sklearns"):
+        return estimator._as_sklearns()
+    return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
+
+
+def name_of(loss: Loss) -> str | None:
+    """Name of a loss whose predictions are those of this name; None of one with others."""
+    kind = type(loss)
+    base = next((one for one in kind.__mro__ if LOSSES.get(vars(one).get("name", "")) is one), None)
+    links = ("predict_proba", "write_proba", "inverse_link")
+    if base is None or any(getattr(kind, one) is not getattr(base, one) for one in links):
+        return None
+    return base.name
+
+
+def _name(estimator: Any) -> str:
+    return type(estimator).__name__
+
+
+def _nothing(estimator: Any, twin: Any) -> None:
+    pass
+
+
+# --- classes ---------------------------------------------------------------------------------
+
+
+def _of_classes(estimator: Any) -> tuple[str, str] | None:
+    """Multinomial log loss, which scikit-learn's SGD does not have."""
+    several = np.size(getattr(estimator, "intercept_", ())) > 1
+    if several and name_of(estimator._loss()) == "log_loss":
+        return "linear_model", "LogisticRegression"
+    return None
+
+
+def _of_targets(estimator: Any) -> tuple[str, str] | None:
+    """Several targets, which scikit-learn's SGD does not have."""
+    loss = estimator._loss()
+    if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
+        raise ExportError(
+            f"scikit-learn's SGDRegressor has no loss={loss.name!r}, nor any with a link. Fit "
+            "PoissonRegressor, GammaRegressor or TweedieRegressor of daskml_dist.linear_model, "
+            "which have twins."
+        )
+    several = np.size(getattr(estimator, "intercept_", ())) > 1
+    return ("linear_model", "LinearRegression") if several else None
+
+
+#: Functions that tell in which cases the twin is of another name, and room.
+OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
+    "SGDClassifier": _of_classes,
+    "SGDRegressor": _of_targets,
+}
+
+# --- inner parts -----------------------------------------------------------------------------
+
+
+def _set_centres(estimator: Any, twin: Any) -> None:
+    from daskml_dist.sklearn_internals import count_openmp_threads
+
+    twin._n_threads = count_openmp_threads()
+    if {*(getattr(estimator, "_feature_dtypes", None) or ())} == {"float32"}:
+        # scikit-learn's take rows of the dtype of their centres alone: that of the fit.
+        twin.cluster_centers_ = twin.cluster_centers_.astype(np.float32)
+
+
+def _set_bisecting(estimator: Any, twin: Any) -> None:
+    from daskml_dist.sklearn_internals import BisectingTree
+
+    _set_centres(estimator, twin)
+    leaves, labels = estimator._tree.leaves, estimator._tree.labels
+    centre = None if len(leaves.centroids) == 0 else leaves.centroids[0].mean(axis=0)
+    nodes = [BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
+    for number, node in enumerate(leaves.split):
+        parent, children = nodes[node], nodes[2 * number + 1 : 2 * number + 3]
+        parent.left, parent.right = children
+        for child, its in zip(children, leaves.centroids[number], strict=True):
+            child.center = np.asarray(its, twin.cluster_centers_.dtype)
+    for node, label in zip(nodes, labels, strict=True):
+        node.label = int(label)
+    twin._bisecting_tree = nodes[0]
+
+
+def _set_loss(estimator: Any, twin: Any) -> None:
+    twin._base_loss = twin._get_loss()
+
+
+def _set_factors(estimator: Any, twin: Any) -> None:
+    from daskml_dist.sklearn_internals import convert_beta_loss
+
+    twin._n_components = len(estimator.components_)
+    twin._beta_loss = convert_beta_loss(twin.beta_loss)
+
+
+def _set_labels(estimator: Any, twin: Any) -> None:
+    from sklearn.preprocessing import LabelBinarizer
+
+    labels = np.eye(estimator.n_outputs_, dtype=int) if estimator._several else estimator.classes_
+    twin._label_binarizer = LabelBinarizer().fit(labels)
+
+
+def _set_signs(estimator: Any, twin: Any) -> None:
+    from sklearn.preprocessing import LabelBinarizer
+
+    labels = estimator.classes_
+    if getattr(estimator, "_several", False):
+        labels = np.eye(len(labels), dtype=int)
+    twin._label_binarizer = LabelBinarizer(pos_label=1, neg_label=-1).fit(labels)
+
+
+#: Functions that set the inner parts of a twin, by the name of the estimator's class.
+FINISH: dict[str, Callable[[Any, Any], None]] = {
+    "BisectingKMeans": _set_bisecting,
+    "DecisionTreeClassifier": set_tree,
+    "DecisionTreeRegressor": set_tree,
+    "ExtraTreesClassifier": set_forest,
+    "ExtraTreesRegressor": set_forest,
+    "GammaRegressor": _set_loss,
+    "HistGradientBoostingClassifier": set_boosting,
+    "HistGradientBoostingRegressor": set_boosting,
+    "KMeans": _set_centres,
+    "MLPClassifier": _set_labels,
+    "MiniBatchKMeans": _set_centres,
+    "NMF": _set_factors,
+    "PoissonRegressor": _set_loss,
+    "RandomForestClassifier": set_forest,
+    "RandomForestRegressor": set_forest,
+    "RidgeClassifier": _set_signs,
+    "RidgeClassifierCV": _set_signs,
+    "TweedieRegressor": _set_loss,
+}

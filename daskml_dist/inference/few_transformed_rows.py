@@ -1,0 +1,207 @@
+"""Scalers before a model: what their ``transform`` computes of few plain rows, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import preprocessing
+
+from daskml_dist.data.feature_names import names_surely_match
+from daskml_dist.data.plain_rows import (
+    FLOAT_DTYPES,
+    convert_few_rows,
+    extract_frame_floats,
+    extract_frame_words,
+    is_small_frame,
+)
+from daskml_dist.sklearn_internals import get_output_config, set_output_module
+
+__all__ = [
+    "extract_few_rows",
+    "find_plain_transform",
+    "is_wrapped_for_output",
+    "make_scaler_function",
+    "returns_arrays",
+    "scale_few_rows",
+    "unscale_few_rows",
+]
+
+
+def extract_few_rows(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
+    """Values of few rows of a frame with the names of the fit, where these are enough."""
+    if (
+        not is_small_frame(X)
+        or not transformer._by_place
+        or options.get("copy") is False
+        or not getattr(transformer, "copy", True)
+        or not names_surely_match(X, getattr(transformer, "feature_names_in_", None))
+        or not returns_arrays(transformer)
+    ):
+        return None
+    values = extract_frame_floats(X)
+    return values if values is not None or transformer._numeric else extract_frame_words(X)
+
+
+def returns_arrays(transformer: Any) -> bool:
+    """Return whether nobody asked for another container of what is transformed."""
+    return bool(get_output_config("transform", transformer)["dense"] == "default")
+
+
+@cache
+def find_plain_transform(kind: Any, base: Any) -> Callable[..., Any]:
+    """Method ``transform`` of a class that comes after `base`, which makes no frames of arrays."""
+    found: Any = super(base, kind).transform
+    plain: Callable[..., Any] = found.__wrapped__ if is_wrapped_for_output(found) else found
+    return plain
+
+
+def is_wrapped_for_output(method: Any) -> bool:
+    """Return whether scikit-learn makes the containers that ``set_output`` names of a method."""
+    return getattr(method, "__globals__", None) is vars(set_output_module)
+
+
+_Step = tuple[Any, NDArray[Any]]
+
+
+def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any] | None:
+    """A function from finite rows to the scaled ones, to the bit those of ``transform``."""
+    kind = _find_sklearn_class(scaler.__class__)
+    return (
+        None if kind is None or not _matches_sklearn(kind) else _make_function(kind, scaler, dtype)
+    )
+
+
+def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
+    """Few plain rows scaled, as ``transform`` returns them; None where it should look itself."""
+    kind = _find_sklearn_class(scaler.__class__)
+    if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
+        return None
+    rows = _convert_finite_rows(scaler, X)
+    if rows is None or get_output_config("transform", scaler)["dense"] != "default":
+        return None
+    if not _matches_sklearn(kind):
+        return None
+    scaled: NDArray[Any] = _make_function(kind, scaler, rows.dtype)(rows)
+    return scaled
+
+
+def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
+    """As :func:`scale_few_rows`, of ``inverse_transform``, which asks for no names."""
+    kind = _find_sklearn_class(scaler.__class__)
+    if kind is None or type(X) is not np.ndarray:
+        return None
+    rows = _convert_finite_rows(scaler, X)
+    if rows is None or not _matches_sklearn(kind):
+        return None
+    return _undo_steps(kind, scaler, rows)
+
+
+def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
+    """Few rows of a fitted scaler that may not write into them; None for any other."""
+    known = vars(scaler)
+    if "n_features_in_" not in known or not known["copy"]:
+        return None
+    rows = convert_few_rows(X, (known["n_features_in_"],))
+    return rows if rows is not None and np.isfinite(rows).all() else None
+
+
+def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
+    """Rows as they were before scaling; clipped values stay so."""
+    X = X.copy()
+    for step, values in reversed(_STEPS[kind](scaler, X.dtype)):
+        _INVERSES[step](X, values, out=X, casting="same_kind")
+    return X
+
+
+def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:
+    steps = _STEPS[kind](scaler, dtype)
+    clip = _clip_bounds(scaler, dtype)
+
+    def scaled(X: NDArray[Any]) -> NDArray[Any]:
+        X = X.copy()
+        for step, values in steps:
+            step(X, values, out=X, casting="same_kind")
+        if clip is not None:
+            np.clip(X, *clip, out=X)
+        return X
+
+    return scaled
+
+
+@cache
+def _matches_sklearn(kind: Any) -> bool:
+    """Return whether the installed scikit-learn computes what is written here."""
+    rows = np.random.default_rng(0).normal(size=(9, 3))
+    scaler = kind().fit(rows[1:])
+    if hasattr(scaler, "clip"):
+        scaler.clip = True
+    return all(
+        np.array_equal(_make_function(kind, scaler, dtype)(X), scaler.transform(X))
+        and np.array_equal(_undo_steps(kind, scaler, X), scaler.inverse_transform(X))
+        for dtype in FLOAT_DTYPES
+        for X in [rows.astype(dtype)]
+    )
+
+
+@cache
+def _find_sklearn_class(kind: Any) -> Any:
+    """scikit-learn's class of a scaler that is known here."""
+    return next((base for base in _STEPS if _is_unchanged(kind, base)), None)
+
+
+def _is_unchanged(kind: type, base: type) -> bool:
+    """Return whether a class is scikit-learn's, or this package's of it; others may do anything."""
+    ours = kind.__module__.startswith("daskml_dist.preprocessing.") and issubclass(kind, base)
+    return kind is base or ours
+
+
+def _standard_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    steps: list[_Step] = []
+    if scaler.with_mean:
+        steps.append((np.subtract, scaler.mean_.astype(dtype)))
+    if scaler.with_std:
+        steps.append((np.divide, scaler.scale_.astype(dtype)))
+    return steps
+
+
+def _min_max_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    return [(np.multiply, scaler.scale_), (np.add, scaler.min_)]
+
+
+def _max_abs_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    return [(np.divide, scaler.scale_)]
+
+
+def _robust_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    steps: list[_Step] = []
+    if scaler.with_centering:
+        steps.append((np.subtract, scaler.center_))
+    if scaler.with_scaling:
+        steps.append((np.divide, scaler.scale_))
+    return steps
+
+
+def _clip_bounds(scaler: Any, dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
+    if not getattr(scaler, "clip", False):
+        return None
+    low, high = getattr(scaler, "feature_range", (-1.0, 1.0))
+    return dtype.type(low), dtype.type(high)
+
+
+_STEPS: dict[type, Callable[[Any, np.dtype[Any]], list[_Step]]] = {
+    preprocessing.StandardScaler: _standard_steps,
+    preprocessing.MinMaxScaler: _min_max_steps,
+    preprocessing.MaxAbsScaler: _max_abs_steps,
+    preprocessing.RobustScaler: _robust_steps,
+}
+#: What undoes a step.
+_INVERSES = {
+    np.add: np.subtract,
+    np.subtract: np.add,
+    np.multiply: np.divide,
+    np.divide: np.multiply,
+}
