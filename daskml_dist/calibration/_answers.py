@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_column, take_rows
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference.map_blocks import share_in_graph
+from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.model_selection._roles import TEST, FoldAssignment
 from daskml_dist.model_selection._split_rows import n_rows_of
 

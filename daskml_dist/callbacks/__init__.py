@@ -4,13 +4,9 @@ Each is given as ``callbacks=[...]`` to any estimator; one's own are described i
 :mod:`daskml_dist.training.callbacks`.
 """
 
-from daskml_dist.callbacks.csv_logger import CSVLogger
-from daskml_dist.callbacks.early_stopping import EarlyStopping
 from daskml_dist.callbacks.eval_monitor import EvalMonitor
-from daskml_dist.callbacks.mlflow import MLflow
-from daskml_dist.callbacks.optuna_pruning import OptunaPruning
-from daskml_dist.callbacks.tensorboard import TensorBoard
-from daskml_dist.callbacks.time_limit import TimeLimit
+from daskml_dist.callbacks.loggers import CSVLogger, MLflow, TensorBoard
+from daskml_dist.callbacks.stopping import EarlyStopping, OptunaPruning, TimeLimit
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.training.checkpoint import Checkpoint
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-__all__ = ["FitCallback", "facts_of", "measure_of", "more_is_better", "numbers_of"]
+__all__ = ["FitCallback", "find_fit_facts", "find_measure", "find_numbers", "is_more_better"]
 
 
 class FitCallback(NamedParameters):
@@ -31,19 +31,19 @@ class FitCallback(NamedParameters):
         return f"{type(self).__name__}({given})"
 
 
-def facts_of(run: Any) -> dict[str, Any]:
+def find_fit_facts(run: Any) -> dict[str, Any]:
     """Facts that loggers write as a fit begins; those that it has not are left out."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def more_is_better(name: str) -> bool:
+def is_more_better(name: str) -> bool:
     """Return whether more of a measure is better: of scores it is, of all others less is."""
     return name == "val_score" or name.startswith("eval_score")
 
 
-def numbers_of(record: dict[str, Any]) -> dict[str, float]:
+def find_numbers(record: dict[str, Any]) -> dict[str, float]:
     """Numbers of a record but its pass; those that were not measured are left out."""
     return {
         key: value
@@ -52,13 +52,13 @@ def numbers_of(record: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def measure_of(record: dict[str, Any], name: str, callback: str) -> float:
+def find_measure(record: dict[str, Any], name: str, callback: str) -> float:
     """Value of the measure `name` in the record of a pass."""
     value = record.get(name)
     if value is None or isinstance(value, str | list):
         raise InvalidParameterError(
             f"{callback}(monitor={name!r}): the fit has no such measure. Choose one of "
-            f"{', '.join(numbers_of(record))}; val_score needs "
+            f"{', '.join(find_numbers(record))}; val_score needs "
             "early_stopping=True, and eval_score fit(..., eval_set=(X, y))."
         )
     return float(value)

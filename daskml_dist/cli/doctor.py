@@ -13,8 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from daskml_dist._version import __version__
-from daskml_dist.cli._checks import CHECKS
-from daskml_dist.cli._child import examine
+from daskml_dist.cli._checks import CHECKS, examine
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import nearest
 

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daskml_dist.cli._estimators import encoding_columns, make_estimator
-from daskml_dist.cli._outputs import check_output, save
+from daskml_dist.cli._models import check_output, encoding_columns, make_estimator, save
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from daskml_dist.cli._estimators import make_estimator
+from daskml_dist.cli._models import make_estimator
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_arguments as add_rows

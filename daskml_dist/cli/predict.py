@@ -19,7 +19,7 @@ import numpy as np
 from dask.base import compute
 from numpy.typing import NDArray
 
-from daskml_dist.cli._outputs import load
+from daskml_dist.cli._models import load
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_files, read_features, read_here

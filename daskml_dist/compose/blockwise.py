@@ -22,8 +22,8 @@ from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.suggestions import nearest
 from daskml_dist.estimators.export import Exported
+from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
-from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
 
 __all__ = ["Blockwise"]
 

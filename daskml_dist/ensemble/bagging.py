@@ -38,7 +38,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
     can_stack,
     open_stack,
 )
-from daskml_dist.inference.map_blocks import make_sample_row, share_in_graph
+from daskml_dist.inference.block_mapping import make_sample_row, share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import encoded, labels_of
 from daskml_dist.meta_estimators.members import as_array, fit_members, here, params_of, taken

@@ -41,7 +41,7 @@ from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.independent_rows import declare_independent_rows
-from daskml_dist.inference.map_rows import map_rows, write_in_place
+from daskml_dist.inference.row_mapping import map_rows, write_in_place
 from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_predictions import RawTrees, TreeLeaves
 from daskml_dist.models.trees import Trees

@@ -22,7 +22,7 @@ from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted, checked_as_theirs
 from daskml_dist.errors.suggestions import nearest
-from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
+from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.linear_model import LogisticRegression, RidgeCV
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import check_indicators, counted_labels, encoded

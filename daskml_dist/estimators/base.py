@@ -24,7 +24,7 @@ from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, not_fitte
 from daskml_dist.errors.suggestions import called_here
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.estimators.export import Exported
-from daskml_dist.inference.map_rows import iterate_results, map_rows
+from daskml_dist.inference.row_mapping import iterate_results, map_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.planning.advising import plan

@@ -47,6 +47,7 @@ from daskml_dist.errors.sklearn_errors import (
     checked_as_theirs,
 )
 from daskml_dist.estimators.export import Exported
+from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.few_transformed_rows import (
     extract_few_rows,
     find_plain_transform,
@@ -55,7 +56,6 @@ from daskml_dist.inference.few_transformed_rows import (
     scale_few_rows,
     unscale_few_rows,
 )
-from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
 from daskml_dist.parameters.checks import refuse_sklearns_callbacks
 from daskml_dist.sklearn_internals import get_output_config
 

@@ -25,7 +25,7 @@ from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.inference.independent_rows import declare_independent_rows
-from daskml_dist.inference.map_rows import map_rows
+from daskml_dist.inference.row_mapping import map_rows
 from daskml_dist.models.criteria import (
     AbsoluteErrorCriterion,
     Criterion,

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.inference.map_rows import FewRowsFunction, RowFunctionCall, write_in_place
+from daskml_dist.inference.row_mapping import FewRowsFunction, RowFunctionCall, write_in_place
 from daskml_dist.losses.base import Loss
 from daskml_dist.losses.deviance import Poisson
 from daskml_dist.losses.margin import LogLoss

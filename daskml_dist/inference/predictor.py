@@ -15,7 +15,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.export.sklearn_models import check_fitted_if_ours
 from daskml_dist.inference.few_transformed_rows import make_scaler_function
 from daskml_dist.inference.independent_rows import has_independent_rows, make_each_row_function
-from daskml_dist.inference.map_rows import FewRowsFunction, RowFunctionCall
+from daskml_dist.inference.row_mapping import FewRowsFunction, RowFunctionCall
 from daskml_dist.inference.saved.manifest import manifest_of, needed_names
 from daskml_dist.inference.saved.model_file import load
 

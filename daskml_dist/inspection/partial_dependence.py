@@ -22,8 +22,8 @@ from daskml_dist.errors import ExportError, InvalidParameterError
 from daskml_dist.errors.remedies import with_remedy
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
+from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inference.export import to_sklearn
-from daskml_dist.inference.map_blocks import share_in_graph
 from daskml_dist.inspection._blocks import read_rows, weights_of
 from daskml_dist.inspection._grid import axes_of
 

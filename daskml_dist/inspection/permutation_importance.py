@@ -20,7 +20,7 @@ from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
-from daskml_dist.inference.map_blocks import share_in_graph
+from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
 from daskml_dist.inspection._scores import Score, Target, score_of
 from daskml_dist.parameters.checks import check_count, seed_of

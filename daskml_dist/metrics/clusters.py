@@ -20,7 +20,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.map_blocks import share_in_graph
+from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.metrics._columns import called, is_lazy
 from daskml_dist.metrics._readers import read_labels
 from daskml_dist.metrics._silhouettes import (

@@ -25,7 +25,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator, reduce_parts
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import TrainingError
-from daskml_dist.inference.map_blocks import current_client
+from daskml_dist.inference.block_mapping import current_client
 from daskml_dist.model_selection._checks import (
     check_splitter,
     check_target,

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.inference.map_rows import write_in_place
+from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.base import SinglePassSolver

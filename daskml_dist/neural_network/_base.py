@@ -14,7 +14,7 @@ from daskml_dist.estimators.classifier import SeveralLabels
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.supervised import Supervised, as_columns
-from daskml_dist.inference.map_rows import write_in_place
+from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo

@@ -19,7 +19,7 @@ from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import LazyTransformerMixin
-from daskml_dist.inference.map_blocks import map_blocks
+from daskml_dist.inference.block_mapping import map_blocks
 
 __all__ = ["Categorizer", "DummyEncoder"]
 

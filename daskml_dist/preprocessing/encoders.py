@@ -30,7 +30,7 @@ from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import BlockTransformer
-from daskml_dist.inference.map_blocks import make_sample_row, map_blocks
+from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 
 __all__ = ["CategoryTransformer", "LabelEncoder", "OneHotEncoder", "OrdinalEncoder"]
 

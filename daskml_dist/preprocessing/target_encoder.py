@@ -28,7 +28,7 @@ from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import keeping_lazy
-from daskml_dist.inference.map_blocks import map_pieces
+from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.preprocessing.encoders import CategoryTransformer
 
 __all__ = ["TargetEncoder"]

@@ -22,7 +22,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.estimators.export import Exported
-from daskml_dist.inference.map_blocks import map_pieces
+from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.inference.recommendation_hits import compute_gains, find_hits
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.recommender._scores import FittedFactors, Seen, find_ids, first_items, highest

@@ -68,14 +68,16 @@ def _is_feature(name: str, values: NDArray[Any], predictor: Any) -> bool:
 def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[Any]:
     width = predictor.n_features
     if values.ndim != 2 and width is not None:
-        raise _refuse(f"Input {name[:100]!r} has shape {list(values.shape)}: send [rows, {width}].")
+        raise _wrong_input(
+            f"Input {name[:100]!r} has shape {list(values.shape)}: send [rows, {width}]."
+        )
     if width is not None and values.shape[1] != width:
-        raise _refuse(
+        raise _wrong_input(
             f"Input {name[:100]!r} has {values.shape[1]} features and the model {width}: send "
             f"shape [rows, {width}]."
         )
     if values.ndim == 0 or values.shape[0] == 0:
-        raise _refuse("There are no rows: send one at least.")
+        raise _wrong_input("There are no rows: send one at least.")
     if values.dtype.kind == "O":
         for at in range(width or 0):
             _check_dtype(f"{name}[:, {at}]", values[:, at], at, predictor)
@@ -87,18 +89,18 @@ def _check_columns(
 ) -> dict[str, NDArray[Any]]:
     names = predictor.names
     if names is None:
-        raise _refuse(
+        raise _wrong_input(
             f"There are {len(tensors)} inputs, and the model knows no names of features: send "
             f"one of shape [rows, {predictor.n_features}]."
         )
     given = dict(tensors)
     if len(given) < len(tensors):
-        raise _refuse("Two inputs have one name: send each feature once.")
+        raise _wrong_input("Two inputs have one name: send each feature once.")
     _check_names(given, names, predictor.needed)
     columns = {name: _flatten_column(name, given[name]) for name in names if name in given}
     sizes = {len(values) for values in columns.values()}
     if len(sizes) != 1 or 0 in sizes:
-        raise _refuse(
+        raise _wrong_input(
             f"The inputs have {', '.join(map(str, sorted(sizes)))} rows: send as many of each, one "
             "at least."
         )
@@ -116,8 +118,9 @@ def _check_names(given: Collection[str], names: Sequence[str], needed: Sequence[
     if missing or unknown:
         said = [f"{_list_names(missing)} missing"] if missing else []
         said += [f"{_list_names(unknown)} unknown to the model"] if unknown else []
-        raise _refuse(
-            f"Of the features, {' and '.join(said)}: send one input for each, of {_list_names(needed)}."
+        raise _wrong_input(
+            f"Of the features, {' and '.join(said)}: send one input for each, of "
+            f"{_list_names(needed)}."
         )
 
 
@@ -125,7 +128,7 @@ def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
     if values.ndim == 2 and values.shape[1] == 1:
         return values[:, 0]
     if values.ndim != 1:
-        raise _refuse(
+        raise _wrong_input(
             f"Input {name[:100]!r} has shape {list(values.shape)}: send a feature as [rows] or "
             "[rows, 1]."
         )
@@ -139,7 +142,7 @@ def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> No
         return
     if all(isinstance(value, (int, float)) for value in values):
         return
-    raise _refuse(
+    raise _wrong_input(
         f"Input {name[:100]!r} holds strings, and the model was fitted to {dtype}: send "
         f"{find_datatype(dtype)}."
     )
@@ -159,7 +162,7 @@ def _list_names(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _refuse(message: str) -> RequestError:
+def _wrong_input(message: str) -> RequestError:
     return RequestError(message, 422)
 
 

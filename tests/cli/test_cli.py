@@ -21,7 +21,6 @@ from sklearn.datasets import dump_svmlight_file
 import daskml_dist
 from daskml_dist.cli import COMMANDS, main
 from daskml_dist.cli import _checks as checks
-from daskml_dist.cli import _child as child
 from daskml_dist.cli._checks import CHECKS, Check, Finding
 from daskml_dist.linear_model import SGDClassifier
 from tests.subprocesses import environment
@@ -314,7 +313,7 @@ def test_what_works_here(only: str) -> None:
 
 
 def test_a_check_that_hangs_is_ended() -> None:
-    found = child.examine("fit", 0.01)
+    found = checks.examine("fit", 0.01)
     assert found.state == "broken"
     assert "did not end within 0.01 s" in found.text
 
@@ -351,5 +350,5 @@ def test_a_check_that_raises_is_broken(
 
     monkeypatch.setitem(CHECKS, "fit", Check(fail))
     monkeypatch.setattr(sys, "argv", ["doctor", "fit"])
-    child._main()
+    checks._main()
     assert '["broken", "OSError: no such thing"]' in capsys.readouterr().out

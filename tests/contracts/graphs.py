@@ -25,7 +25,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from daskml_dist.dask_internals.expressions import make_frame_from_tasks
-from daskml_dist.inference.map_blocks import map_blocks
+from daskml_dist.inference.block_mapping import map_blocks
 
 __all__ = [
     "ARRAY_SOURCES",

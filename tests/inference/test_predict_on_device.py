@@ -19,7 +19,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError, InvalidDataError
-from daskml_dist.inference import on_device
 from daskml_dist.linear_model import (
     LinearRegression,
     LogisticRegression,
@@ -104,7 +103,7 @@ def test_predictions_are_those_of_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if pieces == "few rows":
-        monkeypatch.setattr(on_device, "_MOST_ROWS", 7)
+        monkeypatch.setattr(row_mapping, "MAX_DEVICE_ROWS", 7)
     model = MODELS[target].fit(X.astype(dtype), Y[target])
     rows = container(X.astype(dtype))
     for method in METHODS:
@@ -214,7 +213,7 @@ def test_rows_that_are_not_finite_are_named(
     to_device: ToDevice, wrong: float, dtype: str, container: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in columns that have no effect, and behind the first rows that are worked on."""
-    monkeypatch.setattr(on_device, "_MOST_ROWS", 7)
+    monkeypatch.setattr(row_mapping, "MAX_DEVICE_ROWS", 7)
     model = SGDClassifier()
     model.classes_ = np.array([0, 1])
     model.coef_, model.intercept_, model.n_features_in_ = np.zeros((1, D), dtype), np.zeros(1), D

@@ -215,7 +215,7 @@ def test_other_files_are_refused(attack: str, path: Path) -> None:
     [
         ("os.system", "made of os.system"),
         ("subprocess.Popen", "made of subprocess.Popen"),
-        ("daskml_dist.callbacks.csv_logger.CSVLogger", "made of daskml_dist.callbacks"),
+        ("daskml_dist.callbacks.loggers.CSVLogger", "made of daskml_dist.callbacks"),
         ("daskml_dist.losses.get_loss", "which is no class here"),
         ("daskml_dist.losses.margin.np", "which is no class here"),
     ],

@@ -17,7 +17,7 @@ from rich.errors import LiveError
 from rich.live import Live
 
 from daskml_dist import cluster, decomposition, ensemble, linear_model, neural_network, tree
-from daskml_dist.callbacks.base import facts_of
+from daskml_dist.callbacks.base import find_fit_facts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidParameterError
 
@@ -154,7 +154,7 @@ def test_the_bound_of_a_solver_is_no_plan(name: str, plain: Console) -> None:
     class Tell:
         def on_fit_begin(self, run: Any) -> None:
             assert run.max_iter == planned
-            told.append(facts_of(run))
+            told.append(find_fit_facts(run))
 
     model, planned = PLANNED[name]
     X = np.random.default_rng(0).normal(size=(60, 3))

@@ -19,7 +19,7 @@ from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.supervised import Supervised, as_columns
 from daskml_dist.inference.independent_rows import multiply_each_row
-from daskml_dist.inference.map_rows import write_in_place
+from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution

@@ -33,7 +33,7 @@ from daskml_dist.data.row_checks import (
     name_columns_in_errors,
 )
 from daskml_dist.data.row_checks import find_row_shape as shape_of_rows
-from daskml_dist.inference.map_blocks import map_pieces
+from daskml_dist.inference.block_mapping import map_pieces
 
 __all__ = ["FewRowsFunction", "RowFunctionCall", "iterate_results", "map_rows", "write_in_place"]
 

@@ -1,0 +1,341 @@
+"""Runs in MLflow."""
+
+from __future__ import annotations
+
+import csv
+import os
+from typing import Any
+
+from daskml_dist.callbacks.base import FitCallback, find_fit_facts, find_numbers
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+
+__all__ = ["CSVLogger", "MLflow", "TensorBoard"]
+
+
+class CSVLogger(FitCallback):
+    """Callback that writes each pass as a line of a CSV file, as soon as the pass ends.
+
+    The columns are those of :attr:`daskml_dist.training.history.History.records`; an empty field
+    was not measured.
+
+    Parameters
+    ----------
+    path : str or path
+        A file in an existing folder, on a disk of the client.
+    append : bool, default=False
+        Go on after the lines of a file that is there; else it is written anew.
+
+    Raises
+    ------
+    InvalidParameterError
+        As the fit begins: the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import CSVLogger
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     log = CSVLogger(f'{folder}/fit.csv')
+    ...     _ = SGDClassifier(max_iter=2, tol=None, callbacks=[log], random_state=0).fit(X, y)
+    ...     n_lines = len(open(f'{folder}/fit.csv').read().splitlines())
+    >>> n_lines
+    3
+    """
+
+    def __init__(self, path: str | os.PathLike[str], append: bool = False) -> None:
+        self.path = path
+        self.append = append
+        self._file: Any = None
+        self._writer: Any = None
+        #: Where the line of each pass begins.
+        self._places: dict[int, int] = {}
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Open the file.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        try:
+            # Kept open from pass to pass.
+            self._file = open(self.path, "a" if self.append else "w", newline="", encoding="utf-8")
+        except (OSError, TypeError) as error:
+            raise InvalidParameterError(
+                f"CSVLogger(path={self.path!r}): cannot be written ({error}). Name a file in a "
+                "folder that exists and that you may write to."
+            ) from error
+        self._writer, self._places = None, {}
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        if self._file is None:
+            return
+        if self._writer is None:
+            names = [name for name, value in record.items() if not isinstance(value, list)]
+            self._writer = csv.DictWriter(self._file, names, extrasaction="ignore")
+            if self._file.tell() == 0:
+                self._writer.writeheader()
+        self._places[record["pass"]] = self._file.tell()
+        self._writer.writerow(record)
+        self._file.flush()
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass over, that was made again since a worker was lost, and drop later ones.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        if self._file is not None and record["pass"] in self._places:
+            self._file.seek(self._places[record["pass"]])
+            self._file.truncate()
+        self.on_pass_end(run, record)
+
+    def on_fit_end(self, run: Any) -> None:
+        """Close the file.
+
+        Parameters
+        ----------
+        run : object
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class TensorBoard(FitCallback):
+    """Callback that writes each pass for TensorBoard, as soon as the pass ends.
+
+    Needs ``pip install "daskml-dist[tensorboard]"`` (tensorboardX). The step of a number is its
+    pass; changes of membership are texts.
+
+    Parameters
+    ----------
+    log_dir : str or path
+        Folder of the run, one a fit.
+
+    Raises
+    ------
+    DaskMLDistError
+        As the fit begins: tensorboardX is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.callbacks import TensorBoard
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(callbacks=[TensorBoard('logs')])  # doctest: +SKIP
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        self.log_dir = log_dir
+        self._writer: Any = None
+        self._pass = 0
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Open the folder.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise DaskMLDistError(
+                "The callback TensorBoard needs tensorboardX: pip install "
+                "'daskml-dist[tensorboard]'; CSVLogger needs nothing."
+            ) from error
+        self._writer, self._pass = SummaryWriter(os.fspath(self.log_dir)), 0
+        text = "\n".join(f"- {name}: {value}" for name, value in find_fit_facts(run).items())
+        self._writer.add_text("fit", text, 0)
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        if self._writer is None:
+            return
+        self._pass = record["pass"]
+        for key, value in find_numbers(record).items():
+            self._writer.add_scalar(key, value, self._pass)
+        self._writer.flush()
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass again, that was made again since a worker was lost.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        """Write a change of membership.
+
+        Parameters
+        ----------
+        run : object
+        event : object
+        """
+        if self._writer is not None:
+            self._writer.add_text("generations", str(event), self._pass)
+
+    def on_fit_end(self, run: Any) -> None:
+        """Close the folder.
+
+        Parameters
+        ----------
+        run : object
+        """
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+class MLflow(FitCallback):
+    """Callback that logs a fit as a run of MLflow: its facts once, its numbers each pass.
+
+    Needs ``pip install "daskml-dist[mlflow]"`` (mlflow-skinny). Where a run is active, as in
+    ``with mlflow.start_run():``, the fit is logged into it, and it stays open.
+
+    Parameters
+    ----------
+    run_name : str or None, default=None
+        Name of the run; MLflow makes one up by default.
+    experiment : str or None, default=None
+        Name of the experiment, which is made where there is none; the current one by default.
+    tracking_uri : str or None, default=None
+        Server or folder; MLflow's own by default.
+
+    Raises
+    ------
+    DaskMLDistError
+        As the fit begins: MLflow is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.callbacks import MLflow
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(callbacks=[MLflow(experiment='clicks')])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        run_name: str | None = None,
+        experiment: str | None = None,
+        tracking_uri: str | None = None,
+    ) -> None:
+        self.run_name = run_name
+        self.experiment = experiment
+        self.tracking_uri = tracking_uri
+        self._client: Any = None
+        self._run_id = ""
+        self._own = False
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Begin the run, or go on in the active one.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        try:
+            import mlflow
+        except ImportError as error:
+            raise DaskMLDistError(
+                "The callback MLflow needs MLflow: pip install 'daskml-dist[mlflow]'; CSVLogger "
+                "needs nothing."
+            ) from error
+        client = mlflow.MlflowClient(self.tracking_uri)
+        active = mlflow.active_run()
+        elsewhere = self.tracking_uri is not None or self.experiment is not None
+        self._own = elsewhere or active is None
+        if elsewhere:
+            made = client.create_run(self._experiment_id(client), run_name=self.run_name)
+        elif active is None:
+            made = mlflow.start_run(run_name=self.run_name)  # in the experiment set, if any
+        else:
+            made = active
+        self._run_id = made.info.run_id
+        self._client = client
+        for name, value in find_fit_facts(run).items():
+            client.log_param(self._run_id, name, value)
+
+    def _experiment_id(self, client: Any) -> str:
+        name = "Default" if self.experiment is None else self.experiment
+        found = client.get_experiment_by_name(name)
+        return str(client.create_experiment(name) if found is None else found.experiment_id)
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Log a pass.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        if self._client is None:
+            return
+        for key, value in find_numbers(record).items():
+            self._client.log_metric(self._run_id, key, float(value), step=record["pass"])
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass again, that was made again since a worker was lost.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        """Note a change of membership as a tag.
+
+        Parameters
+        ----------
+        run : object
+        event : object
+        """
+        if self._client is not None:
+            number = getattr(event, "generation", 0)
+            self._client.set_tag(self._run_id, f"generation.{number}", str(event))
+
+    def on_fit_end(self, run: Any) -> None:
+        """End a run of one's own.
+
+        Parameters
+        ----------
+        run : object
+        """
+        client, self._client = self._client, None
+        if client is None or not self._own:
+            return
+        import mlflow
+
+        status = "FINISHED" if getattr(run, "error", None) is None else "FAILED"
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self._run_id:
+            mlflow.end_run(status)
+        else:
+            client.set_terminated(self._run_id, status)

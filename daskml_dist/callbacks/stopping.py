@@ -1,0 +1,296 @@
+"""An early end of fits that get no better."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from dask.utils import parse_timedelta
+
+from daskml_dist.callbacks.base import FitCallback, find_measure, is_more_better
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+
+__all__ = ["EarlyStopping", "OptunaPruning", "TimeLimit"]
+
+
+class TimeLimit(FitCallback):
+    """Callback that ends a fit before it takes longer than a limit.
+
+    A fit ends with a whole pass: it stops once another pass, as long as the longest so far, would
+    end after the limit. The first pass is always made. The estimator is fitted as if `max_iter` had
+    been so many passes, and warns of no missing convergence.
+
+    Parameters
+    ----------
+    limit : float, str or datetime.timedelta
+        Seconds, or a time as Dask writes it, such as ``"10 minutes"``; > 0. It counts from the
+        first step on: reading the data comes before.
+
+    Raises
+    ------
+    InvalidParameterError
+        `limit` is no such time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import TimeLimit
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> limit = TimeLimit('10 minutes')
+    >>> clf = SGDClassifier(max_iter=3, tol=None, callbacks=[limit], random_state=0)
+    >>> clf.fit(X, y).n_iter_
+    3
+    """
+
+    def __init__(self, limit: float | str | timedelta) -> None:
+        self.limit = limit
+        self._seconds = _seconds(limit)
+        self._begin = self._last = self._longest = 0.0
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Start the clock.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self._begin = self._last = time.monotonic()
+        self._longest = 0.0
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """End the fit where another pass would take too long.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        now = time.monotonic()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        if now + self._longest > self._begin + self._seconds:
+            run.stop()
+
+
+def _seconds(limit: Any) -> float:
+    try:
+        seconds = float(parse_timedelta(limit))
+    except Exception:  # of whatever kind: the words of Dask name no parameter
+        seconds = 0.0
+    if isinstance(limit, bool) or not 0 < seconds < float("inf"):
+        raise InvalidParameterError(
+            f'TimeLimit(limit={limit!r}): give seconds > 0, or a time such as "10 minutes".'
+        )
+    return seconds
+
+
+class OptunaPruning(FitCallback):
+    """Callback that reports each pass to a trial of Optuna, and ends the fit where this is pruned.
+
+    Needs ``pip install "daskml-dist[optuna]"``. The step of a report is its pass. A pruned fit
+    raises ``optuna.TrialPruned``, which the study expects of its objective, and leaves nothing on
+    the cluster. A trial is one fit: reports of a second one are ignored by Optuna, with a warning.
+
+    Parameters
+    ----------
+    trial : optuna.trial.Trial
+        Trial that the objective was called with. Copies of the callback share it.
+    monitor : str, default="eval_score"
+        A key of the history's records: ``"eval_score"`` (of the rows of ``fit(eval_set=...)``),
+        ``"val_score"`` (of rows held out, with ``early_stopping=True``), of which a study is to
+        maximise; or ``"loss"``, which it is to minimise.
+
+    Raises
+    ------
+    InvalidParameterError
+        `trial` is none, or its study seeks the other end of `monitor`; as the first pass ends: it
+        has no such measure.
+    DaskMLDistError
+        As the fit begins: Optuna is not installed.
+
+    References
+    ----------
+    Akiba, T. et al. (2019). Optuna: a next-generation hyperparameter optimization framework. KDD,
+    2623-2631.
+
+    Examples
+    --------
+    >>> from daskml_dist.callbacks import OptunaPruning
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(callbacks=[OptunaPruning(trial)])  # doctest: +SKIP
+    """
+
+    def __init__(self, trial: Any, monitor: str = "eval_score") -> None:
+        if not hasattr(trial, "report") or not hasattr(trial, "should_prune"):
+            raise InvalidParameterError(
+                f"OptunaPruning(trial=...): it is a {type(trial).__name__}. Give the trial that "
+                "Optuna calls the objective with."
+            )
+        _check_direction(trial, monitor)
+        self.trial = trial
+        self.monitor = monitor
+        self._pruned: type[Exception] = DaskMLDistError
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Look for Optuna.
+
+        Parameters
+        ----------
+        run : object
+        """
+        try:
+            from optuna import TrialPruned
+        except ImportError as error:
+            raise DaskMLDistError(
+                "The callback OptunaPruning needs Optuna: pip install 'daskml-dist[optuna]'; "
+                "HyperbandSearchCV needs nothing."
+            ) from error
+        self._pruned = TrialPruned
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Report a pass, and end the fit where the pruner says so.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        value = find_measure(record, self.monitor, "OptunaPruning")
+        self.trial.report(value, record["pass"])
+        if self.trial.should_prune():
+            raise self._pruned(f"Pruned after pass {record['pass']}: {self.monitor} {value:.6g}.")
+
+
+def _check_direction(trial: Any, monitor: str) -> None:
+    """Refuse a study whose pruner would end the best trials."""
+    directions = getattr(getattr(trial, "study", None), "directions", None)
+    if directions is None:  # a trial of no study, as for trying an objective, is never pruned
+        return
+    if len(directions) != 1:
+        raise InvalidParameterError(
+            "OptunaPruning: pruners of Optuna know studies of one objective alone. Leave the "
+            "callback out, or create the study with one direction."
+        )
+    wanted = "maximize" if is_more_better(monitor) else "minimize"
+    if directions[0].name.lower() != wanted:
+        raise InvalidParameterError(
+            f"OptunaPruning(monitor={monitor!r}): the study is to {directions[0].name.lower()}, so "
+            f"its pruner would end the best fits. Create it with direction={wanted!r}, or monitor "
+            "another measure."
+        )
+
+
+class EarlyStopping(FitCallback):
+    """Callback that ends a fit once a measure of its passes gets no better.
+
+    Under policies whose lanes run at their own pace, the pass that is open when the last one is
+    told still ends. An estimator's own `tol` and ``early_stopping=True`` end a fit too; set
+    ``tol=None`` where this callback alone is to do it.
+
+    Parameters
+    ----------
+    monitor : str, default="eval_score"
+        A key of the history's records: ``"eval_score"`` (of the rows of ``fit(eval_set=...)``),
+        ``"val_score"`` (of rows held out, with ``early_stopping=True``), of which more is better;
+        or ``"loss"``, of which less is.
+    patience : int, default=5
+        Passes in a row without an improvement, after which the fit ends; >= 1.
+    min_delta : float, default=0.0
+        What counts as an improvement, beyond the best so far; >= 0.
+    restore_best : bool, default=False
+        Keep the parameters of the best pass instead of the last one's. They are brought to the
+        client after each pass. A fit by gradient steps alone can.
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter has no meaning; as the first pass ends: it has no such measure.
+
+    References
+    ----------
+    Prechelt, L. (1998). Early stopping, but when? Neural Networks: Tricks of the Trade, 55-69.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import EarlyStopping
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> stop = EarlyStopping(patience=2)
+    >>> clf = SGDClassifier(tol=None, callbacks=[stop], random_state=0)
+    >>> clf.fit(X, y, eval_set=(X, y)).n_iter_ < 20
+    True
+    """
+
+    def __init__(
+        self,
+        monitor: str = "eval_score",
+        patience: int = 5,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+    ) -> None:
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise InvalidParameterError(
+                f"EarlyStopping(patience={patience!r}): give an integer >= 1, in passes."
+            )
+        if not 0 <= min_delta < math.inf:
+            raise InvalidParameterError(
+                f"EarlyStopping(min_delta={min_delta!r}): give a number >= 0."
+            )
+        self.monitor = monitor
+        self.patience = patience
+        self.min_delta = min_delta
+        self.restore_best = restore_best
+        self._best, self._stale = -math.inf, 0
+        self._kept: Any = None
+
+    @property
+    def needs_parameters(self) -> bool:
+        """Return whether the fit is to bring its parameters to the client after each pass."""
+        return self.restore_best
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Forget the last fit.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self._best, self._stale, self._kept = -math.inf, 0, None
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """End the fit where passes have been no better for long.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        value = find_measure(record, self.monitor, "EarlyStopping")
+        signed = value if is_more_better(self.monitor) else -value
+        if signed > self._best + self.min_delta or (
+            self._best == -math.inf and signed > self._best
+        ):
+            self._best, self._stale = signed, 0
+            if self.restore_best:
+                self._kept = np.copy(run.parameters())
+            return
+        self._stale += 1
+        if self._stale >= self.patience:
+            run.stop()
+
+    def on_fit_end(self, run: Any) -> None:
+        """Give the fit the best parameters.
+
+        Parameters
+        ----------
+        run : object
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            run.end_with(kept)
