@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError, InvalidDataError
+from daskml_dist.inference import row_mapping
 from daskml_dist.linear_model import (
     LinearRegression,
     LogisticRegression,
