@@ -12,7 +12,7 @@ from distributed import Client
 from daskml_dist.cluster._stream_looks import Looks
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming.cluster.plan import StreamLayout
+from daskml_dist.streaming.cluster.calls import StreamLayout
 from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec

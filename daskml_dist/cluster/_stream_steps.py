@@ -8,12 +8,12 @@ from daskml_dist.cluster._stream_looks import Looks
 from daskml_dist.data.blocks import Block
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming.start import Started
+from daskml_dist.streaming.start import StartedStream
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.plan import StreamLayout
+    from daskml_dist.streaming.cluster.calls import StreamLayout
 
 __all__ = ["StartedCentres", "StepsOfCentres"]
 
@@ -50,7 +50,7 @@ class StepsOfCentres(Steps):
         return self.inertia
 
 
-class StartedCentres(Started):
+class StartedCentres(StartedStream):
     """A stream of centres that has seen its first rows."""
 
     steps: StepsOfCentres

@@ -14,9 +14,9 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.progress import ProgressiveLoss
-    from daskml_dist.streaming.saved import Saved
-    from daskml_dist.streaming.start import Started
+    from daskml_dist.streaming.checkpoints import SavedStream
+    from daskml_dist.streaming.drift import ProgressiveLoss
+    from daskml_dist.streaming.start import StartedStream
     from daskml_dist.training.spec import FitSpec
 
 __all__ = ["LOOK", "StreamedCentres"]
@@ -43,13 +43,13 @@ class StreamedCentres(Streamed):
         if callable(self.init):  # it is asked for the rows of the first call
             vars(self).setdefault("_called_init", None)
 
-    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
         self._call_init(X, self.cluster_centers_ if hasattr(self, "_state") else None)
         n_since = self._n_since if hasattr(self, "_state") else 0
         started = super()._begin_stream(X, None, sample_weight, classes)
         return self._stepping(started, n_since)
 
-    def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> Started:
+    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
         *values, n_since = saved.likeness_for("first", "shift", "n_since")
         first, shift = (None if one is None else np.array(one, np.float64) for one in values)
         assert first is not None
@@ -58,12 +58,12 @@ class StreamedCentres(Streamed):
         def with_centres(fit: FitSpec) -> FitSpec:
             return fit.replace_work(model=CentroidModel(first, shift))
 
-        from daskml_dist.streaming.start import resume
+        from daskml_dist.streaming.start import plan_resumed_stream
 
-        started = resume(self, saved, path, classes, with_centres, len(first))
+        started = plan_resumed_stream(self, saved, path, classes, with_centres, len(first))
         return self._stepping(started, n_since)
 
-    def _stepping(self, started: Started, n_since: int) -> Started:
+    def _stepping(self, started: StartedStream, n_since: int) -> StartedStream:
         """The stream, by steps of centres."""
         from daskml_dist.cluster._stream_looks import Looks
         from daskml_dist.cluster._stream_steps import StartedCentres, StepsOfCentres
@@ -78,7 +78,9 @@ class StreamedCentres(Streamed):
         looks = Looks(fit, float(self.reassignment_ratio), every, n_since)
         return StartedCentres(**vars(started) | {"fit": fit, "steps": StepsOfCentres(fit, looks)})
 
-    def _show_stream(self, started: Started, state: ShardState, progress: ProgressiveLoss) -> None:
+    def _show_stream(
+        self, started: StartedStream, state: ShardState, progress: ProgressiveLoss
+    ) -> None:
         steps: Any = started.steps
         self._loss, self._n_since = steps.inertia, steps.looks.n_since
         super()._show_stream(started, state, progress)

@@ -9,7 +9,7 @@ from distributed import Client
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
 from daskml_dist.recommender._stream_steps import StepsOfPairs, UnnumberedRatings
-from daskml_dist.streaming.cluster.plan import StreamLayout
+from daskml_dist.streaming.cluster.calls import StreamLayout
 from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._stream_ids import Ids, plain_ids
-from daskml_dist.streaming.start import Started
+from daskml_dist.streaming.start import StartedStream
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.plan import StreamLayout
+    from daskml_dist.streaming.cluster.calls import StreamLayout
 
 __all__ = ["StartedPairs"]
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 @dataclass
-class StartedPairs(Started):
+class StartedPairs(StartedStream):
     """A stream of ratings that has seen its first ones.
 
     Parameters

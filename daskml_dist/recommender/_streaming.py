@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from daskml_dist.recommender._stream_ids import Ids
     from daskml_dist.recommender._stream_start import StartedPairs
     from daskml_dist.recommender._stream_steps import UnnumberedRatings
-    from daskml_dist.streaming.progress import ProgressiveLoss
-    from daskml_dist.streaming.saved import Saved
+    from daskml_dist.streaming.checkpoints import SavedStream
+    from daskml_dist.streaming.drift import ProgressiveLoss
     from daskml_dist.training.spec import FitSpec
 
 __all__ = ["StreamedPairs"]
@@ -85,7 +85,7 @@ class StreamedPairs(Streamed):
                 opt_state[name][to : to + stop - start] = state.opt_state[name][start:stop]
         return fit.replace_work(initial=ShardState(w, opt_state, state.step, state.rows))
 
-    def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> StartedPairs:
+    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedPairs:
         from daskml_dist.recommender._stream_ids import Ids, ids_of
         from daskml_dist.recommender._stream_steps import roomy
 
@@ -113,13 +113,16 @@ class StreamedPairs(Streamed):
         """Plan a fit to some ratings, and put it where the stream is."""
         from daskml_dist.recommender._stream_start import StartedPairs
         from daskml_dist.recommender._stream_steps import StepsOfPairs
-        from daskml_dist.streaming.likeness import likeness_of
-        from daskml_dist.streaming.start import batch_rows_of, check_streams
+        from daskml_dist.streaming.start import (
+            check_stream_settings,
+            describe_first_rows,
+            get_batch_rows,
+        )
         from daskml_dist.training.in_process import InProcessEngine
 
         estimator: Any = self
-        settings = check_streams(estimator)
-        batch_rows = batch_rows_of(settings)
+        settings = check_stream_settings(estimator)
+        batch_rows = get_batch_rows(settings)
         before = vars(self).get("_ids")
         try:
             with InProcessEngine(estimator._make_collection(X, None, None, reset=True)) as engine:
@@ -131,7 +134,9 @@ class StreamedPairs(Streamed):
         finally:
             if before is not None:
                 self._ids = before
-        likeness = likeness_of(fit, rows.survey, settings.auto_rate, None) | {"batch_rows": most}
+        likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, None) | {
+            "batch_rows": most
+        }
         fit = ready(fit)
 
         def grown(fit: FitSpec) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist.streaming.drift import Detector, PageHinkley
-from daskml_dist.streaming.folder import folder
 from daskml_dist.streaming.kafka_source import KafkaSource
-from daskml_dist.streaming.sources import Batch
+from daskml_dist.streaming.sources import Batch, folder
 from daskml_dist.streaming.streamed import Streamed
 
 if TYPE_CHECKING:

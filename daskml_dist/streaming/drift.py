@@ -1,17 +1,20 @@
-"""`PageHinkley`: detector of drifts by the losses of a stream."""
+"""Losses of a stream, and drifts that they show: `PageHinkley` and any detector of River's kind."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-__all__ = ["Detector", "PageHinkley"]
+__all__ = ["Detector", "DriftWatch", "PageHinkley", "ProgressiveLoss"]
 
+#: What `on_drift` may name: begin the optimizer anew, or the parameters too.
+_NAMED_REACTIONS = ("rate", "reset")
 #: Deviations that one call counts for at most: no single call is a drift.
-_MOST = 4.0
+_MAX_DEVIATIONS = 4.0
 
 
 @runtime_checkable
@@ -130,14 +133,123 @@ class PageHinkley(NamedParameters):
             self._begin()
         self.drift_detected = False
         if self._n >= self.min_calls:
+            # Cumulative sum of standardised losses above the mean, less the slack `delta`.
             spread = math.sqrt(self._variance)
-            above = (x - self._mean) / spread if spread else math.copysign(_MOST, x - self._mean)
-            above = 0.0 if x == self._mean else max(-_MOST, min(_MOST, above))
+            above = (
+                (x - self._mean) / spread
+                if spread
+                else math.copysign(_MAX_DEVIATIONS, x - self._mean)
+            )
+            above = 0.0 if x == self._mean else max(-_MAX_DEVIATIONS, min(_MAX_DEVIATIONS, above))
             self.statistic = max(0.0, self.statistic + above - self.delta)
             self.drift_detected = self.statistic > self.threshold
+        # Running mean and variance: exact over the first `window` calls, then exponentially
+        # weighted.
         self._n += 1
         share = 1 / min(self._n, self.window)
         away = x - self._mean
         self._mean += share * away
         self._variance = (1 - share) * (self._variance + share * away * away)
         return self
+
+
+class ProgressiveLoss:
+    """Sums of a stream's losses, each taken before the step along its own row.
+
+    Every row is a test before it is learned, so the mean is an honest estimate of the loss of rows
+    to come (Blum, Kalai and Langford 1999); it is Vowpal Wabbit's "average loss".
+
+    Attributes
+    ----------
+    loss, weight : float
+        Sums.
+    n_rows, n_calls : int
+    last : float
+        Mean loss of the last call's rows.
+    """
+
+    def __init__(self) -> None:
+        self.loss = self.weight = 0.0
+        self.n_rows = self.n_calls = 0
+        self.last = float("nan")
+
+    def add(self, loss: float, weight: float, n_rows: int) -> None:
+        """Add the loss, weight and rows of a call."""
+        self.loss += loss
+        self.weight += weight
+        self.n_rows += n_rows
+        self.n_calls += 1
+        self.last = loss / weight if weight else float("nan")
+
+    @property
+    def mean(self) -> float:
+        """Return the mean over all rows, by their weights; NaN before the first."""
+        return self.loss / self.weight if self.weight else float("nan")
+
+    def facts(self) -> dict[str, float | int]:
+        """Return the sums, as JSON can hold them."""
+        return {
+            "loss": self.loss, "weight": self.weight, "n_rows": self.n_rows,
+            "n_calls": self.n_calls,
+        }  # fmt: skip
+
+    def restore(self, facts: dict[str, float | int]) -> None:
+        """Take over the sums that :meth:`facts` returned."""
+        self.loss, self.weight = float(facts["loss"]), float(facts["weight"])
+        self.n_rows, self.n_calls = int(facts["n_rows"]), int(facts["n_calls"])
+
+
+class DriftWatch:
+    """Detector of drifts of one stream, and the reaction to them.
+
+    Parameters
+    ----------
+    detector : Detector or None
+    then : {"rate", "reset"}, callable or None
+        Called with the session.
+
+    Raises
+    ------
+    InvalidParameterError
+
+    Attributes
+    ----------
+    drift : bool
+        Whether the last call showed a drift.
+    drifts : list of int
+        Rows that had been learned when there was one.
+    """
+
+    def __init__(self, detector: Any, then: str | Callable[[Any], Any] | None) -> None:
+        if detector is not None and not isinstance(detector, Detector):
+            raise InvalidParameterError(
+                f"drift={detector!r}: give an object with update(x) and drift_detected, such as "
+                "PageHinkley() or a detector of River, or None."
+            )
+        if not (then is None or callable(then) or then in _NAMED_REACTIONS):
+            raise InvalidParameterError(
+                f"on_drift={then!r}: give one of {list(_NAMED_REACTIONS)}, a function of the "
+                "session, or None."
+            )
+        if then is not None and detector is None:
+            raise InvalidParameterError(
+                f"on_drift={then!r} without a detector: set drift=PageHinkley()."
+            )
+        self._detector = detector
+        self._then = then
+        self.drift = False
+        self.drifts: list[int] = []
+
+    def update(self, session: Any, progress: ProgressiveLoss) -> None:
+        """Give the detector the mean loss of the last call; react where it sees a drift."""
+        if self._detector is None:
+            return
+        self._detector.update(progress.last)
+        self.drift = bool(self._detector.drift_detected)
+        if not self.drift:
+            return
+        self.drifts.append(progress.n_rows)
+        if callable(self._then):
+            self._then(session)
+        elif self._then is not None:
+            session.reset(parameters=self._then == "reset")

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.streaming.sources import Batch, check_seconds, two_of
+from daskml_dist.streaming.sources import Batch, check_seconds, unpack_X_y
 
 __all__ = ["KafkaSource"]
 
@@ -206,7 +206,7 @@ class KafkaSource(NamedParameters):
             by_partition.setdefault(message.partition(), []).append(message)
         for number, some in by_partition.items():
             source = f"messages of {self._topic!r}, partition {number}"
-            X, y = two_of(self._read([message.value() for message in some]), source)
+            X, y = unpack_X_y(self._read([message.value() for message in some]), source)
             yield Batch(X, y, {str(number): some[-1].offset()})
 
     def commit(self, position: dict[str, int] | None) -> None:

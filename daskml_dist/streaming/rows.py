@@ -1,4 +1,4 @@
-"""Rows of a call, as a model reads them."""
+"""Rows of a call of a stream: checked, encoded, and as a model reads them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["RowsOfCalls", "are_arrays", "check_in_memory", "has_no_rows"]
+__all__ = ["CallRowsMaker", "are_arrays", "check_in_memory", "has_no_rows"]
 
-#: Kinds of labels that are compared with the classes as they are.
-_PLAIN = "biu"
+#: NumPy kinds of labels that can be compared with the classes as they are: bool and integers.
+_COMPARABLE_KINDS = "biu"
 
 
-class RowsOfCalls:
+class CallRowsMaker:
     """Rows of calls, checked, encoded, and in the dtype of the first call's.
 
     Weights are taken as they are: in a stream there is no mean over all rows to scale them by.
@@ -63,9 +63,9 @@ class RowsOfCalls:
         self._backend = backend
 
     def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Block]:
-        """Make rows of a call."""
+        """Return the rows of a call as the model reads them, and as a block."""
         spec = self._spec
-        if sample_weight is None and self._is_plain(X, y):
+        if sample_weight is None and self._needs_no_conversion(X, y):
             block = Block(0, X, y if self._has_target else None)
         else:
             block = self._make(0, X, y, sample_weight, dtype=spec.rows_dtype)
@@ -78,12 +78,12 @@ class RowsOfCalls:
         rows = self._model.prepare(self._backend.to_device(rows), self._dtype)
         if not self._model.takes_missing:
             check_finite_rows(rows)
-        weight = self._weights(block)
-        target = None if block.y is None else self._encoded(block.y)
+        weight = self._compute_weights(block)
+        target = None if block.y is None else self._encode_targets(block.y)
         return BatchRows(self._backend.to_device(rows), target, weight), block
 
-    def _is_plain(self, X: Any, y: Any) -> bool:
-        """Return whether arrays are what a block of them would hold."""
+    def _needs_no_conversion(self, X: Any, y: Any) -> bool:
+        """Return whether arrays can make a block as they are, without checks or copies."""
         if type(X) is not np.ndarray or X.dtype != self._rows_dtype:
             return False
         if X.shape[1:] != self._shape or not X.flags.c_contiguous:
@@ -92,22 +92,22 @@ class RowsOfCalls:
             return True
         if type(y) is not np.ndarray or y.shape != X.shape[:1] or self._n_targets is not None:
             return False
-        return self._spec.classes is not None and y.dtype.kind in _PLAIN
+        return self._spec.classes is not None and y.dtype.kind in _COMPARABLE_KINDS
 
     def _check_targets(self, y: NDArray[Any] | None) -> None:
-        """Check that targets have the columns of the first ones."""
+        """Raise where targets have other columns than the first call's."""
         if not self._has_target:
             return
         n = None if y is None or y.ndim == 1 else y.shape[1]
         if y is None or n != self._n_targets:
-            found = "None" if y is None else f"of {_columns(n)}"
+            found = "None" if y is None else f"of {_count_columns(n)}"
             raise InvalidDataError(
-                f"y is {found}, and the first call's was of {_columns(self._n_targets)}. Give "
-                "targets as at first."
+                f"y is {found}, and the first call's was of {_count_columns(self._n_targets)}. "
+                "Give targets as at first."
             )
 
     def _check_enough(self, n_rows: int) -> None:
-        """Check that each step has as many rows as the model needs."""
+        """Raise where a step has fewer rows than the model needs."""
         n_steps = 1 if self._batch_rows is None else -(-n_rows // self._batch_rows)
         if n_rows and n_rows // n_steps < self._fewest:
             raise InvalidDataError(
@@ -115,10 +115,11 @@ class RowsOfCalls:
                 f"needs {self._fewest}. Gather more rows for a call, or raise batch_size."
             )
 
-    def _encoded(self, y: NDArray[Any]) -> NDArray[Any]:
+    def _encode_targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        """Return targets or labels as the model reads them; raise for unknown labels."""
         classes = self._spec.classes
         if classes is not None and y.ndim == 1:
-            _check_known(y, classes)
+            _check_known_labels(y, classes)
         elif classes is not None and not np.isin(y, (0, 1)).all():
             raise InvalidDataError(
                 f"y holds {np.setdiff1d(y, (0, 1)).tolist()[:5]}. Of several labels a row, give a "
@@ -127,8 +128,8 @@ class RowsOfCalls:
         found: NDArray[Any] = self._model.encode(y, classes, self._dtype)
         return found
 
-    def _weights(self, block: Block) -> NDArray[Any] | None:
-        """Weights of the rows times those of their classes; None where all are 1."""
+    def _compute_weights(self, block: Block) -> NDArray[Any] | None:
+        """Return the weights of the rows times those of their classes; None where all are 1."""
         of_class, classes, given = (
             self._spec.class_weight, self._spec.classes, block.sample_weight,
         )  # fmt: skip
@@ -140,12 +141,12 @@ class RowsOfCalls:
 
 
 def are_arrays(X: Any, y: Any) -> bool:
-    """Say if inputs are arrays as they should be, of which there is nothing to take or to name."""
+    """Return whether inputs are plain arrays, which have no names or dtypes to check."""
     return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))
 
 
 def check_in_memory(X: Any, y: Any) -> None:
-    """Check that rows of a call are no Dask collection."""
+    """Raise where the rows of a call are a Dask collection."""
     if is_dask(X) or is_dask(y):
         raise InvalidDataError(
             "A stream learns rows in memory, and these are a Dask collection. Compute each "
@@ -160,12 +161,13 @@ def has_no_rows(X: Any, y: Any) -> bool:
     return n_rows == 0 and (y is None or isinstance(y, str) or np.shape(y)[:1] == (0,))
 
 
-def _columns(n_targets: int | None) -> str:
+def _count_columns(n_targets: int | None) -> str:
+    """Return the number of target columns in words."""
     return "one column" if n_targets is None else f"{n_targets} columns"
 
 
-def _check_known(y: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Check that labels are among the classes."""
+def _check_known_labels(y: NDArray[Any], classes: NDArray[Any]) -> None:
+    """Raise where labels are not among the classes."""
     if len(classes) == 2:
         known = (y == classes[1]) | (y == classes[0])
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import (
     CheckpointError,
@@ -16,17 +17,115 @@ from daskml_dist.errors import (
     TrainingError,
     WorkerLostError,
 )
-from daskml_dist.streaming.alone import Alone
-from daskml_dist.streaming.lanes import Lanes, check_lanes
-from daskml_dist.streaming.positions import check_position, is_past, later
-from daskml_dist.streaming.progress import ProgressiveLoss
+from daskml_dist.streaming.checkpoints import CLOSED, ENDED, TORN, SavedStream, SavingSchedule
+from daskml_dist.streaming.drift import DriftWatch, ProgressiveLoss
 from daskml_dist.streaming.rows import are_arrays, check_in_memory, has_no_rows
-from daskml_dist.streaming.saved import Saved
-from daskml_dist.streaming.saving import CLOSED, ENDED, TORN, Saving
-from daskml_dist.streaming.start import Started, check_streams
-from daskml_dist.streaming.watching import Watch
+from daskml_dist.streaming.sources import advance_position, check_position, is_past
+from daskml_dist.streaming.start import StartedStream, check_stream_settings
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.cluster.steps import ClusterSteps
 
 __all__ = ["Session"]
+
+
+class SingleThreadGuard:
+    """Context that one thread at a time may enter, also again; in another thread it raises.
+
+    Raises
+    ------
+    InvalidParameterError
+        Another thread is in it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidParameterError(
+                "Another thread is using this stream. Let one thread use it, and hand it the rows "
+                "of others by a queue.Queue; to predict in another thread, give it a copy that the "
+                "stream's thread has made: copy.copy(estimator)."
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def plan_lanes(estimator: Any) -> Any:
+    """Return the layout of an estimator's stream on a cluster; raise where none is possible."""
+    # It loads the engine of clusters, which streams of this process do without.
+    from daskml_dist.streaming.cluster.calls import StreamLayout
+
+    return StreamLayout.of(estimator)
+
+
+class ClusterLanes:
+    """Lanes of a session on a cluster: calls are given to them, and counted in their order.
+
+    Their steps take the place of those that the stream has started with.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    estimator : estimator
+    started : StartedStream
+    learned : callable
+        Called with the loss, the weight, the rows and the position of each call, in their order.
+    """
+
+    def __init__(
+        self, client: Any, estimator: Any, started: StartedStream, learned: Callable[..., None]
+    ) -> None:
+        steps: Any = started.over_lanes(client, plan_lanes(estimator))
+        self._steps: ClusterSteps = steps
+        started.steps = steps
+        self._learned = learned
+        self._failed = False
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the lanes cannot go on: the state is of fewer calls than were given."""
+        return self._failed or self._steps.is_cut_off
+
+    def give(self, rows: Any, block: Any, weight: float, position: Any) -> None:
+        """Have lanes learn a call, and count the calls that they have learned by now.
+
+        `position` is that of the stream after the call.
+        """
+        self._steps.check(block.n_rows)  # what is refused changes nothing
+        try:
+            self._steps.take(rows, block, (weight, block.n_rows, position))
+        except Exception:
+            self._failed = True
+            raise
+        self._count()
+
+    def settle(self) -> None:
+        """Wait until all calls that were given are learned and counted."""
+        try:
+            self._steps.settle()
+        except Exception:
+            self._failed = True
+            raise
+        self._count()
+
+    def _count(self) -> None:
+        """Tell the session of each call that has been learned since the last count."""
+        # What is done on a drift may ask for the stream, which counts the others first.
+        while (learned := self._steps.finished()) is not None:
+            tag, loss = learned
+            self._learned(loss, *tag)
+
+    def given(self, reached: Any) -> Any:
+        """Return the position of the last call that was given; `reached` where none was."""
+        return reached if self._steps.last is None else self._steps.last[2]
+
+    def skip(self) -> None:
+        """Note that the last call had no rows; wait until all calls before it are learned."""
+        self.settle()
+        self._steps.last = None
 
 
 class Session:
@@ -41,11 +140,11 @@ class Session:
     estimator : estimator
     classes : array-like or None
         All labels that will ever come.
-    saving : Saving or None
+    saving : SavingSchedule or None
         When and where the stream is saved.
     on_checkpoint : callable or None
         Called with the position that was saved.
-    watch : Watch or None
+    watch : DriftWatch or None
         For drifts.
     publish : callable or None
         Called with a fitted copy of the estimator.
@@ -76,9 +175,9 @@ class Session:
         estimator: Any,
         *,
         classes: Any = None,
-        saving: Saving | None = None,
+        saving: SavingSchedule | None = None,
         on_checkpoint: Callable[[Any], Any] | None = None,
-        watch: Watch | None = None,
+        watch: DriftWatch | None = None,
         publish: Callable[[Any], Any] | None = None,
         publish_every: int = 1000,
         client: Any = None,
@@ -86,16 +185,16 @@ class Session:
         self.estimator = estimator
         self._classes = classes
         self._saving, self._on_checkpoint = saving, on_checkpoint
-        self._watch = Watch(None, None) if watch is None else watch
+        self._watch = DriftWatch(None, None) if watch is None else watch
         self._publish, self._publish_every, self._unpublished = publish, publish_every, 0
         self._client = client
         self._position: Any = None
         #: Whether the parameters are those of whole calls.
         self._is_whole = True
         self._progress = ProgressiveLoss()
-        self._started: Started | None = None
-        self._alone = Alone()
-        self._lanes: Lanes | None = None  # where steps are made on a cluster
+        self._started: StartedStream | None = None
+        self._guard = SingleThreadGuard()
+        self._lanes: ClusterLanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
         #: Names of the attributes that hold what was learned; None: not as of now.
         self._shown: list[str] | None = []
@@ -110,9 +209,9 @@ class Session:
             )
         if self._is_over:
             raise InvalidParameterError(ENDED)
-        check_streams(self.estimator)
+        check_stream_settings(self.estimator)
         if self._client is not None:
-            check_lanes(self.estimator)
+            plan_lanes(self.estimator)
         saved = None if self._saving is None else self._saving.load()
         if saved is not None:
             self._resume(saved)
@@ -120,21 +219,21 @@ class Session:
         vars(self.estimator)["_stream"] = self
         return self
 
-    def _resume(self, saved: Saved) -> None:
-        """Become the stream that was saved."""
+    def _resume(self, saved: SavedStream) -> None:
+        """Take over the saved stream: its position, sums and parameters."""
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
-        self._started = self._on_lanes(self.estimator._resume_stream(saved, path, classes))
+        self._started = self._place_steps(self.estimator._resume_stream(saved, path, classes))
         self._position = stream["position"]
         self._progress.restore(stream["progress"])
         self._shown = None
         self.show()
 
-    def _on_lanes(self, started: Started) -> Started:
-        """A started stream, with its steps where they are to be made."""
+    def _place_steps(self, started: StartedStream) -> StartedStream:
+        """Return a started stream, with its steps moved to the cluster where there is one."""
         if self._client is not None:
-            self._lanes = Lanes(self._client, self.estimator, started, self._learned)
+            self._lanes = ClusterLanes(self._client, self.estimator, started, self._learned)
         return started
 
     def __exit__(
@@ -149,7 +248,7 @@ class Session:
                 self._settle()
                 self.show()
                 if self._may_be_kept and self._started is not None:
-                    self._finish()
+                    self._save_and_publish_rest()
         finally:
             self._is_open, self._is_over = False, True
             vars(self.estimator).pop("_stream", None)
@@ -198,7 +297,7 @@ class Session:
             lanes on a cluster failed; WorkerLostError: workers were lost again and again.
         """
         self._check_open()
-        with self._alone:  # in the midst of a call it is not whole, either
+        with self._guard:  # in the midst of a call it is not whole, either
             if not self._is_whole:
                 raise TrainingError(TORN)
         check_in_memory(X, y)
@@ -206,25 +305,26 @@ class Session:
             position = check_position(position)
             if is_past(position, self._given):
                 return None
-        position = later(position, self._given)
+        position = advance_position(position, self._given)
         if has_no_rows(X, y):
             if self._lanes is not None:
                 self._lanes.skip()
             self._position = position
             return math.nan
-        rows, block = self._made(X, y, sample_weight)
-        with self._alone:
+        rows, block = self._make_rows(X, y, sample_weight)
+        with self._guard:
             self._hide()
             self._take(rows, block, position)
-        self._keep()
+        self._save_and_publish_if_due()
         return self._progress.last
 
     def _check_open(self) -> None:
+        """Raise where the session's context is not entered."""
         if not self._is_open:
             raise InvalidParameterError(CLOSED)
 
-    def _made(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Rows of a call, as the model reads them; by the first ones the stream starts."""
+    def _make_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Return the rows of a call, as the model reads them; the first ones start the stream."""
         started, take = self._started, self.estimator._stream_inputs
         if started is None or not are_arrays(X, y):  # checked like those of a fit
             X, y, sample_weight = take(X, y, sample_weight, started is not None)
@@ -232,14 +332,14 @@ class Session:
             return started.make(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         made: tuple[Any, Any] = started.make(X, y, sample_weight)
-        self._started = self._on_lanes(started)  # by rows that can be learned
+        self._started = self._place_steps(started)  # by rows that can be learned
         if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
             self._shown = None
             self.show()
         return made
 
     def _take(self, rows: Any, block: Any, position: Any) -> None:
-        """Take the steps of a call, or have lanes take them, and count it, cut short or not."""
+        """Take the steps of a call, or have lanes take them; an interrupted call counts too."""
         self._unpublished += 1
         if self._saving is not None:
             self._saving.count()
@@ -252,7 +352,7 @@ class Session:
         self._learned(self._started.steps.take(rows, block), weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
-        """Count a call that was learned, and look for a drift."""
+        """Count a call that was learned, and watch for a drift."""
         if not math.isfinite(loss):
             self._is_whole = False
             raise DivergedError(
@@ -274,7 +374,7 @@ class Session:
 
     @property
     def _given(self) -> Any:
-        """Position of the last batch that was given."""
+        """Return the position of the last batch that was given."""
         return self._position if self._lanes is None else self._lanes.given(self._position)
 
     def reset(self, *, parameters: bool = False) -> None:
@@ -305,19 +405,19 @@ class Session:
         """Return whether the parameters are those of whole calls, as the position tells."""
         return self._is_whole and not (self._lanes is not None and self._lanes.failed)
 
-    def _keep(self) -> None:
-        """Save and publish where a call is one after which that is due."""
+    def _save_and_publish_if_due(self) -> None:
+        """Save, and publish a copy, where that is due after a call."""
         if self._saving is not None and self._saving.is_due:
             self.save()
         if self._publish is not None and self._unpublished >= self._publish_every:
-            self._hand_out()
+            self._publish_copy()
 
-    def _finish(self) -> None:
-        """Save and publish what has not been."""
+    def _save_and_publish_rest(self) -> None:
+        """Save and publish what was learned since the last time."""
         if self._saving is not None and self._saving.is_behind:
             self.save()
         if self._publish is not None and self._unpublished:
-            self._hand_out()
+            self._publish_copy()
 
     def save(self) -> None:
         """Write the checkpoint now: the parameters and the position, in one file.
@@ -348,7 +448,8 @@ class Session:
         if self._on_checkpoint is not None:
             self._on_checkpoint(self._position)
 
-    def _hand_out(self) -> None:
+    def _publish_copy(self) -> None:
+        """Give a fitted copy of the estimator to the user's function."""
         assert self._publish is not None
         self._unpublished = 0
         self._publish(copy.copy(self.estimator))
@@ -357,19 +458,19 @@ class Session:
 
     @property
     def progressive_loss(self) -> float:
-        """Mean loss of all rows of the stream, each before it was learned; by their weights."""
+        """Return the mean loss of all rows, each before it was learned, by their weights."""
         self._settle()
         return self._progress.mean
 
     @property
     def n_rows(self) -> int:
-        """Rows learned by this stream, before it was resumed too."""
+        """Return the number of rows learned by this stream, before it was resumed too."""
         self._settle()
         return self._progress.n_rows
 
     @property
     def position(self) -> Any:
-        """Position of the last batch that was learned; None: no call named one."""
+        """Return the position of the last batch that was learned; None where no call named one."""
         self._settle()
         return self._position
 
@@ -381,7 +482,7 @@ class Session:
 
     @property
     def drifts(self) -> list[int]:
-        """Rows that had been learned at each drift."""
+        """Return the number of rows that had been learned at each drift."""
         self._settle()
         return self._watch.drifts
 
@@ -392,9 +493,9 @@ class Session:
             return
         estimator, held = self.estimator, vars(self.estimator)
         before = dict(held)
-        self._shown = []  # what follows reads attributes of the estimator
+        self._shown = []  # setting attributes reads others, which must not come back here
         try:
-            with self._alone:
+            with self._guard:
                 self._settle()
                 estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:
@@ -405,7 +506,7 @@ class Session:
         self._shown = [n for n, v in held.items() if n not in before or before[n] is not v]
 
     def _hide(self) -> None:
-        """Take away attributes that a step makes old; whoever asks for one gets it anew."""
+        """Remove the attributes that a step makes old: `Streamed.__getattr__` sets them anew."""
         held = vars(self.estimator)
         shown, self._shown = self._shown, None  # an interrupt leaves nothing missing
         for name in shown or ():

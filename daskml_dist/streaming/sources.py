@@ -1,16 +1,39 @@
-"""Sources of streams: what a batch of any of them is."""
+"""Sources of streams: batches, positions in a source, and the files of a folder.
+
+A position says where in its source a batch is, so that no batch is learned twice: a number, a text,
+a list of positions (compared from the first to the last, as tuples are), or a dict of positions by
+the name of a partition, of which each goes on by itself. JSON can hold it. Kafka's topics are read
+by `kafka_source.py`.
+"""
 
 from __future__ import annotations
 
+import glob
 import math
-from collections.abc import Callable
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-__all__ = ["Batch", "check_seconds", "in_columns", "two_of"]
+__all__ = [
+    "Batch",
+    "advance_position",
+    "check_position",
+    "check_seconds",
+    "folder",
+    "is_past",
+    "split_columns",
+    "unpack_X_y",
+]
+
+#: A listing of the folder is used for this many times as long as it took: at most a tenth of the
+#: time goes into listings.
+_LISTING_REUSE = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +59,256 @@ class Batch(NamedParameters):
     position: Any
 
 
-def in_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
-    """Function that takes a target from a dataframe, which is of a source of some name."""
+def folder(
+    pattern: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    read: Callable[[str], tuple[Any, Any]] | None = None,
+    order: str = "name",
+    after: Any = None,
+    marker: str | None = None,
+    idle: float | None = None,
+    poll: float = 0.2,
+) -> Iterator[Batch]:
+    """Give the files of a pattern in order, and wait for those that come.
+
+    Whoever writes them gives each its name once it is whole: write to a name that the pattern does
+    not match, on the same file system, and rename.
+
+    Parameters
+    ----------
+    pattern : str or path
+        As of :mod:`glob`, such as ``"landing/*.parquet"``.
+    target : str, optional
+        Column of Parquet (or, by their suffix, CSV) files that holds the targets.
+    read : callable, optional
+        Function from a path to X and y, for files of another kind.
+    order : {"name", "mtime"}, default="name"
+        Names that grow (dates, numbers with leading zeros), or times of the last change.
+    after : position, optional
+        Where to go on: ``s.position`` of a session. Files up to it are not read.
+    marker : str, optional
+        Name of a file in the same folder, after which there are no more.
+    idle : float, optional
+        Seconds without a new file after which the source ends. Without `marker` and `idle` it
+        waits until it is interrupted.
+    poll : float, default=0.2
+        Seconds between two looks at the folder.
+
+    Yields
+    ------
+    Batch
+        With `X`, `y` and `position`: the name within the folder, or time and name.
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter has no meaning.
+    InvalidDataError
+        A file cannot be read, was taken away before it was, or came although one that follows it
+        in the order had been given already: it would be lost.
+
+    Examples
+    --------
+    >>> from daskml_dist.streaming import folder
+    >>> for batch in folder('clicks/*.parquet', target='click', idle=60.0):  # doctest: +SKIP
+    ...     print(batch.position)
+    """
+    if (target is None) == (read is None):
+        raise InvalidParameterError(
+            'Name the column of the targets, target="...", or give read, a function from a path '
+            "to X and y."
+        )
+    if order not in ("name", "mtime"):
+        raise InvalidParameterError(f'order={order!r}: give "name" or "mtime".')
+    if not (marker is None or isinstance(marker, str)):
+        raise InvalidParameterError(f"marker={marker!r}: give the name of a file, or None.")
+    check_seconds("idle", idle, may_be_none=True)
+    check_seconds("poll", poll)
+    reads = _make_file_reader(target) if read is None else read
+    reached = None if after is None else check_position(after)
+    return _iterate_arrivals(
+        _FolderFiles(os.fspath(pattern), order, marker, poll, reached), reads, idle, poll
+    )
+
+
+def _iterate_arrivals(
+    files: _FolderFiles, read: Callable[[str], Any], idle: float | None, poll: float
+) -> Iterator[Batch]:
+    """Yield the batches of files as these come, until the marker or the longest wait is reached."""
+    since = time.monotonic()
+    while True:
+        # The marker is written last: asked for before the files, so that none of them is missed.
+        ended = files.has_ended()
+        if (found := files.take_next()) is not None:
+            position, path = found
+            yield Batch(*unpack_X_y(read(path), path), position)
+            since = time.monotonic()
+        elif ended or (idle is not None and time.monotonic() - since >= idle):
+            return
+        else:
+            time.sleep(poll)
+
+
+class _FolderFiles:
+    """Files of a pattern that have not been given yet, in their order.
+
+    Listing a folder of many files takes a while, so one listing serves for several files.
+    """
+
+    def __init__(
+        self, pattern: str, order: str, marker: str | None, poll: float, reached: Any
+    ) -> None:
+        self._pattern, self._order, self._poll = pattern, order, poll
+        base = _find_base_folder(pattern)
+        self._marker = None if marker is None else os.path.join(base, marker)
+        #: Position of the last file that was given.
+        self._reached = reached
+        #: Paths of the files that were given; from the first listing on, those before `reached`
+        #: too.
+        self._known: set[str] | None = None
+        self._waiting: deque[tuple[Any, str]] = deque()
+        self._list_at = 0.0
+
+    def has_ended(self) -> bool:
+        """Return whether the marker says that no more files will come."""
+        return self._marker is not None and os.path.exists(self._marker)
+
+    def take_next(self) -> tuple[Any, str] | None:
+        """Return position and path of the next file; None where there is none by now."""
+        if not self._waiting or time.monotonic() >= self._list_at:
+            self._list_files()
+        if not self._waiting:
+            return None
+        position, path = self._waiting.popleft()
+        if self._is_given(position):
+            raise InvalidDataError(
+                f"{path} came after a file that follows it in the order of {self._order}s was "
+                f"given: the source is at {self._reached!r}. Name files so that they grow, or use "
+                'order="mtime" and rename as soon as they are written.'
+            )
+        assert self._known is not None
+        self._known.add(path)
+        self._reached = position
+        return position, path
+
+    def _is_given(self, position: Any) -> bool:
+        """Return whether a position is at or before that of the last file."""
+        return is_past(position, self._reached)
+
+    def _list_files(self) -> None:
+        """List the folder, and keep the files that have not been given."""
+        begun = time.monotonic()
+        found = self._find_files()
+        if self._known is None:
+            # A resumed stream has learned these. A file that comes later at such a position would
+            # be lost, so it is not counted among them and raises.
+            self._known = {path for position, path in found if self._is_given(position)}
+        self._waiting = deque(one for one in found if one[1] not in self._known)
+        took = time.monotonic() - begun
+        self._list_at = begun + max(self._poll, _LISTING_REUSE * took)
+
+    def _find_files(self) -> list[tuple[Any, str]]:
+        """Return positions and paths of the files that are there, in order."""
+        base = _find_base_folder(self._pattern)
+        found: list[tuple[Any, str]] = []
+        for path in glob.glob(self._pattern, recursive=True):
+            try:
+                changed = 0 if self._order == "name" else os.stat(path).st_mtime_ns
+            except FileNotFoundError:  # taken away meanwhile
+                continue
+            name = os.path.relpath(path, base) if base else path
+            if path != self._marker:
+                found.append((name if self._order == "name" else [changed, name], path))
+        return sorted(found)
+
+
+def _find_base_folder(pattern: str) -> str:
+    """Return the folder that all files of a pattern are in."""
+    base = os.path.dirname(pattern)
+    while base and glob.has_magic(base):
+        base = os.path.dirname(base)
+    return base
+
+
+def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
+    """Return the function that reads X and y from a Parquet or CSV file."""
+    assert target is not None
+    cut = split_columns(target)
+
+    def read(path: str) -> tuple[Any, Any]:
+        import pandas as pd
+
+        of = pd.read_csv if ".csv" in os.path.basename(path) else pd.read_parquet
+        try:
+            frame = of(path)
+        except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas, of Arrow
+            raise InvalidDataError(
+                f"{path} cannot be read: {error}. Have its writer give it this name once it is "
+                "whole; or take it out of the folder, and go on: folder(..., after=s.position)."
+            ) from error
+        return cut(frame, path)
+
+    return read
+
+
+def check_position(position: Any) -> Any:
+    """Return a position as JSON would give it back: with lists for tuples."""
+    if isinstance(position, list | tuple):
+        return [check_position(part) for part in position]
+    if isinstance(position, dict) and all(isinstance(name, str) for name in position):
+        return {name: check_position(part) for name, part in position.items()}
+    if hasattr(position, "item") and getattr(position, "ndim", None) == 0:
+        position = position.item()
+    finite = not isinstance(position, float) or math.isfinite(position)
+    if isinstance(position, str | int | float) and finite:
+        return position
+    raise InvalidParameterError(
+        f"position={position!r}: give a finite number, a text, a list of these, or a dict of "
+        "positions by the text that names a partition."
+    )
+
+
+def is_past(position: Any, reached: Any) -> bool:
+    """Return whether a position is at or before another one; of a dict, in all its partitions."""
+    if reached is None:
+        return False
+    if isinstance(position, dict) != isinstance(reached, dict):
+        raise _incomparable_error(position, reached)
+    if isinstance(position, dict):
+        past = [is_past(part, reached.get(name)) for name, part in position.items()]
+        if any(past) and not all(past):
+            raise InvalidParameterError(
+                f"A batch of position {position} holds rows that were learned and others that "
+                f"were not: the stream is at {reached}. Give each partition's rows in a call of "
+                "their own, or begin where the stream stands."
+            )
+        return all(past) and bool(past)
+    try:
+        return bool(position <= reached)
+    except TypeError:
+        raise _incomparable_error(position, reached) from None
+
+
+def advance_position(position: Any, reached: Any) -> Any:
+    """Return the position of a stream at `reached` that has learned a batch at `position`."""
+    if position is None:
+        return reached
+    if isinstance(position, dict) and isinstance(reached, dict):
+        parts = {name: advance_position(part, reached.get(name)) for name, part in position.items()}
+        return {**reached, **parts}
+    return position
+
+
+def _incomparable_error(position: Any, reached: Any) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"The position {position!r} cannot be compared with {reached!r}, where the stream is. Give "
+        "positions of one kind."
+    )
+
+
+def split_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
+    """Return a function that splits a dataframe, of a source of some name, into X and y."""
 
     def cut(frame: Any, source: str) -> tuple[Any, Any]:
         if target not in frame.columns:
@@ -50,8 +321,8 @@ def in_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
     return cut
 
 
-def two_of(made: Any, source: str) -> tuple[Any, Any]:
-    """X and y, as a function of the user's has made them of a source of some name."""
+def unpack_X_y(made: Any, source: str) -> tuple[Any, Any]:
+    """Return the X and y that a user's function made of a source of some name."""
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1]
     raise InvalidParameterError(
@@ -60,7 +331,7 @@ def two_of(made: Any, source: str) -> tuple[Any, Any]:
 
 
 def check_seconds(name: str, value: Any, *, may_be_none: bool = False) -> None:
-    """Check a parameter that is a time."""
+    """Raise where a parameter is no time in seconds."""
     if value is None and may_be_none:
         return
     if isinstance(value, int | float) and 0 <= value < math.inf:

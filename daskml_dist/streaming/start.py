@@ -1,4 +1,8 @@
-"""Start of a stream: the plan of a fit to its first rows, which all others go by."""
+"""Start of a stream: the plan of a fit to its first rows, by which all later rows are learned.
+
+The fit is never made: its model, its rule of steps and its start are what the stream steps with. A
+resumed stream is planned from rows that are like its first ones (`SavedStream.rows`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from daskml_dist.data.blocks import check_finite
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import get_policy
-from daskml_dist.streaming.likeness import likeness_of
-from daskml_dist.streaming.rows import RowsOfCalls
+from daskml_dist.streaming.rows import CallRowsMaker
 from daskml_dist.streaming.steps import Steps
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_process import InProcessEngine
@@ -23,24 +27,32 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.plan import StreamLayout
-    from daskml_dist.streaming.progress import ProgressiveLoss
-    from daskml_dist.streaming.saved import Saved
+    from daskml_dist.streaming.checkpoints import SavedStream
+    from daskml_dist.streaming.cluster.calls import StreamLayout
+    from daskml_dist.streaming.drift import ProgressiveLoss
 
-__all__ = ["Started", "batch_rows_of", "check_streams", "resume", "start"]
+__all__ = [
+    "StartedStream",
+    "check_stream_settings",
+    "get_batch_rows",
+    "plan_resumed_stream",
+    "plan_stream",
+]
 
 
 @dataclass
-class Started:
-    """A stream that has seen its first rows.
+class StartedStream:
+    """A stream that has been planned by its first rows.
 
     Parameters
     ----------
     fit : FitSpec
     rows : DatasetInfo
         Facts of the first rows.
-    make : RowsOfCalls
+    make : CallRowsMaker
+        Makes the model's rows of each call.
     steps : Steps
+        Where rows are learned: in this process, or by lanes on a cluster.
     seen : float
         Rows that the estimator was trained on before.
     likeness : dict
@@ -49,28 +61,28 @@ class Started:
 
     fit: FitSpec
     rows: DatasetInfo
-    make: RowsOfCalls
+    make: CallRowsMaker
     steps: Steps
     seen: float
     likeness: dict[str, Any]
 
     def facts(self) -> dict[str, Any]:
-        """Facts from which the stream starts again, as JSON can hold them."""
+        """Return the facts from which the stream starts again, as JSON can hold them."""
         return self.likeness
 
     def n_seen(self, progress: ProgressiveLoss) -> float:
-        """Rows that the state was trained on, of a fit before too."""
+        """Return the number of rows that the state was trained on, by an earlier fit too."""
         return self.seen + progress.n_rows - self.steps.n_behind
 
     def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
-        """Steps of lanes on a cluster, which take the place of those of this process."""
+        """Return steps by lanes on a cluster, which take the place of those of this process."""
         from daskml_dist.streaming.cluster.steps import ClusterSteps
 
         return ClusterSteps(client, plan, self.fit, self.steps)
 
 
-def check_streams(estimator: Any) -> Settings:
-    """Settings of an estimator for a stream in this process."""
+def check_stream_settings(estimator: Any) -> Settings:
+    """Return an estimator's settings for a stream in this process; raise where some do not fit."""
     estimator._check_one_pass()
     if isinstance(estimator._params()["class_weight"], str):
         raise InvalidParameterError(
@@ -94,7 +106,7 @@ def check_streams(estimator: Any) -> Settings:
     )  # fmt: skip
 
 
-def start(
+def plan_stream(
     estimator: Any,
     X: Any,
     y: Any,
@@ -102,20 +114,22 @@ def start(
     classes: Any,
     ready: Callable[[FitSpec], FitSpec] | None = None,
     first_rows: int | None = None,
-) -> Started:
+) -> StartedStream:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
 
-    `ready` puts the plan where a stream goes on, whose first step had `first_rows`; without it the
-    plan begins with what else the estimator finds in the rows.
+    Of a resumed stream, whose first step had `first_rows`, `ready` gives the plan its saved state.
+    Without it the estimator makes the plan ready by the rows (first centroids, for instance).
     """
-    settings = check_streams(estimator)
+    settings = check_stream_settings(estimator)
     goes_on = hasattr(estimator, "_state")
     if goes_on:
         settings = estimator._settings_of_last_fit(settings)
     if estimator._classification:
         classes = estimator._all_classes(classes, not hasattr(estimator, "classes_"))
-    collection = _in_memory(estimator._make_collection(X, y, sample_weight, reset=not goes_on))
-    batch_rows = None if estimator._whole_calls else batch_rows_of(settings)
+    collection = _check_in_memory(
+        estimator._make_collection(X, y, sample_weight, reset=not goes_on)
+    )
+    batch_rows = None if estimator._whole_calls else get_batch_rows(settings)
     with InProcessEngine(collection) as engine:
         # Elsewhere weights are no part of the plan.
         weighted = estimator._whole_calls and sample_weight is not None
@@ -124,20 +138,23 @@ def start(
         )
         # Whether a step touches few of the parameters depends on its rows.
         most = first_rows or batch_rows or rows.survey.n_rows
-        fit = _planned(estimator, settings, rows, engine, most, goes_on)
+        fit = _plan_fit_to_first_rows(estimator, settings, rows, engine, most, goes_on)
         fit = estimator._ready(engine, fit) if ready is None else fit
-    names = _names(estimator, collection.feature_names)
-    likeness = likeness_of(fit, rows.survey, settings.auto_rate, names) | {"batch_rows": most}
+    names = _name_columns(estimator, collection.feature_names)
+    likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, names) | {
+        "batch_rows": most
+    }
     fit = fit if ready is None else ready(fit)
-    make = RowsOfCalls(
+    make = CallRowsMaker(
         fit, rows.survey, collection.block_maker, batch_rows, get_backend("cpu"),
         type(estimator).__name__,
     )  # fmt: skip
     steps = Steps(fit, batch_rows, estimator._rule_of_rows)
-    return Started(fit, rows, make, steps, float(estimator.t_) if goes_on else 0.0, likeness)
+    return StartedStream(fit, rows, make, steps, float(estimator.t_) if goes_on else 0.0, likeness)
 
 
-def _in_memory(collection: Collection) -> Collection:
+def _check_in_memory(collection: Collection) -> Collection:
+    """Return a collection that is in memory; raise for one of Dask."""
     if collection.kind != "memory":
         raise InvalidParameterError(
             "A stream learns rows that are in the memory of this process, and these are a Dask "
@@ -146,15 +163,15 @@ def _in_memory(collection: Collection) -> Collection:
     return collection
 
 
-def batch_rows_of(settings: Settings) -> int | None:
-    """Rows of a step at most, where the user says."""
+def get_batch_rows(settings: Settings) -> int | None:
+    """Return the most rows of a step, where the user sets them."""
     return settings.batch_size if isinstance(settings.batch_size, int) else None
 
 
-def _planned(
+def _plan_fit_to_first_rows(
     estimator: Any, settings: Settings, rows: DatasetInfo, engine: Engine, most: int, goes_on: bool
 ) -> FitSpec:
-    """The fit to the first rows, by steps of `most` at most where calls are not taken whole."""
+    """Return the fit to the first rows, by steps of at most `most` rows unless calls are whole."""
     settings = dataclasses.replace(settings, batch_size=None if estimator._whole_calls else most)
     initial = estimator._last_state(rows, settings) if goes_on else None
     model = estimator._model(rows, estimator._last_model if initial is not None else None)
@@ -164,33 +181,68 @@ def _planned(
     return fit
 
 
-def resume(
+def describe_first_rows(
+    fit: FitSpec, survey: DataSummary, auto_rate: bool, names: dict[str, str] | None
+) -> dict[str, Any]:
+    """Return the facts of a stream's first rows, from which it starts the same way again.
+
+    `names` are of the columns, with the dtype of each.
+    """
+    classes = fit.rows.classes
+    nonzeros = survey.nonzeros_per_row
+    origin: Any = fit.steps.model.origin()
+    rates = None
+    if auto_rate:
+        own = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
+        rates = own[0] if own else [fit.steps.rule.schedule(1, 0.0)]
+    targets: list[Any] | None = None
+    if classes is None and any(info.targets is not None for info in survey.infos):
+        one = origin if isinstance(origin, list) and origin else survey.target_means.tolist()
+        targets = one if survey.n_targets is not None else one[:1]
+    return {
+        "dtype": survey.rows_dtype,
+        "row_shape": list(survey.row_shape),
+        "nonzeros": None if nonzeros is None else round(nonzeros),
+        "classes": None if classes is None else classes.tolist(),
+        "labels": None if classes is None else classes.dtype.str,
+        "targets": targets,
+        "n_targets": survey.n_targets,
+        "rates": rates,
+        "row_size": getattr(fit.steps.model, "row_size", None),
+        "steps_per_pass": fit.steps.rule.steps_per_pass,
+        "names": names,
+    }
+
+
+def plan_resumed_stream(
     estimator: Any,
-    saved: Saved,
+    saved: SavedStream,
     path: Any,
     classes: Any,
     ready: Callable[[FitSpec], FitSpec] | None = None,
     n_rows: int = 2,
-) -> Started:
-    """Plan the fit that a stream was saved of; `ready` comes before its state does.
+) -> StartedStream:
+    """Plan the fit of a saved stream; `ready` changes the plan before it gets the saved state.
 
-    `n_rows` are as many as such a fit needs.
+    `n_rows` is the least number of rows from which such a fit can be planned.
     """
     X, y = saved.rows(n_rows)
     state = partial(saved.fit, path=path)
 
-    def both(fit: FitSpec) -> FitSpec:
+    def make_ready(fit: FitSpec) -> FitSpec:
         return state(fit if ready is None else ready(fit))
 
     stream = saved.stream
-    started = start(estimator, X, y, None, classes, both, stream["likeness"]["batch_rows"])
+    started = plan_stream(
+        estimator, X, y, None, classes, make_ready, stream["likeness"]["batch_rows"]
+    )
     started.steps.resumed()
     started.seen, started.likeness = stream["seen"], stream["likeness"]
     return started
 
 
-def _names(estimator: Any, names: Any) -> dict[str, str] | None:
-    """Names and dtypes of columns, where they have any."""
+def _name_columns(estimator: Any, names: Any) -> dict[str, str] | None:
+    """Return the dtype of each named column, '' where unknown; None where columns have no names."""
     if names is None:
         return None
     kinds = getattr(estimator, "_feature_dtypes", None) or []

@@ -1,4 +1,4 @@
-"""`Streamed`: estimators that learn from streams."""
+"""`Streamed`: the mixin of estimators that learn from streams, and the hooks of their kinds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming.watching import Watch
+from daskml_dist.streaming.drift import DriftWatch
 from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.progress import ProgressiveLoss
-    from daskml_dist.streaming.saved import Saved
+    from daskml_dist.streaming.checkpoints import SavedStream
+    from daskml_dist.streaming.drift import ProgressiveLoss
     from daskml_dist.streaming.session import Session
-    from daskml_dist.streaming.start import Started
+    from daskml_dist.streaming.start import StartedStream
 
 __all__ = ["Streamed"]
 
@@ -118,7 +118,7 @@ class Streamed:
         (10000, True)
         """
         # They load the engine, which an import of an estimator does without.
-        from daskml_dist.streaming.saving import Saving
+        from daskml_dist.streaming.checkpoints import SavingSchedule
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
@@ -127,58 +127,61 @@ class Streamed:
         else:
             client = None
         _check_publish(publish, publish_every)
-        saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
+        saving = None if checkpoint is None else SavingSchedule(checkpoint, checkpoint_seconds)
         return Session(
             self,
             classes=classes,
             saving=saving,
             on_checkpoint=on_checkpoint,
-            watch=Watch(drift, on_drift),
+            watch=DriftWatch(drift, on_drift),
             publish=publish,
             publish_every=publish_every,
             client=client,
         )
 
     def _check_no_stream(self, method: str) -> None:
-        """Check that no stream is open, whose parameters a method would mix with others."""
+        """Raise where a stream is open: it would undo what `method` does to the parameters."""
         if vars(self).get("_stream") is not None:
             raise InvalidParameterError(
                 f"{method} while this estimator learns from a stream: the stream would undo it. "
                 "Leave the stream's context first, or use a copy: copy.copy(estimator)."
             )
 
-    # -- what a kind of estimators may do otherwise --------------------------------------------
+    # -- hooks that some kinds of estimators override --------------------------------------------
 
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
-        """Inputs of a call, checked like those of a fit, or of rows of one that has begun."""
+        """Return the inputs of a call, checked like those of a fit; `begun`: of a later call."""
         estimator: Any = self
         inputs: tuple[Any, ...] = estimator._prepare_inputs(X, y, sample_weight)
         if begun:
             estimator._check_target(inputs[1])
-            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
+            # A bare object with the names alone: asking the estimator itself for an attribute would
+            # set all fitted attributes from the stream.
             named = object.__new__(type(estimator))
             names = vars(estimator).get("feature_names_in_")
             vars(named).update({} if names is None else {"feature_names_in_": names})
             check_feature_names(named, inputs[0], reset=False)
         return inputs
 
-    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
-        """The stream that begins with some rows; nothing is learned yet."""
-        from daskml_dist.streaming.start import start
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
+        """Return the stream that is planned by its first rows; nothing is learned yet."""
+        from daskml_dist.streaming.start import plan_stream
 
-        return start(self, X, y, sample_weight, classes)
+        return plan_stream(self, X, y, sample_weight, classes)
 
-    def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> Started:
-        """The stream that goes on from where it was saved."""
-        from daskml_dist.streaming.start import resume
+    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
+        """Return the stream that goes on from where it was saved."""
+        from daskml_dist.streaming.start import plan_resumed_stream
 
-        return resume(self, saved, path, classes)
+        return plan_resumed_stream(self, saved, path, classes)
 
     def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
-        """Rule of steps of so many rows; the same for all, as it is by default."""
+        """Return the rule of steps of `n_rows` rows; by default the same for any number."""
         return rule
 
-    def _show_stream(self, started: Started, state: ShardState, progress: ProgressiveLoss) -> None:
+    def _show_stream(
+        self, started: StartedStream, state: ShardState, progress: ProgressiveLoss
+    ) -> None:
         """Set the fitted attributes to what a stream has learned."""
         estimator: Any = self
         estimator._set_learned(state, started.fit.steps.model, started.rows)
@@ -196,7 +199,7 @@ class Streamed:
                 session.show()
                 if name in vars(self):
                     return vars(self)[name]
-            # Again, for the reason: a method that this loss does not have names the remedy.
+            # Fails again, with the error that names the remedy: the loss may not have this method.
             return super().__getattribute__(name)
 
     def __getstate__(self) -> Any:
@@ -208,6 +211,7 @@ class Streamed:
 
 
 def _check_publish(publish: Any, every: Any) -> None:
+    """Raise where `publish` is no function, or `publish_every` no number of calls."""
     whole = isinstance(every, int) and every >= 1
     if publish is not None and not (whole and callable(publish)):
         raise InvalidParameterError(

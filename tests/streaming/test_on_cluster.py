@@ -19,8 +19,7 @@ from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
 from daskml_dist.streaming import PageHinkley
-from daskml_dist.streaming.cluster.steps import ClusterSteps
-from daskml_dist.streaming.cluster.stream_actors import StreamActors
+from daskml_dist.streaming.cluster.steps import ClusterSteps, StreamActors
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.client.run_actors import WorkerUnreachableError
 
@@ -294,7 +293,7 @@ def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
 
 def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
     def break_lanes():
-        from daskml_dist.streaming.cluster.learner import CallReader
+        from daskml_dist.streaming.cluster.worker import CallReader
 
         def put(self, number, *rows):
             raise RuntimeError("no such shape")
@@ -302,7 +301,7 @@ def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
         CallReader.whole, CallReader.put = CallReader.put, put
 
     def mend_lanes():
-        from daskml_dist.streaming.cluster.learner import CallReader
+        from daskml_dist.streaming.cluster.worker import CallReader
 
         CallReader.put = CallReader.whole
         del CallReader.whole

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.streaming.cluster.stream_actors import StreamActors
+from daskml_dist.streaming.cluster.steps import StreamActors
 from daskml_dist.training.client.run_actors import WorkerUnreachableError
 
 __all__ = ["cut_off_next", "lose_some"]

@@ -1,0 +1,195 @@
+"""Checkpoints of streams: when they are written, and what a resumed stream is made of.
+
+A file holds the parameters, the position in the source, and facts of the stream's first rows: by
+rows of zeros that are like them (`SavedStream.rows`) the fit is planned again as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.errors import CheckpointError, InvalidParameterError
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
+from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_checkpoint
+from daskml_dist.training.spec import FitSpec
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.start import StartedStream
+
+__all__ = ["CLOSED", "ENDED", "TORN", "SavedStream", "SavingSchedule"]
+
+#: Messages of errors: why a stream goes no further.
+CLOSED = "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
+ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
+TORN = (
+    "A call of this stream was cut short, so that nobody knows which of its steps were made. Go on "
+    "from the last checkpoint: stream(checkpoint=Checkpoint(..., resume=True)), or forget all that "
+    "was learned: reset(parameters=True)."
+)
+
+
+class SavingSchedule:
+    """Times at which a stream is saved, and its file.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        Its `every` counts calls.
+    seconds : float or None
+        Save after so many seconds instead.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+
+    def __init__(self, checkpoint: Checkpoint, seconds: float | None) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidParameterError(
+                f'checkpoint={checkpoint!r}: give a Checkpoint, such as Checkpoint("m.npz", '
+                "every=1000), or None."
+            )
+        if seconds is not None and not seconds > 0:
+            raise InvalidParameterError(
+                f"checkpoint_seconds={seconds!r}: give a positive number, or None."
+            )
+        self.checkpoint = checkpoint
+        self._seconds = seconds
+        self._calls = 0
+        self._since = time.monotonic()
+
+    def load(self) -> SavedStream | None:
+        """Return the saved stream to go on from; None where the stream begins anew."""
+        self.checkpoint.check_writable()
+        if not self.checkpoint.resume:
+            return None
+        path = os.fspath(self.checkpoint.path)
+        found = CheckpointFiles.of(path, self.checkpoint.keep).load_newest()
+        if found is None:
+            return None
+        if "stream" not in found[1]:
+            raise CheckpointError(
+                f"{path} is of a fit, not of a stream. Name another file, or set resume=False to "
+                "begin anew."
+            )
+        return SavedStream(*found)
+
+    def count(self) -> None:
+        """Count a call that begins: an interrupted one may have changed the parameters too."""
+        self._calls += 1
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the last call is one to save after."""
+        if self._seconds is None:
+            return self._calls >= self.checkpoint.every
+        return time.monotonic() - self._since >= self._seconds
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether calls have begun since the last save."""
+        return self._calls > 0
+
+    def save(self, started: StartedStream, stream: dict[str, Any]) -> None:
+        """Save the parameters and the facts of the stream's course."""
+        facts = {
+            **make_checkpoint_facts(started.fit, []),
+            "stream": {**stream, "likeness": started.facts()},
+        }
+        self.checkpoint.save(started.steps.meeting(), facts)
+        self._calls, self._since = 0, time.monotonic()
+
+
+@dataclass(frozen=True)
+class SavedStream:
+    """A stream as it was saved.
+
+    Parameters
+    ----------
+    state : ShardState
+    facts : dict
+    """
+
+    state: ShardState
+    facts: dict[str, Any]
+
+    @property
+    def stream(self) -> dict[str, Any]:
+        """Return the facts of the stream: position, sums of losses, and facts of its first rows."""
+        found: dict[str, Any] = self.facts["stream"]
+        return found
+
+    def likeness_for(self, *names: str) -> list[Any]:
+        """Return facts of the first rows that only some estimators have, by their names."""
+        likeness = self.stream["likeness"]
+        if missing := [name for name in names if name not in likeness]:
+            raise CheckpointError(
+                f"The checkpoint is of a stream of another kind of estimator: it has no {missing}. "
+                "Name another file, or set resume=False to begin anew."
+            )
+        return [likeness[name] for name in names]
+
+    @property
+    def classes(self) -> NDArray[Any] | None:
+        """Return the labels of the stream; None for regression."""
+        likeness = self.stream["likeness"]
+        if likeness["classes"] is None:
+            return None
+        return np.array(likeness["classes"], dtype=likeness["labels"])
+
+    def rows(self, n_rows: int) -> tuple[Any, NDArray[Any] | None]:
+        """Return rows of zeros from which a stream starts as it did from its first rows.
+
+        They are at least `n_rows`, and have all labels.
+        """
+        likeness, y = self.stream["likeness"], self._make_targets(n_rows)
+        n_rows = n_rows if y is None else len(y)
+        shape, dtype = (n_rows, *likeness["row_shape"]), likeness["dtype"]
+        if likeness["nonzeros"] is not None:
+            # As many entries a row as the first rows had: by these the plan chooses sparse steps.
+            n = likeness["nonzeros"]
+            at = np.tile(np.arange(n), n_rows), np.arange(n_rows + 1) * n
+            return sparse.csr_matrix((np.zeros(n * n_rows, dtype), *at), shape), y
+        X = np.zeros(shape, dtype)
+        names = likeness["names"]
+        if names is None:
+            return X, y
+        import pandas as pd
+
+        frame = pd.DataFrame(X, columns=list(names))
+        return frame.astype({name: kind for name, kind in names.items() if kind}), y
+
+    def _make_targets(self, n_rows: int) -> NDArray[Any] | None:
+        """Return targets of :meth:`rows`, or labels that hold each class; None without targets."""
+        likeness, classes = self.stream["likeness"], self.classes
+        if classes is None:
+            if (given := likeness["targets"]) is None:
+                return None
+            return np.array([given if _has_target_columns(likeness) else given[0]] * n_rows)
+        if _has_target_columns(likeness):
+            return np.zeros((n_rows, likeness["n_targets"]), np.int64)
+        return np.resize(classes, max(n_rows, len(classes)))
+
+    def fit(self, fit: FitSpec, path: str | os.PathLike[str]) -> FitSpec:
+        """Return a fit to :meth:`rows` with the state and the learning rates of the stream."""
+        fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
+        likeness = self.stream["likeness"]
+        rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
+        rates = likeness["rates"]
+        if likeness.get("row_size") is not None:
+            model: Any = fit.steps.model
+            fit = fit.replace_work(model=replace(model, row_size=likeness["row_size"]))
+        return fit.replace_work(rule=rule if rates is None else rule.with_constant_rates(rates))
+
+
+def _has_target_columns(likeness: dict[str, Any]) -> bool:
+    """Return whether each row has several targets."""
+    return likeness["n_targets"] is not None
