@@ -20,10 +20,8 @@ from daskml_dist.backends import Backend
 from daskml_dist.data.collection import as_collection
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import Solution, Solver, Statistic, Sums
-from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.plan import DatasetInfo, make_solver_fit
-from daskml_dist.training.run import open_engine
+from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.settings import RunSettings
 
 #: Numbers (float64) of a sum and repetitions: 1 KB, 64 KB, 4 MB.
@@ -103,12 +101,10 @@ def run(tiny: bool = False) -> str:
 def _measured(plan: peers.Plan) -> NDArray[np.float64]:
     with processes(2) as client:
         X = persisted(np.zeros((100, 1)), 2)
-        with open_engine(as_collection(X), client) as engine:
-            rows = DatasetInfo.of(DataSummary(engine.survey(2)), None, None, False)
+        with FitJob(as_collection(X), client, RunSettings(n_lanes=2)) as job:
+            job.rows = DatasetInfo.of(job.summarize_rows(), None, None, False)
             solver = Timed(tuple(plan))
-            lanes = engine.lanes(2, shared=True, passes=solver.max_passes)
-            settings = RunSettings(n_lanes=2)
-            fit = make_solver_fit(Nothing(), solver, rows, lanes, None, None, settings)
-            solution = engine.train(fit, CallbackList([])).state
+            job.lay_out_lanes(solver.max_passes)
+            solution = job.train(job.plan_rounds(Nothing(), solver)).state
     assert isinstance(solution, Solution)
     return solution.w

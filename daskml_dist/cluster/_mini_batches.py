@@ -12,32 +12,18 @@ from sklearn.metrics import pairwise_distances_argmin_min
 
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.centroids import CentroidModel, Reassignment
-from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.k_means import RowSampleSolver
 from daskml_dist.solvers.seeding import choose_centroids
-from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.engine import Engine
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.work import RoundWork
 
-__all__ = ["OVERFLOW", "Settled", "begin_anew", "choose_first", "looked", "shift_of", "step_rows"]
+__all__ = ["OVERFLOW", "Settled", "begin_anew", "choose_first", "shift_of", "step_rows"]
 
 _Array = NDArray[np.float64]
 
 #: What is told of rows that are too large.
 OVERFLOW = "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
-
-
-def looked(engine: Engine, fit: FitSpec, solver: Solver) -> NDArray[Any]:
-    """Result of a look at the rows of a fit by steps, before its steps or after."""
-    work = RoundWork(fit.work.model, solver, None, None, PassStoppingRule(solver.max_passes, None))
-    result = engine.train(replace(fit, work=work), CallbackList())
-    if result.interrupted is not None:
-        raise result.interrupted
-    assert isinstance(result.state, Solution)
-    return result.state.w
 
 
 def shift_of(drawn: _Array) -> _Array:
@@ -83,14 +69,14 @@ def step_rows(fit: FitSpec) -> int:
     return max(1, sum(fit.rows.lane_rows) // fit.work.n_steps)
 
 
-def begin_anew(engine: Engine, fit: FitSpec, state: ShardState, rule: Reassignment) -> None:
+def begin_anew(job: FitJob, fit: FitSpec, state: ShardState, rule: Reassignment) -> None:
     """Let centres of few rows begin anew, at rows of the fit that are drawn for them."""
     model, seed = fit.steps.model, fit.work.seed + state.step
     assert isinstance(model, CentroidModel)
     counts, sums = model.parts(state.w)
     if not (n_low := int(rule.low(counts).sum())):
         return
-    drawn = looked(engine, fit, RowSampleSolver(n_low, seed))
+    drawn = job.solve_beside(fit, RowSampleSolver(n_low, seed))
     rule = replace(rule, rows=drawn if model.shift is None else drawn - model.shift)
     every = np.ones(len(counts), np.bool_)
     by_count, by_sum = rule.changes(counts, sums, every, np.random.default_rng(seed))

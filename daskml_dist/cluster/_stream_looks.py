@@ -12,7 +12,8 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import as_collection
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.job import INLINE, FitJob
+from daskml_dist.training.settings import RunSettings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Looks"]
@@ -57,10 +58,11 @@ class Looks:
         weighted = None if block.sample_weight is None else 1.0
         spec = replace(self.fit.rows, lane_rows=(n,), weight_scale=weighted)
         found = replace(state)
-        with InProcessEngine(as_collection(block.rows, None, block.sample_weight)) as engine:
-            engine.survey()
-            engine.lanes(1, share=None, passes=1)
-            begin_anew(engine, replace(self.fit, rows=spec), found, rule)
+        collection = as_collection(block.rows, None, block.sample_weight)
+        with FitJob(collection, INLINE, RunSettings(n_lanes=1)) as job:
+            job.summarize_rows()
+            job.lay_out_lanes(1)
+            begin_anew(job, replace(self.fit, rows=spec), found, rule)
         return found
 
     @property

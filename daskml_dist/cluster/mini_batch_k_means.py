@@ -16,7 +16,6 @@ from daskml_dist.cluster._mini_batches import (
     Settled,
     begin_anew,
     choose_first,
-    looked,
     shift_of,
     step_rows,
 )
@@ -33,12 +32,11 @@ from daskml_dist.policies import Policy
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers.k_means import InertiaSolver, RowSampleSolver
-from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.in_parts import train_in_parts
+from daskml_dist.training.engine import FitResult
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import count_lane_batch_rows
-from daskml_dist.training.settings import RunSettings, Settings
+from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["MiniBatchKMeans"]
@@ -268,9 +266,9 @@ callable, default="k-means||"
         return dataclasses.replace(last, reassignment=None)
 
     def _dataset_info(
-        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+        self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        rows = super()._dataset_info(engine, run, classes, class_weight, weighted)
+        rows = super()._dataset_info(job, classes, class_weight, weighted)
         self._mean_weight = rows.weight_sum / rows.survey.n_rows
         # Weights count as they are: later batches have another mean.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
@@ -285,13 +283,13 @@ callable, default="k-means||"
             settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
         )
 
-    def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
+    def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
         # Known once the fit has ended; callbacks may ask for the estimator before.
         self._loss = float("nan")
         if fit.steps.initial is not None:
             return fit
         n_rows = sum(fit.rows.lane_rows)
-        drawn = looked(engine, fit, RowSampleSolver(self._sample_size(fit), fit.work.seed))
+        drawn = job.solve_beside(fit, RowSampleSolver(self._sample_size(fit), fit.work.seed))
         shift = None if self._sparse else shift_of(drawn)
         near, init = drawn if shift is None else drawn - shift, self.init
         if not isinstance(init, str):
@@ -343,29 +341,28 @@ callable, default="k-means||"
         passes = max(1, -(-int(self.max_no_improvement) // fit.work.n_steps))
         return PassStoppingRule(rule.max_iter, max(chance, float(np.finfo(float).tiny)), passes)
 
-    def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+    def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
         model = fit.steps.model
         assert isinstance(model, CentroidModel)
         if self.tol and fit.work.stopping.max_iter > 1:
-            settled = Settled(model, self._tolerance)
-            result = train_in_parts(engine, fit, callbacks, None, settled)
+            result = job.train_steps(fit, has_settled=Settled(model, self._tolerance))
         else:
-            result = super()._run_training(engine, fit, callbacks)
+            result = super()._run_training(job, fit)
         losses = [record["loss"] for record in result.records]
         if losses and not np.isfinite(losses).all():
             raise DivergedError(OVERFLOW)
         state = result.state
         assert isinstance(state, ShardState)
         if fit.work.stopping.max_iter * fit.work.n_steps == 1:
-            self._begin_anew(engine, fit, state)
+            self._begin_anew(job, fit, state)
         if result.interrupted is None and self.compute_labels:
             look = InertiaSolver(model.centres(state.w), model.shift)
-            self._loss = float(looked(engine, fit, look)[0])
+            self._loss = float(job.solve_beside(fit, look)[0])
         else:
             self._loss = losses[-1] * sum(fit.rows.lane_rows) if losses else float("inf")
         return result
 
-    def _begin_anew(self, engine: Engine, fit: FitSpec, state: ShardState) -> None:
+    def _begin_anew(self, job: FitJob, fit: FitSpec, state: ShardState) -> None:
         """After a lone step, which ends before its lanes look, what they would do."""
         before = fit.make_start_state().w
         model, since = fit.steps.model, step_rows(fit)
@@ -378,7 +375,7 @@ callable, default="k-means||"
         self._n_since = 0
         rule = self._reassignment(fit, np.empty((0, model.n_features)))
         if rule is not None:
-            begin_anew(engine, fit, state, rule)
+            begin_anew(job, fit, state, rule)
 
     def _set_parameters(self, w: NDArray[Any], model: CentroidModel, rows: DatasetInfo) -> None:
         centres = model.centres(w)

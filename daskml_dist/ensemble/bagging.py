@@ -194,7 +194,7 @@ def fit_drawn(
         with open_stack(members[0], collection, DrawnRoles(draws), classes, False) as stack:
             fitted = [fit.estimator for fit in Fits(stack, members, own, (), ScoreParts()).found()]
             for one in fitted:
-                one._set_history(*stack.last, stack.engine)
+                one.history_ = stack.job.make_history(*stack.last)
                 remember_dtypes(one, X)
     except NotStackedError:
         return None

@@ -70,8 +70,7 @@ from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
 from daskml_dist.solvers.holdout import HoldoutMask, TrailingRows
 from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
-from daskml_dist.training.engine import Engine
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.job import FitJob
 
 __all__ = ["HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
 
@@ -299,12 +298,12 @@ class BaseBoosting(BaseRounds):
         check_number("validation_fraction", value, lambda v: 0 < v < 1, "of (0, 1)")
 
     def _dataset_info(
-        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+        self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
         given, where = self._given_sets, self._joined_rows
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
-        rows = super()._dataset_info(engine, run, classes, class_weight, weighted)
+        rows = super()._dataset_info(job, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise sparse_rows_error()
         if where is not None and rows.classes is not None:

@@ -31,12 +31,10 @@ from daskml_dist.planning.advising import plan
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.history import History
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.settings import RunSettings
-from daskml_dist.training.spec import FitSpec
 
-__all__ = ["BaseOnRows", "summarize_rows"]
+__all__ = ["BaseOnRows"]
 
 
 class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
@@ -224,30 +222,15 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         )
 
     def _dataset_info(
-        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+        self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Look at the rows; `classes` are those that the user names."""
-        survey = summarize_rows(engine, run)
+        survey = job.summarize_rows()
         return DatasetInfo.of(survey, self._find_classes(survey, classes), class_weight, weighted)
 
     def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
         """Sorted labels; None where y holds none."""
         return None
-
-    def _set_history(self, fit: FitSpec, result: FitResult, engine: Engine, **more: Any) -> None:
-        self.history_ = History(
-            result.records,
-            extra={
-                "policy": fit.work.name,
-                "n_lanes": len(fit.rows.lane_rows),
-                "streamed": fit.rows.streaming is not None,
-                "generations": result.events,
-                "lost_rows": result.lost_rows,
-                **more,
-                **engine.facts,
-            },
-            interrupted=result.interrupted is not None,
-        )
 
     def _html_repr(self) -> str:
         """scikit-learn's diagram; after a fit with its history below."""
@@ -337,18 +320,6 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
                 "filter or the path that made the collection."
             )
         return total
-
-
-def summarize_rows(engine: Engine, run: RunSettings) -> DataSummary:
-    """A look at the rows of a fit, of which there must be some."""
-    survey = DataSummary(engine.survey(run.n_lanes))
-    survey.check_devices()
-    if survey.n_rows == 0:
-        raise InvalidDataError(
-            "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
-            "Check the filter or the path that made the collection."
-        )
-    return survey
 
 
 def _total(parts: Sequence[Any]) -> Any:

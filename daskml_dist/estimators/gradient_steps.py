@@ -31,13 +31,10 @@ from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.streaming import Streamed
-from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.in_parts import train_in_parts
-from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import check_column_settings, make_fit
-from daskml_dist.training.run import open_engine
+from daskml_dist.training.engine import FitResult
+from daskml_dist.training.job import FitJob
+from daskml_dist.training.plan import check_column_settings
 from daskml_dist.training.settings import RunSettings, Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -197,67 +194,60 @@ class BaseSteps(Streamed, BaseOnRows):
             settings = self._settings_of_last_fit(settings)
         callbacks = self._make_callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
         collection = self._make_collection(X, y, sample_weight, reset=not go_on)
-        run, weighted = settings.run, sample_weight is not None
         client = choose_client(self, client, collection)
-        with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
-            if run.shard == "features":
-                engine.cut_columns(run.n_lanes)
-            rows = self._dataset_info(engine, run, classes, settings.class_weight, weighted)
-            initial = self._last_state(rows, settings) if go_on else None
-            # Parameters to go on from are relative to the same targets.
-            more = initial is not None
-            model = self._model(rows, self._last_model if more else None)
-            if not more:
-                initial = self._starting_state(start, model, settings, rows)
-            fit = self._plan_fit(settings, model, rows, initial, engine)
-            fit = self._ready(engine, fit.replace_work(step_callbacks=callbacks.step_callbacks))
+        with FitJob(collection, client, settings.run, callbacks) as job:
+            if settings.run.shard == "features":
+                job.engine.cut_columns(settings.run.n_lanes)
+            weighted = sample_weight is not None
+            rows = job.rows = self._dataset_info(job, classes, settings.class_weight, weighted)
+            model, initial = self._model_to_train(rows, settings, go_on, start)
+            fit = self._plan_fit(job, settings, model, initial)
+            fit = self._ready(job, fit.replace_work(step_callbacks=callbacks.step_callbacks))
             callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
-            result = self._run_training(engine, fit, callbacks)
-            self._set_result(fit.steps.model, result, rows, more=more)
-            self._record_history(settings, fit, result, engine)
-        if result.interrupted is not None:
-            raise_interrupt(result.interrupted, self.n_iter_)
+            result = self._run_training(job, fit)
+            self._set_result(fit.steps.model, result, rows, more=go_on and initial is not None)
+            self.history_ = job.make_history(
+                fit,
+                result,
+                policy=settings.policy.name,
+                n_servers=len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
+                partial_rows=result.partial_rows,
+                dropped_pushes=result.dropped,
+                compression=None if fit.work.compression is None else fit.work.compression.name,
+            )
+        result.raise_if_interrupted(self.n_iter_)
         self._warn_not_converged(settings, result)
 
+    def _model_to_train(
+        self, rows: DatasetInfo, settings: Settings, go_on: bool, start: Any = None
+    ) -> tuple[StepModel, ShardState | None]:
+        """The model, and the state that it begins with; None: the model's own."""
+        if go_on and (state := self._last_state(rows, settings)) is not None:
+            # Parameters to go on from are relative to the same targets.
+            return self._model(rows, self._last_model), state
+        model = self._model(rows, None)
+        return model, self._starting_state(start, model, settings, rows)
+
     def _plan_fit(
-        self,
-        settings: Settings,
-        model: StepModel,
-        rows: DatasetInfo,
-        initial: ShardState | None,
-        engine: Engine,
+        self, job: FitJob, settings: Settings, model: StepModel, initial: ShardState | None
     ) -> FitSpec:
-        share = 1 if settings.policy.uses_threads else None
-        lanes = engine.lanes(settings.run.n_lanes, share=share, passes=settings.max_iter)
-        # Lanes of columns have all rows each, and the same batches.
-        settings = self._settings_for_lanes(
-            settings, rows, lanes if engine.columns is None else lanes[:1]
-        )
-        settings, model = self._rated(settings, model, lanes, engine)
-        needed = settings.optimizer.uses_scales and model.linear is not None
-        scales = engine.scales() if needed else None
-        fit = make_fit(
-            settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host,
-            engine.columns,
-        )  # fmt: skip
+        """Lay out the lanes, and plan the steps that suit them and the rows."""
+        threads = settings.policy.uses_threads  # where a thread is worth any row
+        job.lay_out_lanes(settings.max_iter, bytes_per_lane=1 if threads else None)
+        settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
+        settings, model = self._rated(job, settings, model)
+        fit = job.plan_steps(settings, model, initial)
         if settings.calibrates and settings.auto_rate and initial is None:
-            return self._calibrate_rates(fit, settings, rows, lanes, engine)
+            return self._calibrate_rates(job, fit, settings)
         return fit
 
     def _rated(
-        self, settings: Settings, model: StepModel, lanes: list[LaneSpec], engine: Engine
+        self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
         """Settings, and the model, by the size of the rows; as they are by default."""
         return settings, model
 
-    def _calibrate_rates(
-        self,
-        fit: FitSpec,
-        settings: Settings,
-        rows: DatasetInfo,
-        lanes: list[LaneSpec],
-        engine: Engine,
-    ) -> FitSpec:
+    def _calibrate_rates(self, job: FitJob, fit: FitSpec, settings: Settings) -> FitSpec:
         """The fit with a start and rates that suit the rows; as it is by default."""
         return fit
 
@@ -265,15 +255,12 @@ class BaseSteps(Streamed, BaseOnRows):
         """Settings that go on with what the last fit was made by; as they are by default."""
         return settings
 
-    def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
+    def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
         """The fit with what another look at the rows tells; as it is by default."""
         return fit
 
-    def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        checkpoint = self._params()["checkpoint"]
-        if checkpoint is None and not callbacks.need_parameters:
-            return engine.train(fit, callbacks)
-        return train_in_parts(engine, fit, callbacks, checkpoint)
+    def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
+        return job.train_steps(fit, self._params()["checkpoint"])
 
     def _fitted_copy(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
         """A copy of this estimator, fitted with the parameters of a state."""
@@ -310,20 +297,6 @@ class BaseSteps(Streamed, BaseOnRows):
         self._set_parameters(state.final, model, rows)
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model = state, model
-
-    def _record_history(
-        self, settings: Settings, fit: FitSpec, result: FitResult, engine: Engine
-    ) -> None:
-        self._set_history(
-            fit,
-            result,
-            engine,
-            policy=settings.policy.name,
-            n_servers=len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
-            partial_rows=result.partial_rows,
-            dropped_pushes=result.dropped,
-            compression=None if fit.work.compression is None else fit.work.compression.name,
-        )
 
     def _warn_not_converged(self, settings: Settings, result: FitResult) -> None:
         reached = len(result.records) >= settings.max_iter

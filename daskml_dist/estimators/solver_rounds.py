@@ -19,15 +19,11 @@ from daskml_dist.planning.advising import choose_client
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import DatasetInfo, make_solver_fit
-from daskml_dist.training.rounds_in_parts import load_saved_seed, train_rounds_in_parts
-from daskml_dist.training.run import open_engine
+from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.in_parts import load_saved_seed
+from daskml_dist.training.job import FitJob
 
 __all__ = ["BaseRounds"]
-
-#: Bytes of rows from which another lane of sums in one process is worth a thread.
-_SHARE = 1 << 22
 
 
 class BaseRounds(BaseOnRows):
@@ -138,39 +134,31 @@ class BaseRounds(BaseOnRows):
         the features of the fit before.
         """
         self._check_params()
-        run, weighted = self._run_settings(), sample_weight is not None
-        class_weight = self._params()["class_weight"]
+        run, class_weight = self._run_settings(), self._params()["class_weight"]
         collection = self._make_collection(X, y, sample_weight, reset=reset)
         callbacks = self._make_callbacks(None, aside=(Checkpoint,))
         client = choose_client(self, client, collection)
         checkpoint = self._checkpoint()
         with (
             self._fixed_random_state(checkpoint) as seed,
-            open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine,
+            FitJob(collection, client, run, callbacks) as job,
         ):
-            engine.leave(self._made_share)
-            rows = self._dataset_info(engine, run, classes, class_weight, weighted)
+            job.engine.leave(self._made_share)
+            weighted = sample_weight is not None
+            rows = job.rows = self._dataset_info(job, classes, class_weight, weighted)
             model, solver = self._problem(rows)
             start = self._starting_parameters(model, rows)
-            device = rows.survey.device(run.device, run.deterministic)
-            if isinstance(solver, RowSolver):
-                device = "cpu"  # rows of trees are binned in host memory, whatever the device
-            lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=solver.max_passes, device=device)
-            fit = make_solver_fit(
-                model, solver, rows, lanes, start, engine.streaming, run, budget=engine.budget
-            )
-            if checkpoint is None:
-                result = engine.train(fit, callbacks)
-            else:
-                result = train_rounds_in_parts(engine, fit, callbacks, checkpoint, seed)
+            # Rows of trees are binned in host memory, whatever the device.
+            job.lay_out_sum_lanes(solver.max_passes, on_host=isinstance(solver, RowSolver))
+            fit = job.plan_rounds(model, solver, start)
+            result = job.train_rounds(fit, checkpoint, seed)
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
             self._set_row_shape(rows.survey.row_shape)
             self._set_n_iter(solution)
-            self._set_history(fit, result, engine)
-        if result.interrupted is not None:
-            raise_interrupt(result.interrupted, len(self.history_))
+            self.history_ = job.make_history(fit, result)
+        result.raise_if_interrupted(len(self.history_))
         self._warn(solution)
 
     def _checkpoint(self) -> Checkpoint | None:

@@ -44,9 +44,8 @@ from daskml_dist.solvers.forest import ForestSolver
 from daskml_dist.solvers.forest_growth import ForestParams
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import named_weights
-from daskml_dist.training.engine import Engine
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import DatasetInfo
-from daskml_dist.training.settings import RunSettings
 
 __all__ = ["BaseTrees", "TreesClassifier", "TreesRegressor", "is_count", "is_share"]
 
@@ -319,12 +318,12 @@ class BaseTrees(BaseRounds):
     # -- fitting -------------------------------------------------------------------------------
 
     def _dataset_info(
-        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+        self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Facts of the rows, whose weights stay as they are."""
         if class_weight == "balanced_subsample":
             class_weight = None if self._rate(1) is not None else "balanced"
-        rows = super()._dataset_info(engine, run, classes, None, weighted)
+        rows = super()._dataset_info(job, classes, None, weighted)
         self._of_outputs: tuple[NDArray[np.float64], ...] = ()
         if rows.survey.n_targets is not None:
             self._of_outputs = class_weights(class_weight, rows.survey)

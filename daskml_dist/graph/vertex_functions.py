@@ -30,7 +30,7 @@ from daskml_dist.solvers.graph import (
 )
 from daskml_dist.solvers.keyed import EntrySide
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.keyed_fit import KeyedFit
+from daskml_dist.training.job import KeyedJob
 
 __all__ = ["VertexProgram", "connected_components", "pagerank"]
 
@@ -46,17 +46,17 @@ def edges_fit(
     client: Any,
     name: str,
     callbacks: object,
-) -> KeyedFit:
+) -> KeyedJob:
     """A fit over the vertices of some edges, to be entered."""
     source, target, weight = names
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED)
     more = None if vertices is None else convert_ids(vertices, "vertices")
     told = CallbackList(callbacks)
-    return KeyedFit(read_frame_entries(edges, columns, sides, more), settings, client, told)
+    return KeyedJob(read_frame_entries(edges, columns, sides, more), client, settings, told)
 
 
-def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> VertexShares | None:
+def find_chosen(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares | None:
     """Shares that a user gives some vertices, by their numbers."""
     if given is None:
         return None
@@ -68,7 +68,7 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> VertexShares
         given = given.to_dict()
     ids = convert_ids(_column(list(given)), name)
     shares = _shares(list(given.values()), name)
-    numbers = fit.numbers(side, ids)
+    numbers = job.find_key_numbers(side, ids)
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(

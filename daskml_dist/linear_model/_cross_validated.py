@@ -147,7 +147,7 @@ class CrossValidated(BaseLinear):
     def _set_stack_history(self, stack: BatchedModels) -> None:
         fit, result = stack.last
         result.records = stack.records
-        self._set_history(fit, result, stack.engine)
+        self.history_ = stack.job.make_history(fit, result)
 
 
 def _with_shape(values: Any) -> Any:

@@ -22,9 +22,8 @@ from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import count_step_rows
-from daskml_dist.training.run import open_engine
-from daskml_dist.training.sample import draw_sample_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,14 +188,12 @@ def _sample(
     """Some rows, the rows of a step of the fit to all of them, and the fit's seed."""
     settings = replace(estimator._check_settings(None), auto_rate=False)
     collection = estimator._make_collection(X, y, sample_weight, reset=True)
-    run = settings.run
-    with open_engine(collection, client, run.memory_budget, run.device) as engine:
-        rows = estimator._dataset_info(
-            engine, run, None, settings.class_weight, sample_weight is not None
-        )
-        fit = estimator._plan_fit(settings, estimator._model(rows, None), rows, None, engine)
-        lanes = engine.lanes(run.n_lanes, share=None, passes=1)
-        block = draw_sample_rows(engine, lanes, most, settings.seed, 0.0)
+    with FitJob(collection, client, settings.run) as job:
+        weighted = sample_weight is not None
+        rows = job.rows = estimator._dataset_info(job, None, settings.class_weight, weighted)
+        fit = estimator._plan_fit(job, settings, estimator._model(rows, None), None)
+        job.lay_out_lanes(1)
+        block = job.draw_sample(most, settings.seed)
         return block, count_step_rows(fit), settings.seed
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,49 @@ __all__ = [
     "StagedModel",
     "StepModel",
     "distinct",
+    "identity_of",
 ]
+
+
+def identity_of(thing: Any) -> dict[str, Any]:
+    """Return the class and the fields of a model or solver as JSON values, alike in all processes.
+
+    A checkpoint holds them, and goes on only where they agree.
+    """
+    if is_dataclass(thing):
+        names = [field.name for field in fields(thing) if field.repr]
+    else:
+        # What is computed when it is first asked for says nothing that the others do not.
+        kind = type(thing)
+        names = [
+            name
+            for name in getattr(thing, "__dict__", ())
+            if not isinstance(getattr(kind, name, 0), cached_property)
+        ]
+    return {"class": type(thing).__name__} | {n: _plain_value(getattr(thing, n)) for n in names}
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a field as a JSON value; arrays are known by dtype, shape and checksum."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else repr(float(value))  # NaN equals nothing
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return [_plain_value(one) for one in value.tolist()]
+        return [str(value.dtype), list(value.shape), crc32(np.ascontiguousarray(value).data)]
+    if isinstance(value, Mapping):
+        return {str(name): _plain_value(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_value(one) for one in value]
+    if hasattr(value, "__qualname__"):  # classes and functions
+        return value.__qualname__
+    if is_dataclass(value) or getattr(type(value), "__repr__", None) is object.__repr__:
+        return identity_of(value)
+    return repr(value)
 
 
 @dataclass(frozen=True)

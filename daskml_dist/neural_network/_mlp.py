@@ -37,12 +37,14 @@ from daskml_dist.schedules import Constant, InverseScaling, Schedule, get_schedu
 from daskml_dist.solvers import LBFGS, Solution, Solver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.engine import FitResult
+from daskml_dist.training.in_parts import FallingRate
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseMLP", "steps_alone"]
 
-#: A fit with an adaptive learning rate ends below this one.
-_LEAST_RATE = 1e-6
 _SOLVERS = ("lbfgs", "sgd", "adam")
 _RATES = ("constant", "invscaling", "adaptive")
 
@@ -173,9 +175,11 @@ class BaseMLP(BaseNetwork, BaseRounds):
         TrainingError
             When the fit cannot go on.
         """
-        if self._is_adaptive:
-            watch = {"eval_set": eval_set, "scoring": scoring}
-            return self._fit_adaptively(X, y, sample_weight, policy, client, watch)
+        if self._is_adaptive and self._checkpoint() is not None:
+            raise InvalidParameterError(
+                'learning_rate="adaptive" makes several fits, of which no checkpoint can tell. Use '
+                'checkpoint=None, or another learning_rate such as schedule="step".'
+            )
         if not self._by_rounds:
             return super().fit(
                 X,
@@ -205,37 +209,10 @@ class BaseMLP(BaseNetwork, BaseRounds):
         own = params["schedule"] is None and params["optimizer"] is None
         return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
 
-    def _fit_adaptively(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
-        policy: str | Policy | None,
-        client: Any,
-        watch: dict[str, Any],
-    ) -> Self:
-        """Fit again and again from where the fit before ended, each at a fifth of its rate."""
-        settings, go_on = self._check_settings(policy), self._continues_last_fit()
-        if self._checkpoint() is not None:
-            raise InvalidParameterError(
-                'learning_rate="adaptive" makes several fits, of which no checkpoint can tell. Use '
-                'checkpoint=None, or another learning_rate such as schedule="step".'
-            )
-        rate, records, left = settings.schedule(1, 0.0), list[dict[str, Any]](), settings.max_iter
-        while left > 0 and rate * 5 > _LEAST_RATE:
-            now = dataclasses.replace(
-                settings,
-                schedule=Constant(rate),
-                max_iter=left,
-                seed=settings.seed + len(records),
-            )
-            self._train(X, y, sample_weight, settings=now, client=client, go_on=go_on, **watch)
-            records += self.history_.records
-            left, rate, go_on = settings.max_iter - len(records), rate / 5, True
-        for number, record in enumerate(records, start=1):
-            record["pass"] = number
-        self.n_iter_, self.history_.records = len(records), records
-        return self
+    def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
+        if self._is_adaptive:
+            return job.train_steps(fit, falling=FallingRate(starts_anew=True))
+        return super()._run_training(job, fit)
 
     def _checkpoint(self) -> Checkpoint | None:
         given: Checkpoint | None = self._params()["checkpoint"]

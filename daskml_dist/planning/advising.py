@@ -20,7 +20,7 @@ from daskml_dist.planning.places import Place, cluster_place, inline_place
 from daskml_dist.planning.plan import Choice, Plan, format_bytes, format_seconds
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.supposed import simulate_choice
-from daskml_dist.training.run import AUTO, INLINE, find_default_client
+from daskml_dist.training.job import AUTO, INLINE, find_default_client
 
 __all__ = ["advise", "choose_client", "load_known_costs", "plan"]
 

@@ -19,7 +19,7 @@ from daskml_dist.planning.costs import Costs, Equation, Work, fit_cost_values
 from daskml_dist.planning.families import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.training.run import INLINE
+from daskml_dist.training.job import INLINE
 
 __all__ = ["measure_costs"]
 

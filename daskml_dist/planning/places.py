@@ -13,7 +13,7 @@ from typing import Any
 
 from daskml_dist._version import __version__
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.training.run import INLINE
+from daskml_dist.training.job import INLINE
 from daskml_dist.training.threads import find_blas_controller
 
 __all__ = ["Place", "cluster_place", "imagine_place", "inline_place"]

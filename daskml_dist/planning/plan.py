@@ -11,7 +11,7 @@ from dask.base import compute
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.training.run import INLINE
+from daskml_dist.training.job import INLINE
 
 __all__ = ["Choice", "Plan", "format_bytes", "format_seconds", "format_seconds_range"]
 

@@ -118,19 +118,20 @@ class StreamedPairs(Streamed):
             describe_first_rows,
             get_batch_rows,
         )
-        from daskml_dist.training.in_process import InProcessEngine
+        from daskml_dist.training.job import INLINE, FitJob
 
         estimator: Any = self
         settings = check_stream_settings(estimator)
         batch_rows = get_batch_rows(settings)
         before = vars(self).get("_ids")
         try:
-            with InProcessEngine(estimator._make_collection(X, None, None, reset=True)) as engine:
-                rows = estimator._dataset_info(engine, settings.run, None, None, False)
+            collection = estimator._make_collection(X, None, None, reset=True)
+            with FitJob(collection, INLINE, settings.run) as job:
+                rows = job.rows = estimator._dataset_info(job, None, None, False)
                 most = batch_rows or rows.survey.n_rows
                 settings = dataclasses.replace(settings, batch_size=most)
                 model = estimator._model(rows, vars(self).get("_last_model"))
-                fit = estimator._plan_fit(settings, model, rows, None, engine)
+                fit = estimator._plan_fit(job, settings, model, None)
         finally:
             if before is not None:
                 self._ids = before

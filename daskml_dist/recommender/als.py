@@ -29,9 +29,7 @@ from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.recommender._scores import find_ids
 from daskml_dist.solvers.als import ALSSolver, build_ratings
 from daskml_dist.solvers.keyed import KeyedSolution
-from daskml_dist.training.history import History
-from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.keyed_fit import KeyedFit
+from daskml_dist.training.job import KeyedJob
 
 __all__ = ["ALS"]
 
@@ -197,22 +195,12 @@ class ALS(BaseRecommender):
         callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
         entries = self._entries(X)
         client = choose_client(self, client, entries, X)
-        with KeyedFit(entries, settings, client, callbacks) as fit:
-            solution, result, spec = fit.solve(solver, callbacks)
+        with KeyedJob(entries, client, settings, callbacks) as job:
+            solution, result, fit = job.solve(solver, callbacks)
             self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))
             self._set_factors(solution)
-            self.history_ = History(
-                result.records,
-                extra={
-                    "n_lanes": len(spec.rows.lane_rows),
-                    "generations": result.events,
-                    **fit.engine.facts,
-                },
-                interrupted=result.interrupted is not None,
-            )
+            self.history_ = job.make_history(fit, result)
         self._given = X
-        if result.interrupted is not None:
-            raise_interrupt(result.interrupted, len(self.history_))
         return self
 
     def fold_in(self, X: Any) -> Self:

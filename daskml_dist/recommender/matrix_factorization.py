@@ -29,9 +29,9 @@ from daskml_dist.recommender._scores import FittedFactors
 from daskml_dist.recommender._streaming import StreamedPairs
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.settings import RunSettings, Settings
+from daskml_dist.training.settings import Settings
 
 __all__ = ["MatrixFactorization"]
 
@@ -297,12 +297,12 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         return PairCollection.of(given.kind, given.sources, given.numbers, given.sides)
 
     def _dataset_info(
-        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+        self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        pairs = engine.cut_keys(run.n_lanes)
+        pairs = job.engine.cut_keys(job.run.n_lanes)
         assert isinstance(pairs, NumberedPairs)
         self._ids = pairs.ids
-        return super()._dataset_info(engine, run, classes, class_weight, weighted)
+        return super()._dataset_info(job, classes, class_weight, weighted)
 
     def _model(self, rows: DatasetInfo, last: RatedPairs | None) -> RatedPairs:
         loss, survey = self._loss(), rows.survey

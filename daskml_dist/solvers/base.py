@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, identity_of
 from daskml_dist.penalties import Penalty
 
 __all__ = [
@@ -436,6 +436,10 @@ class Solver(NamedParameters, ABC):
         start : ndarray of float64, or None
             What the estimator begins with, if anything; may be changed.
         """
+
+    def identity(self) -> dict[str, Any]:
+        """Return the facts, as JSON values, that a checkpoint of this solver must agree with."""
+        return identity_of(self)
 
 
 class RangedSolver(Solver):

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, identity_of
 from daskml_dist.solvers.base import Solution
 
 __all__ = ["Array", "OwnRows", "RowSolver"]
@@ -141,6 +141,10 @@ class RowSolver(ABC):
         Where ``rows.kept`` is not None it goes on from there, as if iteration ``rows.n_done`` had
         just ended. All trainers find the same solution.
         """
+
+    def identity(self) -> dict[str, Any]:
+        """Return the facts, as JSON values, that a checkpoint of this solver must agree with."""
+        return identity_of(self)
 
     def interrupted(self, n_iter: int, state: Mapping[str, Array]) -> Solution:
         """Return the solution of a fit that ends after some iterations."""

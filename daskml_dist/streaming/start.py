@@ -21,8 +21,7 @@ from daskml_dist.streaming.rows import CallRowsMaker
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine
-from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.job import INLINE, FitJob
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -130,16 +129,21 @@ def plan_stream(
         estimator._make_collection(X, y, sample_weight, reset=not goes_on)
     )
     batch_rows = None if estimator._whole_calls else get_batch_rows(settings)
-    with InProcessEngine(collection) as engine:
+    with FitJob(collection, INLINE, settings.run) as job:
         # Elsewhere weights are no part of the plan.
         weighted = estimator._whole_calls and sample_weight is not None
-        rows = estimator._dataset_info(
-            engine, settings.run, classes, settings.class_weight, weighted
-        )
+        rows = estimator._dataset_info(job, classes, settings.class_weight, weighted)
+        job.rows = rows
         # Whether a step touches few of the parameters depends on its rows.
         most = first_rows or batch_rows or rows.survey.n_rows
-        fit = _plan_fit_to_first_rows(estimator, settings, rows, engine, most, goes_on)
-        fit = estimator._ready(engine, fit) if ready is None else fit
+        # Steps are of `most` rows at most where calls are not taken whole.
+        size = None if estimator._whole_calls else most
+        sized = dataclasses.replace(settings, batch_size=size)
+        model, initial = estimator._model_to_train(rows, sized, goes_on)
+        if not model.takes_missing:
+            job.engine.ask(check_finite)
+        fit: FitSpec = estimator._plan_fit(job, sized, model, initial)
+        fit = estimator._ready(job, fit) if ready is None else fit
     names = _name_columns(estimator, collection.feature_names)
     likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, names) | {
         "batch_rows": most
@@ -166,19 +170,6 @@ def _check_in_memory(collection: Collection) -> Collection:
 def get_batch_rows(settings: Settings) -> int | None:
     """Return the most rows of a step, where the user sets them."""
     return settings.batch_size if isinstance(settings.batch_size, int) else None
-
-
-def _plan_fit_to_first_rows(
-    estimator: Any, settings: Settings, rows: DatasetInfo, engine: Engine, most: int, goes_on: bool
-) -> FitSpec:
-    """Return the fit to the first rows, by steps of at most `most` rows unless calls are whole."""
-    settings = dataclasses.replace(settings, batch_size=None if estimator._whole_calls else most)
-    initial = estimator._last_state(rows, settings) if goes_on else None
-    model = estimator._model(rows, estimator._last_model if initial is not None else None)
-    if not model.takes_missing:
-        engine.ask(check_finite)
-    fit: FitSpec = estimator._plan_fit(settings, model, rows, initial, engine)
-    return fit
 
 
 def describe_first_rows(

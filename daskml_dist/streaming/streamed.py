@@ -120,7 +120,7 @@ class Streamed:
         # They load the engine, which an import of an estimator does without.
         from daskml_dist.streaming.checkpoints import SavingSchedule
         from daskml_dist.streaming.session import Session
-        from daskml_dist.training.run import INLINE
+        from daskml_dist.training.job import INLINE
 
         if client is not None and not (isinstance(client, str) and client == INLINE):
             check_client(client, "a stream", '"inline" or None for a stream in this process')

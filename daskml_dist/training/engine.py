@@ -25,7 +25,7 @@ from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.interrupts import Interrupts
+from daskml_dist.training.interrupts import Interrupts, raise_interrupt
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Engine", "FitResult", "RunView"]
@@ -63,6 +63,11 @@ class FitResult:
     lost_rows: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     interrupted: KeyboardInterrupt | None = None
+
+    def raise_if_interrupted(self, n_passes: int) -> None:
+        """Raise the interrupt that ended the fit, once the estimator holds what it came to."""
+        if self.interrupted is not None:
+            raise_interrupt(self.interrupted, n_passes)
 
 
 class RunView:

@@ -1,57 +1,73 @@
-"""Fits by steps in parts: with checkpoints, pass by pass, or with a falling learning rate.
+"""Fits in parts: with checkpoints, pass by pass, or with a falling learning rate.
 
-Each part is a fit that starts from the state of the one before. `resume_from_checkpoint` decides
-whether a checkpoint is of this fit; `OneFit` makes the parts look like one fit to callbacks.
+Each part is a fit that starts where the one before ended. A `FitCourse` knows how far a fit has
+come and which part is next: `StepsCourse` goes on from parameters and optimizer state,
+`RoundsCourse` from the log of a solver. `train_in_parts` is the one loop over the parts, and
+`OneFit` makes them look like one fit to callbacks. A checkpoint holds the course's state and facts;
+the facts of its `identity` decide whether a file is of this fit.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Self, cast
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from daskml_dist.errors import CheckpointError, DivergedError
-from daskml_dist.models.base import StepModel
+from daskml_dist.errors import (
+    CheckpointError,
+    CommunicationError,
+    DivergedError,
+    InvalidParameterError,
+)
+from daskml_dist.models.base import StepModel, identity_of
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import (
     Checkpoint,
     CheckpointFiles,
+    decode_solver_log,
     is_count_fact,
     is_number_fact,
 )
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.work import StepWork
+from daskml_dist.training.work import OwnRowsWork, RoundWork
+from daskml_dist.training.worker.loops.rounds import RowsLog, SumLog
 
 __all__ = [
+    "FallingRate",
     "OneFit",
-    "largest_checkpoint_bytes",
+    "RoundsCourse",
+    "StepsCourse",
+    "load_saved_seed",
     "make_checkpoint_facts",
-    "records_problem",
     "resume_from_checkpoint",
-    "train_adaptively",
     "train_in_parts",
 ]
 
 
 _Path = str | os.PathLike[str]
-#: Most bytes of the facts of any fit, and of the record of one pass.
-_FACTS, _PASS = 1 << 28, 1 << 12
-#: Divisor of the rate, and the rate below which it falls no more, as in scikit-learn.
-_FACTOR, _LEAST = 5.0, 1e-6
+_Log = NDArray[np.uint8]
+#: Most bytes of the facts of any fit (labels and records apart from passes): 256 MiB.
+MAX_FACTS_BYTES = 1 << 28
+#: Most bytes of the JSON record of one pass.
+MAX_RECORD_BYTES = 1 << 12
 
 
 class OneFit(CallbackList):
-    """Callbacks that see the parts of a fit as one fit.
+    """Callbacks that see the parts of a fit as one fit, whose passes are numbered through.
 
     Parameters
     ----------
@@ -65,6 +81,8 @@ class OneFit(CallbackList):
         super().__init__(callbacks)
         self._of = callbacks
         self.view: Any = None
+        #: Passes of earlier parts that the numbers of the present part's passes leave out.
+        self.n_before = 0
         self._holds = with_parameters and callbacks.need_parameters
 
     @property
@@ -81,11 +99,13 @@ class OneFit(CallbackList):
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Tell the callbacks of a pass, unless they wait for the parameters after it."""
+        record["pass"] += self.n_before
         if not self._holds:
             super().on_pass_end(run, record)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
         """Tell the callbacks of a repeated pass, unless they wait for the parameters."""
+        record["pass"] += self.n_before
         if not self._holds:
             super().on_pass_redone(run, record)
 
@@ -114,39 +134,39 @@ class OneFit(CallbackList):
 
 def train_in_parts(
     engine: Engine,
-    fit: FitSpec,
+    course: FitCourse,
     callbacks: CallbackList,
-    checkpoint: Checkpoint | None,
-    settled: Callable[[ShardState], bool] = lambda state: False,
+    checkpoint: Checkpoint | None = None,
 ) -> FitResult:
-    """Run a fit with a checkpoint every few passes, or pass by pass.
+    """Run a fit part by part, from its checkpoint on where there is one of this fit.
 
-    It goes pass by pass also where a callback is to see the parameters after each.
+    A part has as many passes as lie between two checkpoints, or one where a callback or the course
+    is to see the parameters after each; else it ends where the course says.
     """
-    # From the checkpoint on, where there is one of this fit.
-    course = _PartsProgress.of(fit, checkpoint)
-    watched = OneFit(callbacks)
-    every = 1 if checkpoint is None else checkpoint.every
-    # Callbacks that see the parameters of each pass need parts of one pass.
-    length = 1 if callbacks.need_parameters else every
-    began = course.fit.work.first_pass
+    if checkpoint is not None:
+        # Fail before the first pass, not after hours.
+        checkpoint.check_writable()
+        if checkpoint.resume:
+            course.resume(checkpoint)
+    watched = OneFit(callbacks, with_parameters=course.shows_parameters)
+    length = None if checkpoint is None else checkpoint.every
+    if course.looks_at_each_pass or (course.shows_parameters and callbacks.need_parameters):
+        length = 1
     try:
         # A part ends at the end of a pass, so its state is whole under every policy.
-        while course.interrupted is None and not course.is_over(watched):
-            result = engine.train(course.part(length), watched)
-            state = course.add(result)
+        while not course.is_over(watched.stopped):
+            part = course.next_part(length, watched.stopped)
+            watched.n_before = len(course.records) - part.work.first_pass
+            result = engine.train(part, watched)
+            course.add(result, watched.stopped)
             if course.interrupted is not None:
                 break  # not at the end of a pass, where a fit could go on to the same digits
-            watched.on_part_end(result.records, state)
-            done = course.fit.work.first_pass
-            if checkpoint is not None and (course.is_over(watched) or done % every == 0):
-                checkpoint.save(state, make_checkpoint_facts(course.fit, course.records))
-            # Some estimators stop by their own measure of convergence.
-            if settled(state):
-                course.fit.work.stopping.converged = True
+            watched.on_part_end(result.records, course.state)
+            if checkpoint is not None and course.is_due(checkpoint.every, watched.stopped):
+                checkpoint.save(*course.saved())
     except BaseException as error:
         watched.finish(error)
-        if not isinstance(error, KeyboardInterrupt) or course.fit.work.first_pass == began:
+        if not (isinstance(error, KeyboardInterrupt) and course.can_end_early):
             raise
         course.interrupted = error  # the result of the earlier parts is kept
     watched.finish(course.interrupted)
@@ -156,95 +176,283 @@ def train_in_parts(
     return course.result()
 
 
-@dataclass
-class _PartsProgress:
-    """Progress of a fit over its parts: what was done, and the fit that remains.
+class FitCourse(ABC):
+    """Course of a fit over its parts: what was done, and the fit that remains.
 
-    Parameters
+    Attributes
     ----------
     fit : FitSpec
         The fit that remains to be made.
     records : list of dict
         Of the passes that were made.
-    state : ShardState
+    state : ShardState or Solution
         State after the last part.
+    interrupted : KeyboardInterrupt or None
     """
 
-    fit: FitSpec
-    records: list[dict[str, Any]]
+    #: Whether callbacks may see the parameters between two parts.
+    shows_parameters: ClassVar[bool]
+    #: Whether the course itself looks at the parameters after each pass.
+    looks_at_each_pass = False
+    state: Any
+
+    def __init__(self, fit: FitSpec) -> None:
+        self.fit = fit
+        self.records: list[dict[str, Any]] = []
+        self.interrupted: KeyboardInterrupt | None = None
+        self._parts: list[FitResult] = []
+
+    @abstractmethod
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from the newest whole file of a checkpoint, if any; raise where it is not ours."""
+
+    @abstractmethod
+    def is_over(self, stopped: bool) -> bool:
+        """Return whether no part is left to make; `stopped` says that the user ended the fit."""
+
+    @abstractmethod
+    def next_part(self, length: int | None, stopped: bool) -> FitSpec:
+        """Return the fit of the next `length` passes at most."""
+
+    def add(self, result: FitResult, stopped: bool) -> None:
+        """Add the result of a part."""
+        for number, record in enumerate(result.records, start=len(self.records) + 1):
+            record["pass"] = number
+        self._parts.append(result)
+        self.records = self.records + result.records
+        self.state, self.interrupted = result.state, result.interrupted
+
+    def is_due(self, every: int, stopped: bool) -> bool:
+        """Return whether a checkpoint is to be written after the last part."""
+        return self.is_over(stopped) or len(self.records) % every == 0
+
+    @abstractmethod
+    def saved(self) -> tuple[Any, dict[str, Any]]:
+        """Return the state and the facts of a checkpoint."""
+
+    @property
+    def can_end_early(self) -> bool:
+        """Return whether the parts so far make a result, should the next one be interrupted."""
+        return self.shows_parameters and bool(self._parts)
+
+    def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:  # noqa: B027
+        """Replace the final parameters, in the checkpoint too, where the fit has parameters."""
+
+    @property
+    def stopping(self) -> PassStoppingRule:
+        """Return the stopping rule as the last pass left it."""
+        return self._parts[-1].stopping
+
+    def result(self) -> FitResult:
+        """Return the result of the whole fit."""
+        parts = self._parts
+        return FitResult(
+            self.state,
+            self.records,
+            self.stopping,
+            sum(part.partial_rows for part in parts),
+            sum(part.dropped for part in parts),
+            sum(part.lost_rows for part in parts),
+            [event for part in parts for event in part.events],
+            self.interrupted,
+        )
+
+
+@dataclass(frozen=True)
+class FallingRate:
+    """Learning rate that falls where the loss stops improving, as in scikit-learn's "adaptive".
+
+    Parameters
+    ----------
+    starts_anew : bool
+        Whether the stopping rule and the order of the rows begin anew with each rate.
+    """
+
+    starts_anew: bool = False
+    #: Divisor of the rate, and the rate below which it falls no more; scikit-learn's.
+    divisor: ClassVar[float] = 5.0
+    smallest: ClassVar[float] = 1e-6
+
+
+class StepsCourse(FitCourse):
+    """Course of a fit by gradient steps, which goes on from parameters and optimizer state.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    falling : FallingRate or None
+        None: the schedule alone says the rate, and the fit ends where the loss stops improving.
+    has_settled : callable, optional
+        Tells of the parameters after a part whether the fit has converged by another measure.
+    """
+
+    shows_parameters = True
     state: ShardState
-    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    partial_rows: float = 0.0
-    dropped: int = 0
-    lost_rows: int = 0
-    interrupted: KeyboardInterrupt | None = None
 
-    @classmethod
-    def of(cls, fit: FitSpec, checkpoint: Checkpoint | None) -> Self:
-        """Return the progress at the beginning, or as the newest checkpoint holds it."""
-        records: list[dict[str, Any]] = []
-        if checkpoint is not None:
-            checkpoint.check_writable()
-            if (
-                checkpoint.resume
-                and (found := _load_newest_checkpoint(fit, checkpoint)) is not None
-            ):
-                fit, records = resume_from_checkpoint(fit, checkpoint.path, *found)
-        return cls(fit, records, fit.make_start_state())
+    def __init__(
+        self,
+        fit: FitSpec,
+        falling: FallingRate | None = None,
+        has_settled: Callable[[ShardState], bool] | None = None,
+    ) -> None:
+        super().__init__(fit)
+        self.state = fit.make_start_state()
+        self._falling, self._has_settled = falling, has_settled
+        self.looks_at_each_pass = has_settled is not None
+        #: Rule and seed that each rate begins with where it begins anew.
+        self._first_rule, self._first_seed = replace(fit.work.stopping), fit.work.seed
 
-    def is_over(self, watched: OneFit) -> bool:
-        """Return whether no part is left to make."""
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from the newest whole file of a checkpoint, if any; raise where it is not ours."""
+        files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+        found = files.load_newest(_largest_checkpoint_bytes(self.fit))
+        if found is not None:
+            self.fit, self.records = resume_from_checkpoint(self.fit, checkpoint.path, *found)
+            self.state = self.fit.make_start_state()
+
+    def is_over(self, stopped: bool) -> bool:
+        """Return whether all passes are made, the loss has settled, or the user ended the fit."""
         work = self.fit.work
-        done = work.first_pass >= work.stopping.max_iter
-        return done or work.stopping.converged or watched.stopped
+        return work.first_pass >= work.stopping.max_iter or work.stopping.converged or stopped
 
-    def part(self, length: int) -> FitSpec:
+    def next_part(self, length: int | None, stopped: bool) -> FitSpec:
         """Return the fit of the next `length` passes at most."""
         work = self.fit.work
         # A part is the same fit with an earlier last pass.
-        last = min(work.first_pass + length, work.stopping.max_iter)
-        return self.fit.replace_work(stopping=dataclasses.replace(work.stopping, max_iter=last))
+        last = work.stopping.max_iter
+        if length is not None:
+            last = min(work.first_pass + length, last)
+        return self.fit.replace_work(stopping=replace(work.stopping, max_iter=last))
 
-    def add(self, result: FitResult) -> ShardState:
-        """Add the result of a part; return the state that it came to."""
-        state, work = result.state, self.fit.work
-        assert isinstance(state, ShardState)
-        _check_finite_state(state)
-        self.state = state
-        self.records = self.records + result.records
-        self.events = self.events + result.events
-        self.partial_rows += result.partial_rows
-        self.dropped += result.dropped
-        self.lost_rows += result.lost_rows
-        self.interrupted = result.interrupted
+    def add(self, result: FitResult, stopped: bool) -> None:
+        """Add the result of a part."""
+        super().add(result, stopped)
+        if self._falling is None:
+            _check_finite_state(self.state)
+        work = self.fit.work
         # The next part starts from this state, and its stopping rule remembers the best loss.
         self.fit = self.fit.replace_work(
-            initial=state,
-            stopping=dataclasses.replace(result.stopping, max_iter=work.stopping.max_iter),
+            initial=self.state,
+            stopping=replace(result.stopping, max_iter=work.stopping.max_iter),
             first_pass=work.first_pass + len(result.records),
         )
-        return state
+        if self.interrupted is not None or stopped:
+            return
+        if self._has_settled is not None and self._has_settled(self.state):
+            self.fit.work.stopping.converged = True
+        if self._falling is not None and self.fit.work.stopping.converged:
+            self._lower_rate(self._falling)
+
+    def _lower_rate(self, falling: FallingRate) -> None:
+        """Let the fit go on with a smaller rate, unless it is over or the rate is small enough."""
+        work = self.fit.steps
+        rate = cast(Constant, work.rule.schedule).learning_rate
+        if rate <= falling.smallest or work.first_pass >= work.stopping.max_iter:
+            return
+        self.fit = self.fit.replace_work(
+            rule=replace(work.rule, schedule=Constant(rate / falling.divisor)),
+            stopping=replace(work.stopping, stale_passes=0, converged=False),
+        )
+        if falling.starts_anew:
+            done = len(self.records)
+            self.fit = self.fit.replace_work(
+                stopping=replace(self._first_rule, max_iter=self._first_rule.max_iter - done),
+                seed=self._first_seed + done,
+                first_pass=0,
+            )
+
+    def saved(self) -> tuple[ShardState, dict[str, Any]]:
+        """Return the state and the facts of a checkpoint."""
+        return self.state, make_checkpoint_facts(self.fit, self.records)
 
     def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:
         """Replace the final parameters, in the checkpoint too."""
         self.state = self.state.with_final_parameters(w)
         if checkpoint is not None and self.interrupted is None:
-            checkpoint.save(self.state, make_checkpoint_facts(self.fit, self.records))
+            checkpoint.save(*self.saved())
 
-    def result(self) -> FitResult:
-        """Return the result of the whole fit."""
-        return FitResult(
-            self.state, self.records, self.fit.work.stopping, self.partial_rows, self.dropped,
-            self.lost_rows, self.events, self.interrupted,
-        )  # fmt: skip
+    @property
+    def stopping(self) -> PassStoppingRule:
+        """Return the stopping rule as the last pass left it."""
+        return self.fit.work.stopping
 
 
-def _load_newest_checkpoint(
-    fit: FitSpec, checkpoint: Checkpoint
-) -> tuple[ShardState, dict[str, Any]] | None:
-    """Return the state and facts of the newest whole checkpoint, if any."""
-    files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
-    return files.load_newest(largest_checkpoint_bytes(fit))
+class RoundsCourse(FitCourse):
+    """Course of a fit by a round solver, or by a solver that trainers run on their own rows.
+
+    A file holds the state that the solver kept, if any, and the sums since: the solver begins again
+    and is given these, so that it ends with the digits of a fit without checkpoints. Sums that are
+    too large to be remembered are not in it; where a solver neither keeps its state nor needs few
+    sums (256 MB of them), the last file stays as it is. Of a solver that trainers run on their own
+    rows (`RowSolver`) a file holds the state after its last iteration.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    seed : int or None
+        Seed that the fit draws from where the user gave no `random_state`; it goes into the file
+        (:func:`load_saved_seed`).
+    """
+
+    shows_parameters = False
+    state: Solution
+
+    def __init__(self, fit: FitSpec, seed: int | None = None) -> None:
+        # No trainer has the solver's whole state.
+        if isinstance(fit.work, RoundWork) and fit.work.in_ranges:
+            raise InvalidParameterError(
+                "A fit whose trainers hold ranges of the vectors cannot be saved. Leave the "
+                'Checkpoint out, or raise dask.config.set({"daskml_dist.ranges_from": parameters}).'
+            )
+        super().__init__(fit)
+        self._seed = seed
+        self._log: _Log | None = None
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from the newest whole file of a checkpoint, if any; raise where it is not ours."""
+        files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+        if (found := files.load_newest_by(decode_solver_log)) is None:
+            return
+        log, facts = found
+        if problem := _describe_other_fit(
+            _rounds_identity(self.fit), facts
+        ) or _describe_impossible_log(self.fit, log, facts):
+            raise CheckpointError(
+                f"{checkpoint.path} {problem}. Name another file, or set resume=False to begin "
+                "anew."
+            )
+        self._log, self.records = log, facts["records"]
+
+    def is_over(self, stopped: bool) -> bool:
+        """Return whether the solver has come to its end: one that pauses returns its log."""
+        return bool(self._parts) and self._log is None
+
+    def next_part(self, length: int | None, stopped: bool) -> FitSpec:
+        """Return the fit that continues from the log and pauses after the next passes."""
+        done = len(self.records)
+        return self.fit.replace_work(
+            log=self._log,
+            first_pass=done,
+            pause_at=None if stopped or length is None else done + length,
+            is_stopped=stopped,
+        )
+
+    def add(self, result: FitResult, stopped: bool) -> None:
+        """Add the result of a part."""
+        super().add(result, stopped)
+        self._log = self.state.extra.get("log")
+
+    def is_due(self, every: int, stopped: bool) -> bool:
+        """Return whether there is a log to be written."""
+        return self._log is not None
+
+    def saved(self) -> tuple[Any, dict[str, Any]]:
+        """Return the log and the facts of a checkpoint."""
+        facts = {"records": self.records, "drawn_seed": self._seed}
+        return self._log, {**_rounds_identity(self.fit), **facts}
+
+
+# -- checkpoints of fits by steps ------------------------------------------------------------------
 
 
 def _check_finite_state(state: ShardState) -> None:
@@ -258,64 +466,9 @@ def _check_finite_state(state: ShardState) -> None:
 
 def make_checkpoint_facts(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the facts that a checkpoint holds beside the state, as JSON can hold them."""
-    return {**_fit_identity(fit), **_fit_progress(fit, records)}
-
-
-def largest_checkpoint_bytes(fit: FitSpec) -> int:
-    """Return the most bytes that a checkpoint of this fit can have."""
-    # Parameters, average and the optimizer's state arrays are of equal size.
-    n_arrays = 2 + len(fit.steps.rule.state_names)
-    size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
-    return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
-
-
-def resume_from_checkpoint(
-    fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
-) -> tuple[FitSpec, list[dict[str, Any]]]:
-    """Return the fit that continues from a state, and the records of its passes so far."""
-    if (
-        problem := _describe_difference(fit, facts)
-        or _describe_state_mismatch(fit, state)
-        or _describe_impossible_facts(state, facts)
-    ):
-        raise CheckpointError(
-            f"{path} {problem}. Name another file, or set resume=False to begin anew."
-        )
-    if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
-        state = dataclasses.replace(state, average=None, n_averaged=0)
-    # Shifts of the targets may differ between fits, so parameters are moved to the model's own.
-    state = _move_to_origin(state, facts.get("origin"), fit.steps.model, path)
-    stopping = dataclasses.replace(
-        fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
-    )
-    going_on = fit.replace_work(
-        initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
-    )
-    return going_on, facts["records"]
-
-
-def _fit_identity(fit: FitSpec) -> dict[str, Any]:
-    """Return the facts that must agree for a fit to continue, as JSON gives them back."""
-    # Everything by which one fit differs from another; policy, lanes and workers may change.
-    facts = {
-        **fit.steps.model.identity(),
-        "dtype": fit.rows.dtype,
-        "optimizer": _join_distinct_names(group.optimizer.name for group in fit.steps.rule.groups),
-        "classes": None if fit.rows.classes is None else fit.rows.classes.tolist(),
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
-    return plain
-
-
-def _join_distinct_names(names: Iterable[str]) -> str:
-    """Join names without repetition, in order."""
-    return " ".join(dict.fromkeys(names))
-
-
-def _fit_progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the facts of how far a fit has come."""
     rule = fit.work.stopping
     return {
+        **_steps_identity(fit),
         "passes": fit.work.first_pass,
         "seed": fit.work.seed,
         "origin": fit.steps.model.origin(),
@@ -325,15 +478,49 @@ def _fit_progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]
     }
 
 
-def _describe_difference(fit: FitSpec, facts: dict[str, Any]) -> str:
-    """Return how a checkpoint's fit differs from this one, in words; empty where it does not."""
-    for name, value in _fit_identity(fit).items():
-        if facts.get(name) != value:
-            return (
-                f"is of another fit: its {name} is {reprlib.repr(facts.get(name))}, here it is "
-                f"{reprlib.repr(value)}"
-            )
-    return ""
+def _largest_checkpoint_bytes(fit: FitSpec) -> int:
+    """Return the most bytes that a checkpoint of this fit can have."""
+    # Parameters, average and the optimizer's state arrays are of equal size.
+    n_arrays = 2 + len(fit.steps.rule.state_names)
+    size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
+    return n_arrays * size + MAX_FACTS_BYTES + MAX_RECORD_BYTES * fit.work.stopping.max_iter
+
+
+def resume_from_checkpoint(
+    fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
+) -> tuple[FitSpec, list[dict[str, Any]]]:
+    """Return the fit that continues from a state, and the records of its passes so far."""
+    if (
+        problem := _describe_other_fit(_steps_identity(fit), facts)
+        or _describe_state_mismatch(fit, state)
+        or _describe_impossible_facts(state, facts)
+    ):
+        raise CheckpointError(
+            f"{path} {problem}. Name another file, or set resume=False to begin anew."
+        )
+    if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
+        state = replace(state, average=None, n_averaged=0)
+    # Shifts of the targets may differ between fits, so parameters are moved to the model's own.
+    state = _move_to_origin(state, facts.get("origin"), fit.steps.model, path)
+    stopping = replace(fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"])
+    going_on = fit.replace_work(
+        initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
+    )
+    return going_on, facts["records"]
+
+
+def _steps_identity(fit: FitSpec) -> dict[str, Any]:
+    """Return the facts that must agree for a fit by steps to continue."""
+    # Everything by which one fit differs from another; policy, lanes and workers may change.
+    optimizers = dict.fromkeys(group.optimizer.name for group in fit.steps.rule.groups)
+    return _as_json(
+        {
+            **fit.steps.model.identity(),
+            "dtype": fit.rows.dtype,
+            "optimizer": " ".join(optimizers),
+            "classes": None if fit.rows.classes is None else fit.rows.classes.tolist(),
+        }
+    )
 
 
 def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
@@ -360,30 +547,13 @@ def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
         return f"says best={reprlib.repr(facts.get('best'))}"
     records: Any = facts.get("records")
     # Nothing of the file is believed before its identity, shapes and counts agree.
-    if problem := records_problem(records):
+    if problem := _describe_wrong_records(records):
         return problem
     if records and not state.step:
         return f"has records of {len(records)} passes, and no step"
     if len(records) != facts["passes"]:
         return f"says passes={facts['passes']}, and has records of {len(records)}"
     return ""
-
-
-def records_problem(records: Any) -> str:
-    """Return why something is not a list of records of the first passes; empty where it is."""
-    if not (isinstance(records, list) and all(map(_is_pass_record, records))):
-        return "has no records of its passes"
-    if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
-        return "has records of other passes than the first ones"
-    return ""
-
-
-def _is_pass_record(record: Any) -> bool:
-    """Return whether something is the record of a pass."""
-    return isinstance(record, dict) and all(
-        type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
-        for key in RECORD_KEYS
-    )
 
 
 def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Path) -> ShardState:
@@ -399,52 +569,94 @@ def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Pat
             "Restore the file from a copy, or set resume=False to begin anew."
         ) from error
     assert w is not None
-    return dataclasses.replace(state, w=w, average=average)
+    return replace(state, w=w, average=average)
 
 
-def train_adaptively(engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-    """Run a fit; where it makes no progress, go on with a fifth of the learning rate."""
-    work = cast(StepWork, fit.work)
-    rate = cast(Constant, work.rule.schedule).learning_rate
-    max_iter, watched = work.stopping.max_iter, OneFit(callbacks)
-    parts: list[FitResult] = []
-    interrupted: KeyboardInterrupt | None = None
+# -- checkpoints of fits by solvers ----------------------------------------------------------------
+
+
+def load_saved_seed(checkpoint: Checkpoint) -> int | None:
+    """Return the seed that the fit in a file drew for itself; None without a file or a seed."""
+    files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+    found = files.load_newest_by(decode_solver_log)
+    seed: Any = None if found is None else found[1].get("drawn_seed")
+    return seed if is_count_fact(seed) and seed < 2**32 else None
+
+
+def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
+    """Return the facts that must agree for a fit by a solver to continue."""
+    rows = fit.rows
+    # A fit that starts elsewhere takes another course.
+    start = fit.work.start if isinstance(fit.work, RoundWork) else None
+    of_solver, of_model = fit.rounds.solver.identity(), identity_of(fit.work.model)
+    return _as_json(
+        {
+            "n_rows": sum(rows.lane_rows),
+            "dtype": rows.dtype,
+            "weight_scale": rows.weight_scale,
+            "class_weight": None if rows.class_weight is None else rows.class_weight.tolist(),
+            "classes": None if rows.classes is None else rows.classes.tolist(),
+            **{f"solver's {name}": value for name, value in of_solver.items()},
+            **{f"model's {name}": value for name, value in of_model.items()},
+            "start": None if start is None else zlib.crc32(np.ascontiguousarray(start).data),
+            "seed": fit.work.seed,
+        }
+    )
+
+
+def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> str:
+    """Return why a saved log cannot be of this fit; empty where it can."""
+    known: RowsLog | SumLog
     try:
-        while True:
-            result = engine.train(fit, watched)
-            # A part ends where the loss stopped improving, or at the last pass.
-            parts.append(result)
-            interrupted, state = result.interrupted, result.state
-            done = fit.work.first_pass + len(result.records)
-            stuck = result.stopping.converged and interrupted is None and not watched.stopped
-            if not stuck or rate <= _LEAST or done >= max_iter:
-                break
-            # The next part continues from this state with a smaller rate, as in scikit-learn's
-            # "adaptive".
-            rate /= _FACTOR
-            assert isinstance(state, ShardState)
-            stopping = dataclasses.replace(result.stopping, stale_passes=0, converged=False)
-            rule = dataclasses.replace(work.rule, schedule=Constant(rate))
-            fit = fit.replace_work(initial=state, first_pass=done, stopping=stopping, rule=rule)
-    except BaseException as error:
-        watched.finish(error)
-        if not isinstance(error, KeyboardInterrupt) or not parts:
-            raise
-        interrupted = error  # the result of the earlier parts is kept
-    watched.finish(interrupted)
-    return _join_part_results(parts, interrupted)
+        if isinstance(fit.work, OwnRowsWork):
+            known = RowsLog.unpacked(log)
+        else:
+            known = SumLog(0)
+            known.replace_by(log)
+    except (CommunicationError, ValueError, TypeError):
+        return "holds a state that cannot be read"
+    if known.n_rows != sum(fit.rows.lane_rows):
+        return f"holds a state of {known.n_rows} rows"
+    if problem := _describe_wrong_records(facts.get("records")):
+        return problem
+    if len(facts["records"]) != len(known.reports):
+        n_passes = len(facts["records"])
+        return f"holds a state after {len(known.reports)} passes, and has records of {n_passes}"
+    return ""
 
 
-def _join_part_results(parts: list[FitResult], interrupted: KeyboardInterrupt | None) -> FitResult:
-    """Return one result for all parts."""
-    last = parts[-1]
-    return FitResult(
-        last.state,
-        [record for part in parts for record in part.records],
-        last.stopping,
-        sum(part.partial_rows for part in parts),
-        sum(part.dropped for part in parts),
-        sum(part.lost_rows for part in parts),
-        [event for part in parts for event in part.events],
-        interrupted,
+# -- checkpoints of both ---------------------------------------------------------------------------
+
+
+def _as_json(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as JSON gives them back, so that they equal those of a file."""
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
+    return plain
+
+
+def _describe_other_fit(identity: dict[str, Any], facts: dict[str, Any]) -> str:
+    """Return how a checkpoint's fit differs from this one, in words; empty where it does not."""
+    for name, value in identity.items():
+        if facts.get(name) != value:
+            return (
+                f"is of another fit: its {name} is {reprlib.repr(facts.get(name))}, here it is "
+                f"{reprlib.repr(value)}"
+            )
+    return ""
+
+
+def _describe_wrong_records(records: Any) -> str:
+    """Return why something is not a list of records of the first passes; empty where it is."""
+    if not (isinstance(records, list) and all(map(_is_pass_record, records))):
+        return "has no records of its passes"
+    if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
+        return "has records of other passes than the first ones"
+    return ""
+
+
+def _is_pass_record(record: Any) -> bool:
+    """Return whether something is the record of a pass."""
+    return isinstance(record, dict) and all(
+        type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
+        for key in RECORD_KEYS
     )

@@ -145,7 +145,7 @@ def test_a_cluster_grows_the_trees_that_a_process_began(
 def test_files_of_other_trees_are_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
     fitted("HistGradientBoostingClassifier", checkpoint)
-    with pytest.raises(CheckpointError, match="of another fit: its solver and model is"):
+    with pytest.raises(CheckpointError, match="of another fit: its solver's learning_rate is"):
         fitted("HistGradientBoostingClassifier", checkpoint, learning_rate=0.5)
     with pytest.raises(CheckpointError, match="of another fit"):
         fitted("RandomForestClassifier", checkpoint)

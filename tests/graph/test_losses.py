@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.solvers.graph import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.keyed_fit import KeyedFit
+from daskml_dist.training.job import KeyedJob
 from daskml_dist.training.settings import RunSettings
 
 RANDOM = np.random.default_rng(0)
@@ -71,8 +71,8 @@ def test_a_kill_in_mid_iteration_changes_nothing(
         client.wait_for_workers(3)
         for solver in (calm, killing(tmp_path, at)):
             entries = read_frame_entries(edges, columns, solver.sides)
-            with KeyedFit(entries, RunSettings(n_lanes=3), client) as fit:
-                solution, result, _ = fit.solve(solver, CallbackList([]))
+            with KeyedJob(entries, client, RunSettings(n_lanes=3)) as job:
+                solution, result, _ = job.solve(solver, CallbackList([]))
                 found.append((solution, result))
     (peace, _), (struck, result) = found
     np.testing.assert_array_equal(struck.values["vertex"], peace.values["vertex"])

@@ -28,6 +28,7 @@ from daskml_dist.model_selection._asha import Ladder
 from daskml_dist.model_selection._brackets import Bracket, brackets_of
 from daskml_dist.naive_bayes import GaussianNB, MultinomialNB
 from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.training.job import FitJob
 
 RNG = np.random.default_rng(0)
 N = 400
@@ -278,12 +279,12 @@ def test_killed_workers_change_nothing_of_a_model() -> None:
 
 def test_rows_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    opened = gradient_steps.open_engine
 
-    def counted(*given: Any) -> Any:
-        held.append(1)
-        return opened(*given)
+    class CountedJob(FitJob):
+        def __enter__(self) -> CountedJob:
+            held.append(1)
+            return super().__enter__()
 
-    monkeypatch.setattr(gradient_steps, "open_engine", counted)
+    monkeypatch.setattr(gradient_steps, "FitJob", CountedJob)
     search = HyperbandSearchCV(OWN, ALPHA, max_iter=3, cv=2, random_state=0, refit=False)
     assert search.fit(X, LABELS).stacks_ == len(held) == 1

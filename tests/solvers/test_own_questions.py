@@ -18,10 +18,8 @@ from daskml_dist.errors import DivergedError, InvalidParameterError, MessageErro
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import ReduceScatterStatistic, Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.plan import make_solver_fit
-from daskml_dist.training.run import open_engine
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.settings import RunSettings
 
 Array = NDArray[np.float64]
@@ -89,11 +87,11 @@ def _asked(
     solver: Solver, client: Client | None, callbacks: Sequence[Any] = (), **run: Any
 ) -> Array:
     settings = RunSettings(n_lanes=3, **run)
-    with open_engine(as_collection(LAZY if client else X), client) as engine:
-        rows = DatasetInfo.of(DataSummary(engine.survey(3)), None, None, False)
-        lanes = engine.lanes(3, share=None, passes=3)
-        fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
-        result = engine.train(fit, CallbackList(callbacks))
+    rows = as_collection(LAZY if client else X)
+    with FitJob(rows, client, settings, CallbackList(callbacks)) as job:
+        job.rows = DatasetInfo.of(job.summarize_rows(), None, None, False)
+        job.lay_out_lanes(3)
+        result = job.train(job.plan_rounds(Points(6), solver))
     assert isinstance(result.state, Solution)
     return result.state.w
 

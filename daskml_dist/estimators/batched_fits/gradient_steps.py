@@ -15,12 +15,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DivergedError
-from daskml_dist.estimators.base import summarize_rows
 from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import FoldAssignment, StackedLinear, WideLinear
@@ -31,15 +29,11 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.batched_scores import SUMS_ONLY, ScoreParts
-from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary, TargetSurvey
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine
 from daskml_dist.training.history import History
-from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
-from daskml_dist.training.plan import make_fit
-from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -110,13 +104,11 @@ class StepStack:
     ) -> Iterator[list[StepCandidate]]:
         """Hold the rows; yields the columns, of each estimator one a split."""
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
-        run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
-        with open_engine(collection, client, run.memory_budget, run.device) as engine:
-            rows = DatasetInfo.of(summarize_rows(engine, run), None, None, weighted)
-            self._engine, self._whole = engine, rows
-            self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
-            self._asked = Asked(engine, self._lanes, rows, run)
-            own = CandidatePlans(engine, self._lanes, rows, self.roles, self.classes)
+        with FitJob(collection, client, self._settings[0].run) as job:
+            rows = job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
+            job.lay_out_lanes(max(s.max_iter for s in self._settings))
+            self._job, self._asked = job, Asked(job)
+            own = CandidatePlans(job, self.roles, self.classes)
             self._rows_of = own.rows_of_splits(collection)
             #: Of each split: these differ in where their parameters begin.
             self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
@@ -161,7 +153,7 @@ class StepStack:
     def _train(self, columns: list[StepCandidate], until: int) -> None:
         begin, done = time.perf_counter(), columns[0].n_iter
         columns = sorted(columns, key=lambda column: column.split)
-        result = self._engine.train(self._fit_of(columns, done, until), CallbackList([]))
+        result = self._job.train(self._fit_of(columns, done, until))
         state, records = result.state, result.records
         assert isinstance(state, ShardState)
         width, seconds = self._model.width, time.perf_counter() - begin
@@ -178,12 +170,11 @@ class StepStack:
             column.n_iter = until
             column.records.append({"pass": until, "loss": loss})
             column.stopping.update(column.records[-1])
-        if result.interrupted is not None:
-            raise_interrupt(result.interrupted, until)
+        result.raise_if_interrupted(until)
 
     def _fit_of(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
         """The fit of some columns, from the pass behind `done` on."""
-        width, engine = self._model.width, self._engine
+        width = self._model.width
         plans = [self._plans[column.candidate][column.split] for column in columns]
         settings = replace(
             self._settings[columns[0].candidate], max_iter=until, tol=None,
@@ -191,11 +182,7 @@ class StepStack:
         )  # fmt: skip
         splits = tuple(column.split for column in columns)
         model = WideLinear(self._model, self.roles, self._codes, splits, self._scales)
-        of_rows = replace(self._whole, classes=None)
-        fit = make_fit(
-            settings, model, of_rows, self._lanes, self._state_of(columns, plans, settings),
-            engine.streaming, None, engine.on_one_host,
-        )  # fmt: skip
+        fit = self._job.plan_steps(settings, model, self._state_of(columns, plans, settings))
         if fit.work.n_steps != plans[0].work.n_steps:
             raise NotStackedError("Its batches are of another size.")
         rule = fit.steps.rule
@@ -225,7 +212,7 @@ class StepStack:
     ) -> ShardState:
         """State that the columns have come to, or that their own fits begin with."""
         first = columns[0]
-        dtype = settings.dtype_of(self._whole.survey)
+        dtype = settings.dtype_of(self._job.rows.survey)
 
         def joined(arrays: list[Any]) -> NDArray[Any]:
             side_by_side = np.concatenate(arrays, axis=1)
@@ -290,31 +277,27 @@ class CandidatePlans:
 
     Parameters
     ----------
-    engine : Engine
-    lanes : list of LaneSpec
-    rows : DatasetInfo
-        Facts of all rows; their targets have codes beside them.
+    job : FitJob
+        Of all rows; their targets have codes beside them.
     roles : FoldAssignment
     classes : ndarray or None
         Labels of the targets' codes.
     """
 
-    engine: Engine
-    lanes: list[LaneSpec]
-    rows: DatasetInfo
+    job: FitJob
     roles: FoldAssignment
     classes: Any
 
     def rows_of_splits(self, collection: Collection) -> list[DatasetInfo]:
         """Facts of the rows, as each split's fits know them."""
-        rows, n_splits = self.rows, self.roles.n_splits
+        rows, n_splits = self.job.rows, self.roles.n_splits
         if self.classes is not None:
             survey = TargetSurvey(rows.survey.infos)
             return [replace(rows, survey=survey, classes=self.classes)] * n_splits
         # Targets of the training rows tell where parameters begin, and their units.
         look = partial(_looked_at, self.roles)
-        if self.engine.streaming is None:
-            of_blocks = self.engine.ask(look)
+        if self.job.engine.streaming is None:
+            of_blocks = self.job.engine.ask(look)
         else:
             make = collection.block_maker
             of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)
@@ -337,9 +320,9 @@ class CandidatePlans:
             return plans
         n_fits = len(settings) * len(models)
         sample = draw_calibration_sample(
-            plans[0][0], settings[0], self.lanes, self.engine, n_fits=n_fits
+            plans[0][0], settings[0], self.job.lanes, self.job.engine, n_fits=n_fits
         )
-        factor = self.rows.weight_scale or 1.0
+        factor = self.job.rows.weight_scale or 1.0
         of_splits = [
             (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)
         ]
@@ -350,10 +333,7 @@ class CandidatePlans:
         return [list(row) for row in zip(*columns, strict=True)]
 
     def _plan(self, settings: Settings, model: LinearModel, rows: DatasetInfo) -> FitSpec:
-        engine = self.engine
-        plan = make_fit(
-            settings, model, rows, self.lanes, None, engine.streaming, None, engine.on_one_host
-        )
+        plan = self.job.plan_steps(settings, model, rows=rows)
         work = plan.steps
         if work.coordinates or work.steps_single_rows or len(work.rule.groups) > 2:
             raise NotStackedError("Its steps are in few of the parameters.")

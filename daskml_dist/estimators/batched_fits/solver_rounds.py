@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.estimators.base import summarize_rows
 from daskml_dist.estimators.linear.base import BaseLinear
-from daskml_dist.estimators.solver_rounds import _SHARE, BaseRounds
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.solvers import Solution, Solver
@@ -40,12 +38,8 @@ from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import TargetSurvey
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights, named_weights
-from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_parts import OneFit
-from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import make_solver_fit
-from daskml_dist.training.run import open_engine
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.job import FitJob
 
 __all__ = [
     "Asked",
@@ -155,37 +149,18 @@ def open_stack(
     *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
 ) -> Iterator[BatchedModels]:  # fmt: skip
     """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open."""
-    run = estimator._run_settings()
-    with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
-        seen = DatasetInfo.of(summarize_rows(engine, run), None, None, weighted)
-        device = seen.survey.device(run.device, run.deterministic)
-        lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100, device=device)
-        survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
-        asked = replace(seen, survey=survey, classes=classes)
-        watched = _AllFits(callbacks or CallbackList([]))
+    with FitJob(collection, client, estimator._run_settings(), callbacks) as job:
+        job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
+        job.lay_out_sum_lanes(100)
+        survey = TargetSurvey(job.rows.survey.infos, n_columns=n_targets)
+        watched = OneFit(job.callbacks, with_parameters=False)
         try:
-            yield BatchedModels(engine, lanes, seen, asked, roles, run, watched)
+            rows = replace(job.rows, survey=survey, classes=classes)
+            yield BatchedModels(job, rows, roles, watched)
         except BaseException as error:
             watched.finish(error)
             raise
         watched.finish()
-
-
-class _AllFits(OneFit):
-    """View of the fits of a stack as one fit, whose passes are numbered through."""
-
-    def __init__(self, callbacks: CallbackList) -> None:
-        super().__init__(callbacks, with_parameters=False)
-        #: Number of passes of the fits before the present one.
-        self.n_before = 0
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        record["pass"] += self.n_before
-        super().on_pass_end(run, record)
-
-    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        record["pass"] += self.n_before
-        super().on_pass_redone(run, record)
 
 
 class NotStackedError(DaskMLDistError):
@@ -193,34 +168,29 @@ class NotStackedError(DaskMLDistError):
 
 
 class Asked:
-    """Fits of several solvers to the same rows.
+    """Fits of several solvers to the rows of one job.
 
     Attributes
     ----------
+    job : FitJob
     records : list of dict
         Of all passes so far.
     """
 
-    def __init__(
-        self, engine: Engine, lanes: list[LaneSpec], rows: DatasetInfo, run: RunSettings,
-        callbacks: _AllFits | None = None,
-    ) -> None:  # fmt: skip
-        self._engine, self._lanes, self._seen, self._run = engine, lanes, rows, run
-        self._callbacks = callbacks or _AllFits(CallbackList([]))
+    def __init__(self, job: FitJob, callbacks: OneFit | None = None) -> None:
+        self.job = job
+        self._callbacks = callbacks or OneFit(CallbackList(), with_parameters=False)
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, model: Any, solver: Solver) -> Solution:
         """Solution of a solver that is asked about the rows."""
-        fit = make_solver_fit(
-            model, solver, self._seen, self._lanes, None, self._engine.streaming, self._run
-        )
-        result = self._engine.train(fit, self._callbacks)
+        fit = self.job.plan_rounds(model, solver)
+        result = self.job.train(fit, self._callbacks)
         for number, record in enumerate(result.records, start=len(self.records) + 1):
             record["pass"] = number
         self.records += result.records
         self._callbacks.n_before = len(self.records)
-        if result.interrupted is not None:
-            raise_interrupt(result.interrupted, len(self.records))
+        result.raise_if_interrupted(len(self.records))
         assert isinstance(result.state, Solution)
         self.last = fit, result
         return result.state
@@ -275,22 +245,10 @@ class BatchedModels(Asked):
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        lanes: list[LaneSpec],
-        seen: DatasetInfo,
-        rows: DatasetInfo,
-        roles: FoldAssignment,
-        run: RunSettings,
-        callbacks: _AllFits,
+        self, job: FitJob, rows: DatasetInfo, roles: FoldAssignment, callbacks: OneFit
     ) -> None:
-        super().__init__(engine, lanes, seen, run, callbacks)
+        super().__init__(job, callbacks)
         self.rows, self.roles = rows, roles
-
-    @property
-    def engine(self) -> Engine:
-        """Engine of the fits."""
-        return self._engine
 
     def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:
         """One model for each column."""
@@ -304,7 +262,7 @@ class BatchedModels(Asked):
         """Solver of some columns: of many, on many rows, it begins with a share of these."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
         begins = (
-            n_rows * len(columns) >= _MANY and self._engine.streaming is None
+            n_rows * len(columns) >= _MANY and self.job.engine.streaming is None
             and all(type(c.solver) is LBFGS and c.start is None for c in columns)
         )  # fmt: skip
         return BatchedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)

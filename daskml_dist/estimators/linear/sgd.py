@@ -28,8 +28,9 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.in_parts import train_adaptively
+from daskml_dist.training.engine import FitResult
+from daskml_dist.training.in_parts import FallingRate
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import (
     calibrated,
     measure_row_size,
@@ -134,9 +135,10 @@ class BaseSGD(BaseSteps, BaseLinear):
         w = starting_coefficients(model, first, *start)
         return ShardState(model.centred(w), {})
 
-    def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        train = train_adaptively if self._adapts else super()._run_training
-        return train(engine, fit, callbacks)
+    def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
+        if self._adapts:
+            return job.train_steps(fit, falling=FallingRate())
+        return super()._run_training(job, fit)
 
     @property
     def _adapts(self) -> bool:
@@ -189,26 +191,19 @@ class BaseSGD(BaseSteps, BaseLinear):
         )
 
     def _rated(
-        self, settings: Settings, model: StepModel, lanes: list[LaneSpec], engine: Engine
+        self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
         """A rate by the size of the first rows, where no pilot finds one, which the model keeps."""
         if settings.calibrates or not (settings.auto_rate and settings.optimizer.rates_by_rows):
             return settings, model
         assert isinstance(model, LinearModel)
         if model.row_size is None:
-            model = replace(model, row_size=measure_row_size(engine, lanes, settings.seed))
+            model = replace(model, row_size=measure_row_size(job.engine, job.lanes, settings.seed))
         return replace(settings, own_rate=rate_for_row_size(model)), model
 
-    def _calibrate_rates(
-        self,
-        fit: FitSpec,
-        settings: Settings,
-        rows: DatasetInfo,
-        lanes: list[LaneSpec],
-        engine: Engine,
-    ) -> FitSpec:
+    def _calibrate_rates(self, job: FitJob, fit: FitSpec, settings: Settings) -> FitSpec:
         """The fit with the start and the rates that a pilot on a sample finds."""
-        return calibrated(fit, settings, lanes, engine, _rarity(rows))
+        return calibrated(fit, settings, job.lanes, job.engine, _rarity(job.rows))
 
     def _settings_of_last_fit(self, settings: Settings) -> Settings:
         """Settings to go on by: in the units of each feature, where the fit before was so."""

@@ -44,8 +44,8 @@ from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -244,14 +244,12 @@ class BaseTorch(BaseNetwork):
         tried.begun = model, rows
         return model
 
-    def _plan_fit(
-        self, settings: Settings, model: Any, rows: DatasetInfo, initial: Any, engine: Engine
-    ) -> FitSpec:
+    def _plan_fit(self, job: FitJob, settings: Settings, model: Any, initial: Any) -> FitSpec:
         if initial is None:
-            model = model.checked(settings.seed, settings.dtype_of(rows.survey))
-        fit = super()._plan_fit(settings, model, rows, initial, engine)
+            model = model.checked(settings.seed, settings.dtype_of(job.rows.survey))
+        fit = super()._plan_fit(job, settings, model, initial)
         check_batches(fit, model)
-        if not isinstance(engine, InProcessEngine):
+        if not isinstance(job.engine, InProcessEngine):
             check_travels(model)
         return fit
 

@@ -21,7 +21,7 @@ from daskml_dist.planning.rows import (
     measure_shape,
 )
 from daskml_dist.policies import AllReduce, Policy
-from daskml_dist.training.run import INLINE
+from daskml_dist.training.job import INLINE
 
 __all__ = ["Family", "Probe"]
 

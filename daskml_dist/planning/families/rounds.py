@@ -11,7 +11,7 @@ from daskml_dist.planning.costs import Costs, Work
 from daskml_dist.planning.families.base import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.training.run import INLINE
+from daskml_dist.training.job import INLINE
 
 __all__ = ["GradientSolverFamily", "KMeansFamily", "LeastSquaresFamily"]
 

@@ -15,9 +15,9 @@ from daskml_dist.planning.families.base import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.policies import Policy, get_policy
+from daskml_dist.training.job import INLINE
 from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows
-from daskml_dist.training.run import INLINE
 from daskml_dist.training.settings import Settings
 
 __all__ = ["LinearStepsFamily"]

@@ -90,7 +90,7 @@ def test_files_of_other_fits_are_refused(tmp_path: Path) -> None:
     saved = Checkpoint(tmp_path / "c", every=4, resume=True)
     _fit(saved)
     for name, other in {
-        "solver and model": {"C": 0.5},
+        "solver's penalty": {"C": 0.5},
         "n_rows": {"X": X[:300], "y": Y[:300]},
         "dtype": {"X": X.astype("float32")},
         "weight_scale": {"class_weight": {0: 1.0, 1: 2.0}},

@@ -19,12 +19,10 @@ from daskml_dist.errors import (
     DeviceUnavailableError,
     InvalidDataError,
 )
-from daskml_dist.estimators import solver_rounds
-from daskml_dist.estimators.batched_fits import solver_rounds as batched_rounds
 from daskml_dist.linear_model import LinearRegression, RidgeCV, SGDClassifier
 from daskml_dist.losses import SquaredError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.training import data_summary, in_process
+from daskml_dist.training import data_summary, in_process, job
 from daskml_dist.training.worker.ready_blocks import prepare_block
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 from tests.strict_backend import StrictBackend
@@ -61,8 +59,7 @@ def test_auto_is_the_gpu_where_there_is_one_and_rows_are_many(
 def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(CountedMoves, monkeypatch)
     monkeypatch.setattr(in_process, "count_cores", lambda: 4)
-    for rounds in (solver_rounds, batched_rounds):
-        monkeypatch.setattr(rounds, "_SHARE", 1)
+    monkeypatch.setattr(job, "SUM_BYTES_PER_LANE", 1)
     lanes, made = in_process.InProcessEngine.lanes, []
 
     def noted(self: Any, *given: Any, **named: Any) -> Any:

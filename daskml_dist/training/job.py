@@ -1,0 +1,438 @@
+"""One fit as a job: its rows, its specification, its run and its result.
+
+Every fit goes the same way, whatever it trains::
+
+    with FitJob(collection, client, run, callbacks) as job:
+        job.rows = DatasetInfo.of(job.summarize_rows(), classes, class_weight, weighted)
+        job.lay_out_lanes(passes)
+        fit = job.plan_steps(settings, model, initial)   # or plan_rounds(model, solver, start)
+        result = job.train(fit)                          # or train_steps, train_rounds: in parts
+    result.raise_if_interrupted()
+
+`KeyedJob` is the same for entries that are cut by ranges of keys (edges of graphs, ratings).
+Engines run jobs in this process, on a client's cluster, or on a cluster of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.computing import check_client, check_synchronous
+from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
+from daskml_dist.data.keyed.ids import find_positions
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.base import Model, StepModel
+from daskml_dist.models.row_models import Unlabelled
+from daskml_dist.ps.ledger import PassStoppingRule
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
+from daskml_dist.solvers.own_rows import RowSolver
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.history import History
+from daskml_dist.training.in_parts import (
+    FallingRate,
+    RoundsCourse,
+    StepsCourse,
+    train_in_parts,
+)
+from daskml_dist.training.plan import make_fit, make_solver_fit
+from daskml_dist.training.sample import draw_sample_rows
+from daskml_dist.training.settings import RunSettings, Settings
+from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, count_training_rows
+from daskml_dist.training.work import KeyedWork, RoundWork
+
+__all__ = ["AUTO", "INLINE", "FitJob", "KeyedJob", "find_default_client"]
+
+#: In a client's place: rows in memory are trained in this process, though there be a client.
+INLINE = "inline"
+#: In a client's place: rows in memory are trained where that is sooner, as estimators that have a
+#: plan find out before; of all others it is the current client.
+AUTO = "auto"
+
+
+#: Bytes of rows from which another lane of sums in one process is worth a thread: 4 MiB.
+SUM_BYTES_PER_LANE = 1 << 22
+#: Memory budget that keeps all blocks of keys: each takes part in every iteration.
+KEEP_ALL_BYTES = 2**62
+
+
+class FitJob:
+    """One fit, from its rows to its result; what it opens it closes. Use it as a context manager.
+
+    Parameters
+    ----------
+    collection : Collection
+    client : distributed.Client, str or None
+        Where to train: `INLINE`, `AUTO`, a client, or None for the current one; without one
+        rows in memory are trained in this process.
+    run : RunSettings
+    callbacks : CallbackList, optional
+        Told of the phases of the fit, and of its passes.
+
+    Attributes
+    ----------
+    engine : Engine
+    rows : DatasetInfo
+        What is known of the rows, once they have been summarized; set by the job's owner.
+    lanes : list of LaneSpec
+        Set by :meth:`lay_out_lanes`.
+    """
+
+    engine: Engine
+    rows: DatasetInfo
+    lanes: list[LaneSpec]
+
+    def __init__(
+        self,
+        collection: Collection,
+        client: Any,
+        run: RunSettings,
+        callbacks: CallbackList | None = None,
+    ) -> None:
+        self.run = run
+        self.callbacks = CallbackList() if callbacks is None else callbacks
+        self._collection, self._client = collection, client
+
+    def __enter__(self) -> Self:
+        engine = _open_engine(self._collection, self._client, self.run)
+        # Names of columns make errors about values readable; entries of keys have none.
+        engine.feature_names = getattr(self._collection, "feature_names", None)
+        engine.callbacks = self.callbacks
+        self.engine = engine.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.__exit__(kind, error, trace)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def summarize_rows(self) -> DataSummary:
+        """Read the rows once and return their summary; raise where there are none."""
+        survey = DataSummary(self.engine.survey(self.run.n_lanes))
+        survey.check_devices()
+        if survey.n_rows == 0:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
+                "Check the filter or the path that made the collection."
+            )
+        return survey
+
+    def lay_out_lanes(
+        self, passes: int, *, bytes_per_lane: int | None = None, device: str = "cpu"
+    ) -> None:
+        """Choose the lanes of a fit of at most `passes` passes, as of :meth:`Engine.lanes`."""
+        self.lanes = self.engine.lanes(
+            self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device
+        )
+
+    def lay_out_sum_lanes(self, passes: int, *, on_host: bool = False) -> None:
+        """Choose the lanes of sums over all rows, which threads of one process may share."""
+        run = self.run
+        device = "cpu" if on_host else self.rows.survey.device(run.device, run.deterministic)
+        self.lay_out_lanes(passes, bytes_per_lane=SUM_BYTES_PER_LANE, device=device)
+
+    @property
+    def row_lanes(self) -> list[LaneSpec]:
+        """Return the lanes that divide the rows: the first alone where each holds some columns."""
+        return self.lanes if self.engine.columns is None else self.lanes[:1]
+
+    def draw_sample(self, n_rows: int, seed: int, held_out: float = 0.0) -> Block:
+        """Draw rows without replacement, none of them held out."""
+        return draw_sample_rows(self.engine, self.lanes, n_rows, seed, held_out)
+
+    # -- specification -------------------------------------------------------------------------
+
+    def plan_steps(
+        self,
+        settings: Settings,
+        model: StepModel,
+        initial: ShardState | None = None,
+        *,
+        rows: DatasetInfo | None = None,
+    ) -> FitSpec:
+        """Plan a fit by gradient steps to the rows, or to what `rows` says of them."""
+        engine = self.engine
+        needs_scales = settings.optimizer.uses_scales and model.linear is not None
+        return make_fit(
+            settings,
+            model,
+            self.rows if rows is None else rows,
+            self.lanes,
+            initial,
+            engine.streaming,
+            engine.scales() if needs_scales else None,
+            engine.on_one_host,
+            engine.columns,
+        )
+
+    def plan_rounds(
+        self, model: Model, solver: Solver | RowSolver, start: NDArray[Any] | None = None
+    ) -> FitSpec:
+        """Plan a fit by a solver: of sums, or one that trainers run on their own rows."""
+        engine = self.engine
+        return make_solver_fit(
+            model, solver, self.rows, self.lanes, start, engine.streaming, self.run,
+            budget=engine.budget,
+        )  # fmt: skip
+
+    # -- run -----------------------------------------------------------------------------------
+
+    def train(self, fit: FitSpec, callbacks: CallbackList | None = None) -> FitResult:
+        """Run a fit in one part."""
+        return self.engine.train(fit, self.callbacks if callbacks is None else callbacks)
+
+    def train_steps(
+        self,
+        fit: FitSpec,
+        checkpoint: Checkpoint | None = None,
+        *,
+        falling: FallingRate | None = None,
+        has_settled: Callable[[ShardState], bool] | None = None,
+    ) -> FitResult:
+        """Run a fit by gradient steps, in parts where anybody looks at it between two passes."""
+        whole = checkpoint is None and not self.callbacks.need_parameters
+        if whole and falling is None and has_settled is None:
+            return self.train(fit)
+        course = StepsCourse(fit, falling, has_settled)
+        return train_in_parts(self.engine, course, self.callbacks, checkpoint)
+
+    def train_rounds(
+        self, fit: FitSpec, checkpoint: Checkpoint | None = None, seed: int | None = None
+    ) -> FitResult:
+        """Run a fit by a solver, in parts where it is saved; `seed` is what it draws from."""
+        if checkpoint is None:
+            return self.train(fit)
+        return train_in_parts(self.engine, RoundsCourse(fit, seed), self.callbacks, checkpoint)
+
+    def solve_beside(self, fit: FitSpec, solver: Solver) -> NDArray[Any]:
+        """Return what a solver finds in the rows of a fit by steps, before its steps or after."""
+        stopping = PassStoppingRule(solver.max_passes, None)
+        work = RoundWork(fit.work.model, solver, None, None, stopping)
+        result = self.train(replace(fit, work=work), CallbackList())
+        if result.interrupted is not None:
+            raise result.interrupted
+        assert isinstance(result.state, Solution)
+        return result.state.w
+
+    # -- result --------------------------------------------------------------------------------
+
+    def make_history(self, fit: FitSpec, result: FitResult, **more: Any) -> History:
+        """Return the history of a fit, with `more` facts of its kind."""
+        facts = {
+            "policy": fit.work.name,
+            "n_lanes": len(fit.rows.lane_rows),
+            "streamed": fit.rows.streaming is not None,
+            "generations": result.events,
+            "lost_rows": result.lost_rows,
+            **more,
+            **self.engine.facts,
+        }
+        return History(result.records, extra=facts, interrupted=result.interrupted is not None)
+
+
+class KeyedJob(FitJob):
+    """Fit over keys: entries are cut by ranges of keys, on the workers that hold them.
+
+    Parameters
+    ----------
+    collection : KeyedCollection
+    client, run, callbacks
+        As of :class:`FitJob`. Keys are computed on by the CPU, and all their blocks are kept.
+
+    Attributes
+    ----------
+    summary : DataSummary
+        Of all blocks; their rows are entries.
+    """
+
+    _collection: KeyedCollection
+
+    def __init__(
+        self,
+        collection: KeyedCollection,
+        client: Any,
+        run: RunSettings,
+        callbacks: CallbackList | None = None,
+    ) -> None:
+        run = replace(run, device="cpu", memory_budget=KEEP_ALL_BYTES)
+        super().__init__(collection, client, run, callbacks)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            # Ids are numbered and entries cut where they lie, by tasks of Dask.
+            self.engine.cut_keys(self.run.n_lanes)
+            self.summary = DataSummary(self.engine.survey())
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def map_side(self, side: str, function: Callable[[KeyedBlock], Any]) -> list[Any]:
+        """Return the results of a picklable function of each lane's block of a side."""
+        names = [s.name for s in self._collection.sides]
+        at = names.index(side)
+        return self.engine.ask(_ForOneSide(at, len(names), function))[at :: len(names)]
+
+    def find_key_numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the numbers of some row keys of a side; -1 for ids that are none."""
+        found = np.full(len(ids), -1)
+        first = 0
+        # Blocks are in the order of their key ranges, so numbers are cumulative.
+        for at, n in self.map_side(side, _FindPositions(ids)):
+            found[at >= 0] = at[at >= 0] + first
+            first += n
+        return found
+
+    def solve(
+        self, solver: KeyedSolver, callbacks: CallbackList
+    ) -> tuple[KeyedSolution, FitResult, FitSpec]:
+        """Run a solver; `callbacks` are told of its passes."""
+        self.lay_out_lanes(solver.max_passes)
+        # Keys have no features: entries are counted as rows.
+        rows = RowsSpec("float64", "int32", count_training_rows(self.lanes), None, None, None)
+        stopping = PassStoppingRule(solver.max_passes, None)
+        work = KeyedWork(Unlabelled(0), solver, stopping, room=self.engine.room)
+        fit = FitSpec(rows, work, RunSpec.of(self.run, self.summary))
+        result = self.train(fit, callbacks)
+        if result.interrupted is not None:
+            raise result.interrupted
+        assert isinstance(result.state, KeyedSolution)
+        return result.state, result, fit
+
+
+class _ForOneSide:
+    """Picklable function applied to the blocks of one side only."""
+
+    def __init__(self, at: int, n_sides: int, function: Callable[[KeyedBlock], Any]) -> None:
+        self._at, self._n_sides, self._function = at, n_sides, function
+
+    def __call__(self, block: Any) -> Any:
+        return self._function(block) if block.index % self._n_sides == self._at else None
+
+
+class _FindPositions:
+    """Picklable function that returns the positions of ids in a block, and its number of ids."""
+
+    def __init__(self, ids: NDArray[Any]) -> None:
+        self._ids = ids
+
+    def __call__(self, block: KeyedBlock) -> tuple[NDArray[np.int64], int]:
+        return find_positions(block.ids, self._ids), len(block.ids)
+
+
+# -- where a job runs ------------------------------------------------------------------------------
+
+
+def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -> Engine:
+    """Return the engine for a client, for the current one, or for none."""
+    if isinstance(client, str) and client == INLINE:
+        return _open_inline_engine(collection)
+    # Estimators with a plan have replaced "auto" by now; for all others it is the current client.
+    if isinstance(client, str) and client == AUTO:
+        client = None
+    if client is not None:
+        check_client(client)
+    in_task = _is_in_dask_task()
+    if client is None:
+        client = _current_client(in_task, collection.kind)
+    # Engines load what trainers need; who only imports an estimator, or predicts, does without.
+    if client is None and collection.kind == "memory":
+        # Engines import the trainers and the transports; importing an estimator, or predicting,
+        # does not.
+        from daskml_dist.training.in_process import InProcessEngine
+
+        return InProcessEngine(collection)
+    from daskml_dist.training.client.on_cluster import ClusterEngine
+
+    if client is None and not in_task:
+        return ClusterEngine.on_own_cluster(collection, run.memory_budget, run.device)
+    with ExitStack() as stack:
+        if in_task:
+            client = _leave_worker_pool(stack, client)
+        assert client is not None
+        check_synchronous(client, "fit")
+        # The stack moves to the engine only once this succeeds: on an error the thread rejoins the
+        # pool.
+        engine = ClusterEngine(collection, client, run.memory_budget, run.device)
+        engine.close_with_engine(stack.pop_all())
+    return engine
+
+
+def find_default_client(collection: Collection) -> Any | None:
+    """Return the client that a fit without `client=` would use; None where there is none."""
+    return _current_client(_is_in_dask_task(), collection.kind)
+
+
+def _open_inline_engine(collection: Collection) -> Engine:
+    """Return the engine of this process, whatever client there is."""
+    if collection.kind != "memory":
+        raise InvalidParameterError(
+            'client="inline" trains rows that are in the memory of this process, and these are a '
+            "Dask collection. Gather them first: X, y = dask.compute(X, y)."
+        )
+    from daskml_dist.training.in_process import InProcessEngine
+
+    return InProcessEngine(collection)
+
+
+def _is_in_dask_task() -> bool:
+    """Return whether the calling thread runs a Dask task."""
+    # Without distributed loaded there is neither a task nor a client, and no need to load it.
+    if "distributed" not in sys.modules:
+        return False
+    from distributed import get_worker
+
+    # `get_worker` raises outside of tasks.
+    with suppress(ValueError):
+        get_worker()
+        return True
+    return False
+
+
+def _leave_worker_pool(stack: ExitStack, client: Any | None) -> Any:
+    """Leave the worker's thread pool until the stack closes; return a client of the cluster.
+
+    Else the fit would wait for tasks that wait for the slot of the task that calls it.
+    """
+    from distributed import worker_client
+
+    own = stack.enter_context(worker_client())
+    return own if client is None else client
+
+
+def _current_client(in_task: bool, kind: str) -> Any | None:
+    """Return the current client for a fit that was given none; None where it is not to be used."""
+    if in_task or "distributed" not in sys.modules:
+        return None
+    from distributed import Client
+
+    from daskml_dist.dask_internals.cluster import is_client_of_worker
+
+    with suppress(ValueError):
+        client = Client.current(allow_global=True)
+        # Threads that a task has started: its slot is taken for as long as they run.
+        if kind != "memory" or not is_client_of_worker(client):
+            return client
+    return None
