@@ -44,7 +44,7 @@ from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.work import OwnRowsWork, RoundWork
-from daskml_dist.training.worker.loops.rounds import RowsLog, SumLog
+from daskml_dist.training.worker.loops.rounds import SolverPoint, SumLog
 
 __all__ = [
     "FallingRate",
@@ -606,10 +606,10 @@ def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
 
 def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> str:
     """Return why a saved log cannot be of this fit; empty where it can."""
-    known: RowsLog | SumLog
+    known: SolverPoint | SumLog
     try:
         if isinstance(fit.work, OwnRowsWork):
-            known = RowsLog.unpacked(log)
+            known = SolverPoint.unpacked(log)
         else:
             known = SumLog(0)
             known.replace_by(log)

@@ -153,7 +153,7 @@ def _check(found: Solution | None, calm: Solution) -> None:
 def test_a_solver_goes_on_to_the_same_digits(
     name: str, much: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "_MUCH", much)
+    monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", much)
     calm, n_sums = _calm(name)
     assert n_sums > 8
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
@@ -171,7 +171,7 @@ def test_a_solver_goes_on_to_the_same_digits(
 
 def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, n_sums = _calm("lbfgs")
-    monkeypatch.setattr(rounds, "_MEMORY", 1000)
+    monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 1000)
     fit, memory = _Fit.of(*SOLVERS["lbfgs"]), dict[str, Any]()
     with pytest.raises(LostError):
         fit.run(memory, 0, fails_at=n_sums)
@@ -183,7 +183,7 @@ def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["orthant-wise", "newton", "lbfgs"])
 @pytest.mark.parametrize("lost", [0, 1], ids=["who leads", "who follows"])
 def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_MUCH", 400)
+    monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", 400)
     calm, n_sums = _calm(name)
     fit = _Fit.of(*SOLVERS[name])
     memories: list[dict[str, Any]] = [{}, {}]

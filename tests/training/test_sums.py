@@ -50,7 +50,7 @@ def test_one_that_sums_alone_reports_each_sum_at_once() -> None:
 
 
 def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_EVERY", 1e6)
+    monkeypatch.setattr(rounds, "REPORT_INTERVAL_SECONDS", 1e6)
     ledger = _Ledger(last=2)
     reports = _reports(ledger, 2)
     for n in range(1, 51):
@@ -64,7 +64,7 @@ def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.Monkey
     ages = [sums[4] for sums in rest]
     assert ages == sorted(ages, reverse=True)
     assert reports.should_stop
-    monkeypatch.setattr(rounds, "_EVERY", 0.0)
+    monkeypatch.setattr(rounds, "REPORT_INTERVAL_SECONDS", 0.0)
     eager = _reports(ledger, 2)
     for n in range(3):
         eager.add(np.full(4, float(n)))
@@ -72,7 +72,7 @@ def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.Monkey
 
 
 def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_MEMORY", 3 * 8 * 200_000)
+    monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 3 * 8 * 200_000)
     log = SumLog(10)
     given = []
     for number, n in enumerate((6, 200_000, 200_000, 7), 1):

@@ -32,7 +32,7 @@ from daskml_dist.training.worker.loops.halo import (
     arrange_touched_keys,
     plan_row_parts,
 )
-from daskml_dist.training.worker.loops.rounds import Together
+from daskml_dist.training.worker.loops.rounds import SolverView, connect_to_ledger
 
 __all__ = ["BuddyCheckpoint", "BuddyCheckpoints", "run_keyed_loop"]
 
@@ -49,15 +49,10 @@ _PROCESS = int.from_bytes(os.urandom(6), "little")
 
 def run_keyed_loop(context: Context) -> KeyedSolution:
     """Run the fit's solver on this trainer's keys; each trainer returns the values of its own."""
-    # The first trainer reports for all.
-    connection = None if context.rank else context.connect()
-    try:
+    with connect_to_ledger(context) as connection:
         keyed = _KeyedTrainer(context, connection)
         found: KeyedSolution = context.fit.keyed_work.solver.solve(keyed)
         keyed.end()
-    finally:
-        if connection is not None:
-            connection.close()
     found.lanes = {space: {at.lane: at.own for at in keyed.ranges(space)} for space in found.values}
     found.ids = {
         space: np.concatenate([at.ids for at in keyed.ranges(space)]) for space in found.values
@@ -65,7 +60,7 @@ def run_keyed_loop(context: Context) -> KeyedSolution:
     return found
 
 
-class _KeyedTrainer(Together):
+class _KeyedTrainer(SolverView):
     """Keys and entries of a trainer, as the solver sees them (`solvers.keyed.Keyed`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
@@ -87,7 +82,6 @@ class _KeyedTrainer(Together):
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
         self._parts: dict[str, tuple[list[TouchedRows], list[TouchedRows]]] = {}
-        self._n_rows = float(sum(context.lane_rows))
         self._is_due = False
         self._copied_at = time.perf_counter()
         self._copy_seconds = 0.0
@@ -243,7 +237,7 @@ class _KeyedTrainer(Together):
         loss: float = float("nan"),
     ) -> None:
         """Report an iteration, and copy its values to another process where that is due."""
-        self._count_iteration(self._context.fit.keyed_work.solver, loss, self._n_rows)
+        self._count_iteration(self._context.fit.keyed_work.solver, loss, float(self.n_rows))
         if self._is_due:
             began = time.perf_counter()
             self._checkpoints.keep(values, n_iter, small, self._reports)

@@ -9,7 +9,6 @@ there to the same optimum, though by other steps, since its memory of the curvat
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,12 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.solvers import RangedSolver, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, Together
+from daskml_dist.training.worker.loops.rounds import (
+    EXTRA,
+    LaneSums,
+    SolverView,
+    connect_to_ledger,
+)
 
 __all__ = ["run_ranges_loop"]
 
@@ -29,41 +33,15 @@ def run_ranges_loop(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's range; rank 0 returns the solution."""
     solver = context.fit.rounds.solver
     assert isinstance(solver, RangedSolver)
-    # The first trainer reports for all.
-    connection = None if context.rank else context.connect()
-    try:
+    with connect_to_ledger(context) as connection:
         ranges = _TrainerRanges(context, connection)
         found = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
         ranges.end()
         w = ranges.whole(found.w).reshape(context.fit.rounds.shape or ())
-    finally:
-        if connection is not None:
-            connection.close()
     return None if context.rank else dataclasses.replace(found, w=w)
 
 
-@dataclass
-class _KeptPoint:
-    """Point at which an iteration ended, and what was reported up to there.
-
-    Parameters
-    ----------
-    n_rows : int
-        Rows that it was found with.
-    n_iter : int
-    w : ndarray of float64, flat, or None
-        None: where the fit began.
-    reports : list of ndarray
-        `EXTRA` numbers of each sum.
-    """
-
-    n_rows: int
-    n_iter: int = 0
-    w: Array | None = None
-    reports: list[Array] = field(default_factory=list)
-
-
-class _TrainerRanges(Together):
+class _TrainerRanges(SolverView):
     """Range of the vectors of one trainer, as the solver sees it (`solvers.Ranges`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
@@ -73,26 +51,9 @@ class _TrainerRanges(Together):
         self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         # A contiguous range of every vector of the solver.
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
-        self.n_rows = sum(context.lane_rows)
-        point = self._agree_on_furthest(context.memory.get("point"))
-        self._begin: Array | None = point.w
-        self._last: Array | None = point.w
-        self.n_done = point.n_iter
-        self._repeat_reports(point.reports)
-
-    def _agree_on_furthest(self, known: _KeptPoint | None) -> _KeptPoint:
-        """Return the furthest point of any trainer, given to all."""
-        own = _KeptPoint(self.n_rows) if known is None or known.n_rows != self.n_rows else known
-
-        def own_vector() -> Array:
-            assert own.w is not None
-            return own.w
-
-        if further := self._share_furthest(own.n_iter, own_vector, own.reports):
-            n_iter, w, reports = further
-            own = _KeptPoint(self.n_rows, n_iter, w, reports)
-        self._context.memory["point"] = own
-        return own
+        state = self._agree_on_point(context.memory.get("point")).state
+        self._begin: Array | None = None if state is None else state["w"]
+        self._last = self._begin
 
     def start(self) -> Array:
         """Return the own range of the initial vector."""
@@ -104,16 +65,12 @@ class _TrainerRanges(Together):
 
     def keep(self, n_iter: int) -> None:
         """Keep the last point."""
-        reports = list(self._reports)
-        point = _KeptPoint(self.n_rows, self.n_done + n_iter, self._last, reports)
-        self._context.memory["point"] = point
-        self._context.set_left_behind(lambda: self._make_left(point))
-
-    def _make_left(self, point: _KeptPoint) -> Left:
-        """Return a point as what the trainer leaves behind."""
-        assert point.w is not None
-        w = point.w.reshape(self._context.fit.rounds.shape or ())
-        return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
+        last, n_iter = self._last, self.n_done + n_iter
+        assert last is not None
+        self._remember_point(n_iter, lambda: {"w": last})
+        w = last.reshape(self._context.fit.rounds.shape or ())
+        found = Solution(w, n_iter, converged=False, message="interrupted")
+        self._context.set_left_behind(lambda: Left(found))
 
     # -- numbers -------------------------------------------------------------------------------
 

@@ -1,15 +1,17 @@
 """Parts that the loops of solvers share: sums over lanes, reports, and logs to continue from.
 
 `LaneSums` makes a trainer's part of a sum, `SumReports` reports whole sums as passes, `SumLog` and
-`OwnRowsLog` are what a trainer remembers of a solver's course, and `Together` is the base class of
-what a solver sees where all trainers run it.
+`SolverPoint` are what a trainer remembers of a solver's course, `share_furthest` lets all trainers
+go on from the one that came furthest before a loss, and `SolverView` is the base class of what a
+solver sees where all trainers run it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,22 +23,33 @@ from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers import Solution, Statistic
+from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 
-__all__ = ["EXTRA", "LaneSums", "PausedError", "RowsLog", "SumLog", "SumReports", "Together"]
+__all__ = [
+    "EXTRA",
+    "LaneSums",
+    "PausedError",
+    "SolverPoint",
+    "SolverView",
+    "SumLog",
+    "SumReports",
+    "connect_to_ledger",
+    "share_furthest",
+]
 
 
 #: Numbers behind each sum on its way: loss, rows, bytes sent, bytes received.
 EXTRA = 4
 #: Seconds between two reports where other trainers wait for this one meanwhile.
-_EVERY = 0.01
+REPORT_INTERVAL_SECONDS = 0.01
 FloatArray = NDArray[np.float64]
-#: Most bytes of sums that a trainer remembers; a solver that needs more begins again, from its
-#: start or where it kept its state.
-_MEMORY = 2**28
-#: Bytes of sums from which a solver's state is taken in their place.
-_MUCH = 2**24
+#: Most bytes of sums that a trainer remembers (256 MiB); a solver that needs more begins again,
+#: from its start or where it kept its state.
+MAX_REMEMBERED_BYTES = 2**28
+#: Bytes of sums (16 MiB) from which a solver's state is taken in their place.
+REPLACED_FROM_BYTES = 2**24
 Array = NDArray[Any]
 
 
@@ -54,7 +67,78 @@ class PausedError(Exception):
         self.solution = Solution(np.empty(0), 0, False, "paused", {"log": log})
 
 
-class Together:
+@dataclass
+class SolverPoint:
+    """Iteration that a solver ended, to go on from after a loss or in the next part of a fit.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows of the fit.
+    n_iter : int
+        Iterations so far, as the solver counts them.
+    make_state : callable or None
+        Makes the arrays that the solver goes on from, by name; None: from its start.
+    reports : sequence of ndarray
+        The `EXTRA` numbers that were reported of each pass, and its scores.
+    """
+
+    n_rows: int
+    n_iter: int = 0
+    make_state: State | None = None
+    reports: Sequence[Array] = ()
+
+    @property
+    def state(self) -> Mapping[str, Array] | None:
+        """Return the arrays that the solver goes on from; None: from its start."""
+        return None if self.make_state is None else self.make_state()
+
+    def packed(self) -> NDArray[np.uint8]:
+        """Return the point as bytes, for other trainers, the next part of the fit and for files."""
+        facts = [self.n_rows, self.n_iter, dict(self.state or {}), np.array(self.reports)]
+        return np.frombuffer(pack_object(facts, {}), np.uint8)
+
+    @classmethod
+    def unpacked(cls, data: NDArray[np.uint8]) -> SolverPoint:
+        """Return the point that :meth:`packed` made bytes of."""
+        n_rows, n_iter, state, reports = unpack_object(data, {})
+        if not isinstance(state, dict) or np.ndim(reports) != 2 or np.shape(reports)[1] < EXTRA:
+            raise ValueError("no point of a solver on its own rows")
+        return cls(n_rows, n_iter, lambda: state, list(reports))
+
+
+@contextmanager
+def connect_to_ledger(context: Context) -> Iterator[ShardedConnection | None]:
+    """Connect the first trainer to the ledger: it reports for all; None in the others."""
+    connection = None if context.rank else context.connect()
+    try:
+        yield connection
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def share_furthest(
+    context: Context, reach: Sequence[int], pack: Callable[[], NDArray[np.uint8]]
+) -> NDArray[np.uint8] | None:
+    """Return what the trainer that came furthest has packed; None where all came equally far.
+
+    It is how every loop of a solver begins again after a loss: `reach` orders the trainers.
+    """
+    # In the first generation nobody has come anywhere.
+    if not context.generation:
+        return None
+    communicator = context.communicator
+    reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(reach)])]
+    if min(reaches) == (best := max(reaches)):
+        return None
+    furthest = reaches.index(best)
+    own = [pack()] if communicator.rank == furthest else []
+    (packed,) = communicator.allgather(own)[furthest]
+    return packed
+
+
+class SolverView:
     """Base class of what a solver sees in each trainer, where all trainers run it.
 
     Parameters
@@ -67,6 +151,9 @@ class Together:
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         self._context = context
         self._communicator = context.communicator
+        self.n_rows = sum(context.lane_rows)
+        #: Iterations that were made before this generation.
+        self.n_done = 0
         self._to_ledger = None if connection is None else SumReports(context, connection)
         self._reports: list[Array] = []
         self.should_stop = False
@@ -86,23 +173,22 @@ class Together:
         self._moved = moved
         return sent, received
 
-    def _share_furthest(
-        self, n_iter: int, state: Callable[[], Array], reports: Sequence[Array]
-    ) -> tuple[int, Array, list[Array]] | None:
-        """Return the furthest iteration of any trainer, given to all, at the start of a
-        generation.
-        """
-        if not self._context.generation:
-            return None
-        # Every trainer says how far it came; the furthest sends its state to the others.
-        n_iters = [int(n[0]) for (n,) in self._communicator.allgather([np.array([n_iter])])]
-        most = max(n_iters)
-        if min(n_iters) == most:
-            return None
-        furthest = n_iters.index(most)
-        own = [state(), np.array(reports)] if self._communicator.rank == furthest else []
-        found, all_reports = self._communicator.allgather(own)[furthest]
-        return most, found, list(all_reports)
+    def _agree_on_point(self, known: SolverPoint | None) -> SolverPoint:
+        """Return the iteration that the solver goes on from, the furthest of any trainer."""
+        # Of other rows (some were lost for good) nothing is known.
+        point = SolverPoint(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+        if (packed := share_furthest(self._context, (point.n_iter,), point.packed)) is not None:
+            point = SolverPoint.unpacked(packed)
+        self._context.memory["point"] = point
+        self.n_done = point.n_iter
+        self._repeat_reports(point.reports)
+        return point
+
+    def _remember_point(self, n_iter: int, make_state: State) -> SolverPoint:
+        """Remember an iteration that ended, for the next generation."""
+        point = SolverPoint(self.n_rows, n_iter, make_state, list(self._reports))
+        self._context.memory["point"] = point
+        return point
 
     def _repeat_reports(self, reports: Iterable[Array]) -> None:
         """Report again what was reported of the iterations before a loss."""
@@ -219,7 +305,7 @@ class SumReports:
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         self.should_stop = False
         self._connection = connection
-        self._every = _EVERY if context.communicator.size > 1 else 0.0
+        self._every = REPORT_INTERVAL_SECONDS if context.communicator.size > 1 else 0.0
         self._sent_at = -math.inf
         self._next = 1
         self._waiting: list[tuple[list[float], float]] = []
@@ -295,7 +381,7 @@ class SumLog:
         self.reports.append(total[-EXTRA:].copy())
         # Statistics may declare that their sum need not be remembered.
         self.n_bytes += total.nbytes if remembered else 0
-        if self.n_bytes > _MEMORY:
+        if self.n_bytes > MAX_REMEMBERED_BYTES:
             self.sums, self.is_whole = [], False
         if self.is_whole:
             self.sums.append(total if remembered else None)
@@ -303,7 +389,7 @@ class SumLog:
     def is_worth_replacing(self, number: int) -> bool:
         """Return whether a state kept after sum `number` is smaller than the sums up to there."""
         known = 0 if self.kept is None else _count_bytes(self.kept)
-        return number == len(self.reports) and self.n_bytes > max(_MUCH, known)
+        return number == len(self.reports) and self.n_bytes > max(REPLACED_FROM_BYTES, known)
 
     def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
         """Replace all sums but the last, which the solver will ask for again, by its state."""
@@ -346,38 +432,3 @@ class SumLog:
 def _count_bytes(arrays: dict[str, FloatArray] | dict[int, FloatArray | None]) -> int:
     """Return the bytes of arrays."""
     return sum(array.nbytes for array in arrays.values() if array is not None)
-
-
-@dataclass
-class RowsLog:
-    """State of a fit by a `RowSolver` after an iteration.
-
-    Parameters
-    ----------
-    n_rows : int
-        Rows of the fit.
-    n_iter : int
-        Iterations so far, as the solver counts them.
-    state : dict of str to ndarray
-        Arrays that the solver goes on from.
-    reports : ndarray of float64 of shape (n_passes, EXTRA + n_scores)
-        Numbers that were reported of each pass, and its scores.
-    """
-
-    n_rows: int
-    n_iter: int
-    state: dict[str, NDArray[Any]]
-    reports: NDArray[np.float64]
-
-    def packed(self) -> NDArray[np.uint8]:
-        """Return the log as bytes, for the next part of the fit and for files."""
-        facts = [self.n_rows, self.n_iter, self.state, self.reports]
-        return np.frombuffer(pack_object(facts, {}), np.uint8)
-
-    @classmethod
-    def unpacked(cls, data: NDArray[np.uint8]) -> RowsLog:
-        """Return the log that :meth:`packed` made bytes of."""
-        n_rows, n_iter, state, reports = unpack_object(data, {})
-        if not isinstance(state, dict) or np.ndim(reports) != 2 or np.shape(reports)[1] < EXTRA:
-            raise ValueError("no log of a solver on its own rows")
-        return cls(n_rows, n_iter, state, reports)

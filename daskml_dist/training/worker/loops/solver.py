@@ -39,6 +39,8 @@ from daskml_dist.training.worker.loops.rounds import (
     PausedError,
     SumLog,
     SumReports,
+    connect_to_ledger,
+    share_furthest,
 )
 
 __all__ = ["question_kinds", "run_solver_loop"]
@@ -53,26 +55,21 @@ _BASES = (Statistic, RowState, Loss)
 def run_solver_loop(context: Context) -> Solution | None:
     """Run the fit's solver; rank 0 returns the solution."""
     rounds = _SumMaker(context)
-    rounds.share_longest_log()
+    if (packed := share_furthest(context, rounds.log.reach, rounds.log.packed)) is not None:
+        rounds.log.replace_by(packed)
     if context.rank:
         rounds.answer_questions()
         return None
-    connection = context.connect()
-    try:
-        return _lead_solver(context, _AskedSums(context, rounds, connection))
-    finally:
-        connection.close()
-
-
-def _lead_solver(context: Context, sums: _AskedSums) -> Solution:
-    """Run the solver in the first trainer; return its solution, or the log where it pauses."""
     work = context.fit.rounds
-    try:
-        # The solver is ordinary code that calls `sums(statistic)`; see `solvers.Sums`.
-        solution = work.solver.solve(work.model, sums, work.first())
-    except PausedError as paused:
-        solution = paused.solution
-    sums.end()
+    with connect_to_ledger(context) as connection:
+        assert connection is not None
+        sums = _AskedSums(context, rounds, connection)
+        try:
+            # The solver is ordinary code that calls `sums(statistic)`; see `solvers.Sums`.
+            solution = work.solver.solve(work.model, sums, work.first())
+        except PausedError as paused:
+            solution = paused.solution
+        sums.end()
     # A sum may itself be the solution, and is read-only.
     return replace(solution, w=np.require(solution.w, requirements="W"))
 
@@ -98,18 +95,6 @@ class _SumMaker:
         """Return the packer of questions; a single trainer needs none."""
         work = self._context.fit.rounds
         return RepeatedObjects(question_kinds(work.solver, work.model))
-
-    def share_longest_log(self) -> None:
-        """Give all trainers the longest log of any, at the start of a generation."""
-        if not self._context.generation:
-            return
-        communicator = self._context.communicator
-        # Compare logs of all trainers; the best one is sent to all.
-        reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(self.log.reach)])]
-        if min(reaches) < (best := max(reaches)):
-            own = [self.log.packed()] if communicator.rank == reaches.index(best) else []
-            (packed,) = communicator.allgather(own)[reaches.index(best)]
-            self.log.replace_by(packed)
 
     def answer_questions(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
