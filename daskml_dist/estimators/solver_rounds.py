@@ -143,7 +143,7 @@ class BaseRounds(BaseOnRows):
             self._fixed_random_state(checkpoint) as seed,
             FitJob(collection, client, run, callbacks) as job,
         ):
-            job.engine.leave(self._made_share)
+            job.engine.reserve_memory(self._made_share)
             weighted = sample_weight is not None
             rows = job.rows = self._dataset_info(job, classes, class_weight, weighted)
             model, solver = self._problem(rows)

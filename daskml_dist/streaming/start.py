@@ -141,7 +141,7 @@ def plan_stream(
         sized = dataclasses.replace(settings, batch_size=size)
         model, initial = estimator._model_to_train(rows, sized, goes_on)
         if not model.takes_missing:
-            job.engine.ask(check_finite)
+            job.engine.map_kept_blocks(check_finite)
         fit: FitSpec = estimator._plan_fit(job, sized, model, initial)
         fit = estimator._ready(job, fit) if ready is None else fit
     names = _name_columns(estimator, collection.feature_names)

@@ -175,7 +175,7 @@ class Engine(ABC):
         #: Names of the columns, for errors about values.
         self.feature_names: NDArray[Any] | None = None
 
-    def tell(self, phase: str, done: int = 0, total: int | None = None) -> None:
+    def report_phase(self, phase: str, done: int = 0, total: int | None = None) -> None:
         """Tell the callbacks which phase the fit is in."""
         self.callbacks.on_phase(phase, done, total)
 
@@ -193,27 +193,27 @@ class Engine(ABC):
         """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane."""
 
     @property
-    def room(self) -> int | None:
+    def remote_key_bytes(self) -> int | None:
         """Return the most bytes that a trainer may take for values of others' keys, or None."""
         return None
 
     @abstractmethod
-    def ask(self, function: Callable[[Block], Any]) -> list[Any]:
+    def map_kept_blocks(self, function: Callable[[Block], Any]) -> list[Any]:
         """Return the results of a picklable function of each block that is kept."""
 
     @abstractmethod
-    def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+    def map_chosen_blocks(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
         """Return the results of a function of some blocks, which are read again if not kept."""
 
     @abstractmethod
-    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
+    def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return the facts of each.
 
         Rows in memory may be cut for `n_lanes`, where the user gives it.
         """
 
     @abstractmethod
-    def lanes(
+    def choose_lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
     ) -> list[LaneSpec]:
         """Choose the lanes, for a fit of at most `passes` passes.
@@ -231,11 +231,11 @@ class Engine(ABC):
         """Return how blocks are read in each pass; None where they are kept."""
         return None
 
-    def leave(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
+    def reserve_memory(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
         """Reserve a share of the memory budget for what trainers make of blocks."""
 
     @property
-    def budget(self) -> float:
+    def row_memory_bytes(self) -> float:
         """Return the bytes on one worker for blocks that are held and for what is made of rows."""
         return float("inf")
 
@@ -251,7 +251,7 @@ class Engine(ABC):
 
     @abstractmethod
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        """Run a fit over the lanes that :meth:`lanes` chose."""
+        """Run a fit over the lanes that :meth:`choose_lanes` chose."""
 
     @abstractmethod
     def close(self) -> None:

@@ -74,28 +74,28 @@ class InProcessEngine(Engine):
         self._collection = self._collection.cut(n_lanes)
         return self._collection
 
-    def ask(self, function: Callable[[Block], Any]) -> list[Any]:
+    def map_kept_blocks(self, function: Callable[[Block], Any]) -> list[Any]:
         """Return the results of a function of each block."""
         return [function(block) for block in self._blocks.values()]
 
-    def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+    def map_chosen_blocks(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
         """Return the results of a function of some blocks."""
         return [function(self._blocks[i]) for i in numbers]
 
-    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
+    def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks and return the facts of each."""
         # The same block maker as in Dask's tasks.
         make, parts = self._collection.block_maker, self._collection.parts
         for i, part in enumerate(parts):
-            self.tell("reading", i, len(parts))
+            self.report_phase("reading", i, len(parts))
             self._blocks[i] = make(i, *part)
-        self.tell("reading", len(parts), len(parts))
+        self.report_phase("reading", len(parts), len(parts))
         infos = [inspect_block(block) for block in self._blocks.values()]
         if self.columns is None:
             return infos
         return join_column_infos(infos, len(self.columns) - 1)
 
-    def lanes(
+    def choose_lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
     ) -> list[LaneSpec]:
         """Choose one lane by default; up to one a core where threads pay."""

@@ -129,7 +129,7 @@ class FitJob:
 
     def summarize_rows(self) -> DataSummary:
         """Read the rows once and return their summary; raise where there are none."""
-        survey = DataSummary(self.engine.survey(self.run.n_lanes))
+        survey = DataSummary(self.engine.inspect_blocks(self.run.n_lanes))
         survey.check_devices()
         if survey.n_rows == 0:
             raise InvalidDataError(
@@ -141,8 +141,8 @@ class FitJob:
     def lay_out_lanes(
         self, passes: int, *, bytes_per_lane: int | None = None, device: str = "cpu"
     ) -> None:
-        """Choose the lanes of a fit of at most `passes` passes, as of :meth:`Engine.lanes`."""
-        self.lanes = self.engine.lanes(
+        """Choose the lanes of a fit of at most `passes` passes (:meth:`Engine.choose_lanes`)."""
+        self.lanes = self.engine.choose_lanes(
             self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device
         )
 
@@ -193,7 +193,7 @@ class FitJob:
         engine = self.engine
         return make_solver_fit(
             model, solver, self.rows, self.lanes, start, engine.streaming, self.run,
-            budget=engine.budget,
+            budget=engine.row_memory_bytes,
         )  # fmt: skip
 
     # -- run -----------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class KeyedJob(FitJob):
         try:
             # Ids are numbered and entries cut where they lie, by tasks of Dask.
             self.engine.cut_keys(self.run.n_lanes)
-            self.summary = DataSummary(self.engine.survey())
+            self.summary = DataSummary(self.engine.inspect_blocks())
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -293,7 +293,7 @@ class KeyedJob(FitJob):
         """Return the results of a picklable function of each lane's block of a side."""
         names = [s.name for s in self._collection.sides]
         at = names.index(side)
-        return self.engine.ask(_ForOneSide(at, len(names), function))[at :: len(names)]
+        return self.engine.map_kept_blocks(_ForOneSide(at, len(names), function))[at :: len(names)]
 
     def find_key_numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the numbers of some row keys of a side; -1 for ids that are none."""
@@ -313,7 +313,7 @@ class KeyedJob(FitJob):
         # Keys have no features: entries are counted as rows.
         rows = RowsSpec("float64", "int32", count_training_rows(self.lanes), None, None, None)
         stopping = PassStoppingRule(solver.max_passes, None)
-        work = KeyedWork(Unlabelled(0), solver, stopping, room=self.engine.room)
+        work = KeyedWork(Unlabelled(0), solver, stopping, room=self.engine.remote_key_bytes)
         fit = FitSpec(rows, work, RunSpec.of(self.run, self.summary))
         result = self.train(fit, callbacks)
         if result.interrupted is not None:

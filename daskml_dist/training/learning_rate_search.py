@@ -89,7 +89,7 @@ def calibrated(
 ) -> FitSpec:
     """Return the fit with the start, the rates and the unit of progress that a pilot finds."""
     # Callbacks hear of the phase; then one sample serves the start and all trials of rates.
-    engine.tell("looking for a rate")
+    engine.report_phase("looking for a rate")
     sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
 

@@ -64,7 +64,7 @@ def draw_sample_rows(
         chosen = np.sort(draw.choice(total, n_rows, replace=False, shuffle=False))
     places = segments.places(chosen)
     if not columns:
-        return _join_rows(engine.look(_TakeRows(places), sorted(places)))
+        return _join_rows(engine.map_chosen_blocks(_TakeRows(places), sorted(places)))
     parts_of = [_take_columns(engine, lane, places) for lane in lanes]
     return replace(parts_of[0], rows=_join_columns([part.rows for part in parts_of]))
 
@@ -128,7 +128,7 @@ class _TrainingRows:
 def _take_columns(engine: Engine, lane: LaneSpec, places: dict[int, NDArray[np.intp]]) -> Block:
     """Return the columns that one lane holds, of the sampled rows."""
     own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
-    return _join_rows(engine.look(_TakeRows(own), sorted(own)))
+    return _join_rows(engine.map_chosen_blocks(_TakeRows(own), sorted(own)))
 
 
 def _join_columns(parts: list[Any]) -> Any:

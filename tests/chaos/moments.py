@@ -37,7 +37,7 @@ WORKS = ("lbfgs", "least squares", "scaler", "metric")
 MOMENTS: dict[str, tuple[Any, str]] = {
     "survey": (ClusterRows, "survey"),
     "scales": (ClusterRows, "scales"),
-    "placement": (ClusterEngine, "lanes"),
+    "placement": (ClusterEngine, "choose_lanes"),
     "rendezvous": (Generations, "_deliver_parts"),
     "report": (TrainingRun, "_tell_passes"),
     "gather": (RunEnding, "gather"),

@@ -124,13 +124,13 @@ def test_features_that_are_too_large_are_told_of() -> None:
 
 def _sampled(n_lanes: int | None, cuts: list[int], n: int, held_out: float = 0.0) -> Block:
     engine = InProcessEngine(as_collection(X, RAW))
-    engine.survey()
+    engine.inspect_blocks()
     if cuts:
         engine._blocks = {
             i: Block(i, X[a:b], RAW[a:b])
             for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(X)], strict=True))
         }
-    lanes = engine.lanes(n_lanes, share=None, passes=1)
+    lanes = engine.choose_lanes(n_lanes, share=None, passes=1)
     return draw_sample_rows(engine, lanes, n, 0, held_out)
 
 
@@ -144,8 +144,8 @@ def test_the_sample_depends_on_no_cut() -> None:
 
 def test_no_row_is_sampled_that_is_held_out() -> None:
     engine = InProcessEngine(as_collection(X, RAW))
-    engine.survey()
-    lanes = engine.lanes(2, share=None, passes=1)
+    engine.inspect_blocks()
+    lanes = engine.choose_lanes(2, share=None, passes=1)
     sample = draw_sample_rows(engine, lanes, len(X), 7, 0.25)
     held = np.concatenate(
         [rows for lane in lanes for _, rows in LaneRows(lane, 1, 7, True, 0.25).held_out]
@@ -161,7 +161,7 @@ def test_of_streamed_blocks_few_are_read() -> None:
         seen.extend(numbers)
         return [function(Block(i, np.full((10, 2), i, "f8"), np.full(10, i))) for i in numbers]
 
-    engine: Any = SimpleNamespace(streaming=object(), columns=None, look=look)
+    engine: Any = SimpleNamespace(streaming=object(), columns=None, map_chosen_blocks=look)
     lanes = [LaneSpec(0, tuple(Segment(i, 0, 10) for i in range(100)))]
     assert len(draw_sample_rows(engine, lanes, 40, 0, 0.0).y) == 40
     assert len(set(seen)) == len(seen) <= 8

@@ -297,7 +297,7 @@ class CandidatePlans:
         # Targets of the training rows tell where parameters begin, and their units.
         look = partial(_looked_at, self.roles)
         if self.job.engine.streaming is None:
-            of_blocks = self.job.engine.ask(look)
+            of_blocks = self.job.engine.map_kept_blocks(look)
         else:
             make = collection.block_maker
             of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)

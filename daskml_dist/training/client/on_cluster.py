@@ -76,7 +76,7 @@ class ClusterEngine(Engine):
         shorten_lost_connections()
         self._client = client
         self._collection = collection
-        self._rows = ClusterRows(client, collection, memory_budget, device, self.tell)
+        self._rows = ClusterRows(client, collection, memory_budget, device, self.report_phase)
         self._own = ExitStack()
         self._shielding: Shielding | None = None
         self._early: Early | None = None
@@ -128,14 +128,14 @@ class ClusterEngine(Engine):
         """Cut the entries by ranges of keys; by default one lane a thread."""
         assert isinstance(self._collection, KeyedCollection)
         threads = self._rows.threads()  # waits for one
-        self.tell("numbering keys")
+        self.report_phase("numbering keys")
         n_lanes = n_lanes or sum(threads.values())
         self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
         self._rows.take(self._collection)
         return self._collection
 
     @property
-    def room(self) -> int | None:
+    def remote_key_bytes(self) -> int | None:
         """Return the bytes that a trainer may take for values of others' keys."""
         given = dask.config.get("daskml_dist.touched", None)
         limit = self._rows.least_memory_limit
@@ -143,15 +143,15 @@ class ClusterEngine(Engine):
             int(given) if given else None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE)
         )
 
-    def ask(self, function: Callable[[Block], Any]) -> list[Any]:
+    def map_kept_blocks(self, function: Callable[[Block], Any]) -> list[Any]:
         """Return the results of a function of each block, computed where it lies."""
         return self._rows.ask(function)
 
-    def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+    def map_chosen_blocks(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
         """Return the results of a function of some blocks, read again where they are not kept."""
         return self._rows.look(function, numbers)
 
-    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
+    def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         # The actor's start overlaps with the reading of the rows.
         self._early = Early(self._client)
@@ -166,7 +166,7 @@ class ClusterEngine(Engine):
             return infos
         return join_column_infos(infos, len(self.columns) - 1)
 
-    def lanes(
+    def choose_lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
     ) -> list[LaneSpec]:
         """Choose the lanes and their workers.
@@ -175,7 +175,7 @@ class ClusterEngine(Engine):
         so unevenly that moving some is faster. Rows that are read for this fit may land anywhere,
         so there the lanes are cut from the blocks alone: the same fit twice gives the same lanes.
         """
-        self.tell("placing")
+        self.report_phase("placing")
         rows = {info.index: info.n_rows for info in self._rows.infos}
         threads = self._rows.threads()
         if self.columns is not None:
@@ -211,12 +211,12 @@ class ClusterEngine(Engine):
             return trainers
         return {**trainers, "skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
-    def leave(self, share: float) -> None:
+    def reserve_memory(self, share: float) -> None:
         """Reserve a share of the memory budget for what trainers make of blocks."""
         self._rows.share = 1.0 - share
 
     @property
-    def budget(self) -> float:
+    def row_memory_bytes(self) -> float:
         """Return the bytes on one worker for blocks that are held and for what is made of rows."""
         rows = self._rows
         # Streamed blocks are not held, and take their share as they come.

@@ -60,14 +60,14 @@ def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> No
     plug_in(CountedMoves, monkeypatch)
     monkeypatch.setattr(in_process, "count_cores", lambda: 4)
     monkeypatch.setattr(job, "SUM_BYTES_PER_LANE", 1)
-    lanes, made = in_process.InProcessEngine.lanes, []
+    lanes, made = in_process.InProcessEngine.choose_lanes, []
 
     def noted(self: Any, *given: Any, **named: Any) -> Any:
         found = lanes(self, *given, **named)
         made.append(len(found))
         return found
 
-    monkeypatch.setattr(in_process.InProcessEngine, "lanes", noted)
+    monkeypatch.setattr(in_process.InProcessEngine, "choose_lanes", noted)
     for device in ("gpu", "cpu", "auto"):
         clone(model).set_params(device=device).fit(X, TARGETS["numbers"])
     monkeypatch.setattr(data_summary, "DEVICE_ENTRIES", X.size)

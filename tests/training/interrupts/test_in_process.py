@@ -112,7 +112,7 @@ def test_an_interrupted_round_fit_has_what_a_whole_one_has(estimator: Any) -> No
 
 def test_before_the_first_step_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     clf = endless("sync")
-    monkeypatch.setattr(InProcessEngine, "survey", lambda *_: press())
+    monkeypatch.setattr(InProcessEngine, "inspect_blocks", lambda *_: press())
     with pytest.raises(KeyboardInterrupt):
         clf.fit(*make_rows())
     assert not hasattr(clf, "coef_")
