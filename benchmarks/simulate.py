@@ -14,7 +14,7 @@ from benchmarks.simulator.costs import measure, step_seconds
 from benchmarks.simulator.threads import SCHEMES, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.planning.simulator import Costs, Outcome, Stragglers, simulate
+from daskml_dist.planning.simulator import Costs, SimulatedRun, Stragglers, simulate
 from daskml_dist.policies import (
     AllReduce,
     Asynchronous,
@@ -109,7 +109,7 @@ def _trained(
     problem: Problem,
     seed: int,
     reads: str = "each step",
-) -> tuple[Outcome, tuple[float, float, float] | None]:
+) -> tuple[SimulatedRun, tuple[float, float, float] | None]:
     training = LogisticRun(problem, count, RATES, seed=seed)
     # Small matrices: a second thread of BLAS only costs time.
     with threadpool_limits(1):
@@ -121,7 +121,7 @@ def _trained(
 
 
 def _training_cells(
-    runs: Sequence[tuple[Outcome, tuple[float, float, float] | None]], count: int
+    runs: Sequence[tuple[SimulatedRun, tuple[float, float, float] | None]], count: int
 ) -> list[str]:
     """Idle share, rate, staleness, steps a worker, learning rate, seconds and busy seconds."""
     idle = statistics.median(o.idle for o, _ in runs)

@@ -22,7 +22,7 @@ from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import Solution, Solver, Statistic, Sums
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.spec import RunSettings
 
 #: Numbers (float64) of a sum and repetitions: 1 KB, 64 KB, 4 MB.
 PLAN: peers.Plan = [(1 << 7, 500), (1 << 13, 200), (1 << 19, 30)]

@@ -13,8 +13,7 @@ from daskml_dist.data.collection import as_collection
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.job import INLINE, FitJob
-from daskml_dist.training.settings import RunSettings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, RunSettings
 
 __all__ = ["Looks"]
 

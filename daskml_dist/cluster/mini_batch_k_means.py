@@ -36,8 +36,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import count_lane_batch_rows
-from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Settings
 
 __all__ = ["MiniBatchKMeans"]
 

@@ -28,7 +28,7 @@ from daskml_dist.solvers.nmf import (
     NMFInitializer,
     solve_row_weights,
 )
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["NMF"]

@@ -23,7 +23,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import nearest
 from daskml_dist.solvers.boosting_scores import Scorer
 from daskml_dist.solvers.holdout import StratifiedHoldout
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DataSummary
 
 __all__ = ["GivenSets", "JoinedRows", "check_scoring", "held_out", "joined", "scorer_of", "shares"]
 

@@ -29,10 +29,9 @@ from daskml_dist.parameters.checks import check_flags, check_names, check_run, i
 from daskml_dist.parameters.run import Run
 from daskml_dist.planning.advising import plan
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.spec import RunSettings
 
 __all__ = ["BaseOnRows"]
 
@@ -61,7 +60,7 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
     _tensors: ClassVar[bool] = False
     #: Parameters of a `Run` that are used; another that is set is an error.
     _run_used: ClassVar[tuple[str, ...]]
-    #: Parameters that are checked and have no effect, see `parameters/ignored.py`.
+    #: Parameters that are checked and have no effect, see `ACCEPTED` in `parameters/checks.py`.
     _accepted: ClassVar[tuple[str, ...]] = ()
     #: Values of the parameters that a constructor does not have.
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}

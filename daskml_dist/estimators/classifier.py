@@ -17,7 +17,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DataSummary
 
 __all__ = ["BaseClassifier", "SeveralLabels"]
 

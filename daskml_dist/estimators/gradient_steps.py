@@ -35,8 +35,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import check_column_settings
-from daskml_dist.training.settings import RunSettings, Settings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, RunSettings, Settings
 
 __all__ = ["BaseSteps", "make_step_settings"]
 

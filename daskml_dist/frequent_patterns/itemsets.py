@@ -26,7 +26,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
 from daskml_dist.training.plan import DatasetInfo
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.spec import RunSettings
 
 __all__ = ["frequent_itemsets"]
 

@@ -23,8 +23,7 @@ from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
 from daskml_dist.inspection._scores import Score, Target, score_of
-from daskml_dist.parameters.checks import check_count, seed_of
-from daskml_dist.parameters.ignored import check_value
+from daskml_dist.parameters.checks import check_count, check_value, seed_of
 
 __all__ = ["permutation_importance"]
 

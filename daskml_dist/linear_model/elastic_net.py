@@ -13,8 +13,13 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.parameters.checks import check_count, check_flag, check_number, seed_of
-from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.checks import (
+    check_accepted,
+    check_count,
+    check_flag,
+    check_number,
+    seed_of,
+)
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver
 from daskml_dist.training.plan import DatasetInfo

@@ -18,8 +18,12 @@ from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsi
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.parameters.checks import check_class_weight, check_count, check_number
-from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.checks import (
+    check_accepted,
+    check_class_weight,
+    check_count,
+    check_number,
+)
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver

@@ -11,8 +11,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import nearest
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.parameters.checks import check_flag, check_number
-from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.training.plan import DatasetInfo

@@ -18,7 +18,7 @@ from daskml_dist.models.linear import LinearModel, SignedClasses, SignedLabels
 from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LabelsToSigns", "RidgeClassifier"]

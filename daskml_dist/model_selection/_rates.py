@@ -23,7 +23,7 @@ from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.learning_rate_search import count_step_rows
+from daskml_dist.training.learning_rate_search import count_step_rows, draw_sample_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,7 +193,7 @@ def _sample(
         rows = job.rows = estimator._dataset_info(job, None, settings.class_weight, weighted)
         fit = estimator._plan_fit(job, settings, estimator._model(rows, None), None)
         job.lay_out_lanes(1)
-        block = job.draw_sample(most, settings.seed)
+        block = draw_sample_rows(job.engine, job.lanes, most, settings.seed, 0.0)
         return block, count_step_rows(fit), settings.seed
 
 

@@ -20,8 +20,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import count_lane_batch_rows
-from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import count_training_rows
+from daskml_dist.training.spec import Settings, count_training_rows
 
 __all__ = ["BaseNetwork", "NetworkClassifier", "NetworkRegressor"]
 

@@ -31,7 +31,7 @@ from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import Settings
 
 __all__ = ["MatrixFactorization"]
 

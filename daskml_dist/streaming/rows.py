@@ -15,7 +15,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["CallRowsMaker", "are_arrays", "check_in_memory", "has_no_rows"]

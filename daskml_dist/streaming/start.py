@@ -19,11 +19,9 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import get_policy
 from daskml_dist.streaming.rows import CallRowsMaker
 from daskml_dist.streaming.steps import Steps
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import INLINE, FitJob
-from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Settings
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.checkpoints import SavedStream

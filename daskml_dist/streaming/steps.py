@@ -21,8 +21,7 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.threads import OneThread
-from daskml_dist.training.worker.cores import Seat
+from daskml_dist.training.threads import OneThread, TrainerCores
 
 __all__ = ["Steps"]
 
@@ -54,7 +53,7 @@ class Steps:
         self.batch_rows = batch_rows
         self._rule_of = rule_of
         # Those of a trainer that is alone in its process.
-        self._threads = 1 if fit.run.deterministic else max(1, len(Seat.own(1).cores))
+        self._threads = 1 if fit.run.deterministic else max(1, len(TrainerCores.own(1).cores))
         #: Rows of a step that the shard's rule is for.
         self._ruled: int | None = None
         self._few = work.coordinates

@@ -14,7 +14,7 @@ from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
 from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.svm._liblinear import BaseLinearSVM
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LinearSVR"]

@@ -6,23 +6,273 @@ carries these to the trainers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from math import prod
+from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.spec import RowsSpec, Streaming
 
 __all__ = [
+    "DataSummary",
     "DatasetInfo",
+    "TargetSummary",
     "balanced_weights",
     "compute_weight_scale",
     "named_weights",
     "resolve_class_weights",
 ]
+
+#: Entries of all rows from which device="auto" takes a GPU. A pass over fewer takes a CPU about a
+#: millisecond, while a process needs a second or more for its first context and kernels of CUDA.
+DEVICE_ENTRIES = 1 << 20
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """Facts about all blocks of a fit, combined.
+
+    Parameters
+    ----------
+    infos : list of BlockInfo
+    """
+
+    infos: list[BlockInfo]
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows of all blocks."""
+        return sum(info.n_rows for info in self.infos)
+
+    @property
+    def n_entries(self) -> int:
+        """Return the number of entries of all rows; of sparse rows, the stored ones."""
+        return sum(
+            info.n_rows * prod(info.row_shape) if info.nnz is None else info.nnz
+            for info in self.infos
+        )
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Return the shape of a row, which is the same in every block."""
+        # Every block must have rows of one shape.
+        shapes = {info.row_shape for info in self.infos}
+        if len(shapes) == 1:
+            return shapes.pop()
+        if all(len(shape) == 1 for shape in shapes):
+            raise InvalidDataError(
+                f"Blocks have different numbers of columns: {sorted(n for (n,) in shapes)}. Give "
+                "every partition the same columns."
+            )
+        raise InvalidDataError(
+            f"Blocks have rows of different shapes: {sorted(shapes)}. Give every chunk rows of one "
+            "shape: crop or pad them."
+        )
+
+    @property
+    def n_features(self) -> int:
+        """Return the number of columns; of tensors, the first dimension of a row."""
+        return self.row_shape[0]
+
+    @property
+    def any_sparse(self) -> bool:
+        """Return whether some block is sparse."""
+        return any(info.sparse for info in self.infos)
+
+    def check_devices(self) -> None:
+        """Raise unless all rows lie on GPUs, or none."""
+        # Later blocks are overwritten by earlier ones, so the error names the first block of each
+        # kind.
+        first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
+        if len(first) > 1:
+            raise InvalidDataError(
+                f"Block {first['gpu']} of X is of CuPy and block {first['cpu']} is not. Make all "
+                "chunks one kind: X.map_blocks(cupy.asarray) or "
+                "X.map_blocks(cupy.asnumpy)."
+            )
+
+    def device(self, asked: str, deterministic: bool) -> str:
+        """Choose the device of a fit from the one asked for.
+
+        "auto" is the CPU for few rows in host memory, and for sparse rows whose sums are to be
+        deterministic.
+        """
+        # A GPU pays from about a million entries, or where the rows lie on one already.
+        few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
+        if asked == "auto" and few:
+            return "cpu"
+        if asked == "cpu" or not deterministic or not self.any_sparse:
+            return asked
+        if asked == "gpu":
+            raise InvalidParameterError(
+                'deterministic=True with sparse rows and device="gpu": a GPU adds up their '
+                'gradients in no fixed order. Use device="cpu", or dense rows.'
+            )
+        return "cpu"
+
+    @property
+    def rows_dtype(self) -> str:
+        """Return the dtype that holds the rows of every block."""
+        # An empty partition often has another dtype; it counts only where all are empty.
+        filled = [info for info in self.infos if info.n_rows] or self.infos
+        return str(np.result_type(*{info.dtype for info in filled}))
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the parameters: float64 where the rows are float64, else float32."""
+        return "float64" if self.rows_dtype == "float64" else "float32"
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """Return the sorted labels of all blocks."""
+        labels = [i.labels for i in self.infos if i.labels is not None and len(i.labels)]
+        if not labels:
+            raise InvalidDataError("y holds no labels. Give at least two classes.")
+        try:
+            return np.unique(np.concatenate(labels))
+        except TypeError as error:
+            raise InvalidDataError(
+                "Labels of different types cannot be sorted. Convert y to one type, such as str."
+            ) from error
+
+    def label_weights(self, classes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the sum of the weights of each class; its number of rows without weights."""
+        sums = np.zeros(len(classes))
+        for info in self.infos:
+            if info.labels is not None and info.label_weights is not None:
+                # A block has few of the labels: add its weights at their positions.
+                np.add.at(sums, np.searchsorted(classes, info.labels), info.label_weights)
+        return sums
+
+    @property
+    def label_columns(self) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
+        """Return for each column of y its sorted labels and the sums of their weights."""
+        # Each block's sample stands for the block's whole weight, then the weighted quantiles are
+        # read off the cumulative weights.
+        parts = [info.columns for info in self.infos if info.columns is not None and info.n_rows]
+        found = []
+        for column in zip(*parts, strict=True):
+            labels, inverse = np.unique(
+                np.concatenate([of for of, _ in column]), return_inverse=True
+            )
+            weights = np.concatenate([of for _, of in column])
+            found.append((labels, np.bincount(inverse, weights).astype(np.float64)))
+        return found
+
+    @property
+    def weight_sum(self) -> float:
+        """Return the sum of the users' weights; 1 where all are zero, so that it can divide."""
+        return sum(info.weight_sum for info in self.infos) or 1.0
+
+    @property
+    def target_range(self) -> NDArray[np.float64]:
+        """Return the smallest and largest target of each block that has rows."""
+        ends = [end for i in self.infos for end in (i.y_min, i.y_max) if end is not None]
+        return np.array(ends, dtype=np.float64)
+
+    @cached_property
+    def targets(self) -> WeightedMoments:
+        """Return the weighted mean and spread of each column of the targets."""
+        return reduce(add, [info.targets for info in self.infos if info.targets is not None])
+
+    @property
+    def target_mean(self) -> np.float64:
+        """Return the weighted mean of one-dimensional targets."""
+        return np.float64(self.targets.mean[0])
+
+    @property
+    def target_spread(self) -> float:
+        """Return the standard deviation of the targets; 1 where all are the same."""
+        return float(self.targets.deviation[0]) or 1.0
+
+    @cached_property
+    def target_quartiles(self) -> NDArray[np.float64]:
+        """Return approximate quartiles of the first target, from a sample of each block."""
+        parts = [
+            (info.y_sample[0], info.y_sample[-1] * (info.weight_sum / info.y_sample[-1].sum()))
+            for info in self.infos
+            if info.y_sample is not None and info.y_sample[-1].any()
+        ]
+        if not parts:
+            return np.zeros(3)
+        values, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.argsort(values, kind="stable")
+        weight = weights[order].cumsum()
+        at = np.searchsorted(weight, np.array([0.25, 0.5, 0.75]) * weight[-1])
+        return np.asarray(values[order][np.minimum(at, len(values) - 1)])
+
+    @property
+    def n_targets(self) -> int | None:
+        """Return the number of columns of the targets; None for one-dimensional targets."""
+        found = {info.n_targets for info in self.infos}
+        if len(found) > 1:
+            raise InvalidDataError(
+                f"Blocks of y have different numbers of columns: {sorted(map(str, found))}. Give "
+                "every partition the same targets."
+            )
+        return found.pop()
+
+    def of_target(self, target: int) -> DataSummary:
+        """Return the summary for one of several targets; its range is that of all."""
+        return DataSummary([info.of_target(target) for info in self.infos])
+
+    @property
+    def of_each_target(self) -> list[DataSummary]:
+        """Return one summary a target; for one-dimensional targets this one alone."""
+        n_targets = self.n_targets
+        return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]
+
+    @property
+    def target_means(self) -> NDArray[np.float64]:
+        """Return the weighted mean of each column of the targets."""
+        return self.targets.mean
+
+    @property
+    def nonzeros_per_row(self) -> float | None:
+        """Return the mean number of stored entries of a row; None where a block is dense."""
+        if not all(info.sparse for info in self.infos):
+            return None
+        return sum(info.nnz or 0 for info in self.infos) / max(self.n_rows, 1)
+
+
+@dataclass(frozen=True)
+class TargetSummary(DataSummary):
+    """Summary of targets alone, without the codes of rows that lie in columns beside them.
+
+    Parameters
+    ----------
+    weight : float or None
+        Rows of a split, counted by their weights; None: all rows.
+    n_columns : int or None
+        Columns of the targets; None: they have one dimension.
+    """
+
+    weight: float | None = None
+    n_columns: int | None = None
+
+    @property
+    def n_rows(self) -> Any:
+        """Return the number of rows, or their total weight in a split."""
+        return sum(i.n_rows for i in self.infos) if self.weight is None else self.weight
+
+    @property
+    def n_targets(self) -> int | None:
+        """Return the number of columns of the targets; None for one-dimensional targets."""
+        return self.n_columns
+
+    @property
+    def targets(self) -> WeightedMoments:
+        """Return the spread of all columns but the codes."""
+        both, n = DataSummary(self.infos).targets, self.n_columns or 1
+        return replace(
+            both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
+        )
 
 
 @dataclass(frozen=True)
@@ -57,27 +307,6 @@ class DatasetInfo:
         scale = compute_weight_scale(survey, classes, of_class, weighted)
         # Weights are scaled to mean 1, so that penalties and learning rates keep their meaning.
         return cls(survey, classes, of_class, scale)
-
-    def spec(
-        self,
-        dtype: str,
-        lane_rows: tuple[int, ...],
-        streaming: Streaming | None,
-        validation_fraction: float,
-        compute_dtype: str | None,
-    ) -> RowsSpec:
-        """Return the specification of the rows that trainers get."""
-        return RowsSpec(
-            dtype,
-            self.survey.rows_dtype,
-            lane_rows,
-            self.classes,
-            self.class_weight,
-            self.weight_scale,
-            streaming,
-            validation_fraction,
-            compute_dtype,
-        )
 
     @property
     def weight_sum(self) -> float:

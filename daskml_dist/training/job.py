@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import check_client, check_synchronous
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
@@ -41,8 +40,7 @@ from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
 from daskml_dist.training.in_parts import (
@@ -52,9 +50,14 @@ from daskml_dist.training.in_parts import (
     train_in_parts,
 )
 from daskml_dist.training.plan import make_fit, make_solver_fit
-from daskml_dist.training.sample import draw_sample_rows
-from daskml_dist.training.settings import RunSettings, Settings
-from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, count_training_rows
+from daskml_dist.training.spec import (
+    FitSpec,
+    RowsSpec,
+    RunSettings,
+    RunSpec,
+    Settings,
+    count_training_rows,
+)
 from daskml_dist.training.work import KeyedWork, RoundWork
 
 __all__ = ["AUTO", "INLINE", "FitJob", "KeyedJob", "find_default_client"]
@@ -156,10 +159,6 @@ class FitJob:
     def row_lanes(self) -> list[LaneSpec]:
         """Return the lanes that divide the rows: the first alone where each holds some columns."""
         return self.lanes if self.engine.columns is None else self.lanes[:1]
-
-    def draw_sample(self, n_rows: int, seed: int, held_out: float = 0.0) -> Block:
-        """Draw rows without replacement, none of them held out."""
-        return draw_sample_rows(self.engine, self.lanes, n_rows, seed, held_out)
 
     # -- specification -------------------------------------------------------------------------
 

@@ -26,10 +26,16 @@ from daskml_dist.ps.rule import OuterStep, UpdateRule, make_parameter_groups
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.solvers import RangedSolver, Solver
 from daskml_dist.solvers.own_rows import RowSolver
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.settings import RunSettings, Settings
-from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, count_training_rows
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
+from daskml_dist.training.spec import (
+    FitSpec,
+    RowsSpec,
+    RunSettings,
+    RunSpec,
+    Settings,
+    Streaming,
+    count_training_rows,
+)
 from daskml_dist.training.work import OwnRowsWork, RoundWork, StepWork
 
 __all__ = [
@@ -120,9 +126,24 @@ def make_fit(
         pipeline=settings.pipeline,
         columns=columns,
     )
-    lane_rows = count_training_rows(lanes, fraction)
-    spec = rows.spec(dtype, lane_rows, streaming, fraction, run.compute_dtype)
+    spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
     return FitSpec(spec, work, RunSpec.of(run, survey))
+
+
+def _make_rows_spec(
+    rows: DatasetInfo,
+    dtype: str,
+    lanes: list[LaneSpec],
+    streaming: Streaming | None,
+    run: RunSettings,
+    held_out: float = 0.0,
+) -> RowsSpec:
+    """Return the specification of the rows that trainers get."""
+    lane_rows = count_training_rows(lanes, held_out)
+    return RowsSpec(
+        dtype, rows.survey.rows_dtype, lane_rows, rows.classes, rows.class_weight,
+        rows.weight_scale, streaming, held_out, run.compute_dtype,
+    )  # fmt: skip
 
 
 def _make_update_rule(
@@ -422,7 +443,7 @@ def make_solver_fit(
     """Plan a fit by a round solver, or by a solver that trainers run on their own rows."""
     # Features stored in 16 bits are computed with in float32.
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
-    spec = rows.spec(dtype, count_training_rows(lanes), streaming, 0.0, run.compute_dtype)
+    spec = _make_rows_spec(rows, dtype, lanes, streaming, run)
     if isinstance(solver, RowSolver):
         work = _plan_own_rows_work(model, solver, rows, seed)
         # The solver's own arrays get what the blocks leave of the budget.

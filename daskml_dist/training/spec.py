@@ -1,15 +1,17 @@
-"""Specification of a fit, as the client sends it to all trainers.
+"""Specification of a fit: what the user asked for, and what the client sends to all trainers.
 
-A `FitSpec` holds the rows (`RowsSpec`), the work (`daskml_dist.training.work`) and the settings of
-the run (`RunSpec`); nothing in it depends on workers. A `TrainerSpec` adds what one trainer needs
-in one generation: its lanes, its rank, and the addresses of the servers.
+`RunSettings` (of every fit) and `Settings` (of a fit by gradient steps) are checked parameters, in
+which nothing depends on the data. A `FitSpec` holds the rows (`RowsSpec`), the work
+(`daskml_dist.training.work`) and the settings of the run (`RunSpec`); nothing in it depends on
+workers. A `TrainerSpec` adds what one trainer needs in one generation: its lanes, its rank, and the
+addresses of the servers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import dask
 import numpy as np
@@ -17,24 +19,103 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
+from daskml_dist.optimizers import GroupOptions, Optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState, StateParts
+from daskml_dist.schedules import Schedule
 from daskml_dist.solvers import Solution
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.work import FitWork, KeyedWork, OwnRowsWork, RoundWork, StepWork
 
 __all__ = [
     "FitSpec",
-    "Left",
+    "InterruptedState",
     "RowsSpec",
+    "RunSettings",
     "RunSpec",
+    "Settings",
     "Streaming",
     "TrainerResult",
     "TrainerSpec",
     "count_training_rows",
 ]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked settings of a fit by gradient steps."""
+
+    penalty: Penalty
+    optimizer: Optimizer
+    schedule: Schedule
+    policy: Policy
+    max_iter: int
+    tol: float | None
+    n_iter_no_change: int
+    shuffle: bool
+    batch_size: int | Literal["auto"] | None
+    validation_fraction: float
+    average: int | None
+    class_weight: Any
+    seed: int
+    run: RunSettings
+    auto_rate: bool = False
+    #: Whether a pilot may tell the start and the rate.
+    calibrates: bool = False
+    #: Automatic rate in place of the optimizer's own; in units of the targets as that is.
+    own_rate: float | None = None
+    clip: float | None = None
+    micro_batch: int | None = None
+    groups: Mapping[str, GroupOptions] | None = None
+    dtype: str | None = None
+    pipeline: Pipeline | None = None
+
+    @property
+    def state_names(self) -> set[str]:
+        """Return the names of the optimizers' state arrays."""
+        own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
+        return {name for optimizer in (self.optimizer, *own) for name in optimizer.state_names}
+
+    def dtype_of(self, survey: DataSummary) -> str:
+        """Return the dtype of the parameters of a fit to the rows of a summary."""
+        return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Checked settings of how a fit runs.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+    n_lanes : int or None
+        None: one a worker thread.
+    n_servers : int
+    deterministic : bool
+    compute_dtype : {"float16", "bfloat16"} or None
+    memory_budget : int or None
+        Bytes of blocks on one worker; None: a share of its memory.
+    on_lost_data : {"raise", "skip"}
+    shard : {"rows", "features"}
+    compression : Compressor or None
+    name : str
+        Of the estimator.
+    """
+
+    device: str = "auto"
+    n_lanes: int | None = None
+    n_servers: int = 1
+    deterministic: bool = False
+    compute_dtype: str | None = None
+    memory_budget: int | None = None
+    on_lost_data: str = "raise"
+    shard: str = "rows"
+    compression: Compressor | None = None
+    name: str = "fit"
 
 
 @dataclass(frozen=True)
@@ -264,7 +345,7 @@ class TrainerSpec:
 
 
 @dataclass(frozen=True)
-class Left:
+class InterruptedState:
     """State that a trainer leaves behind when its fit is interrupted.
 
     Parameters
@@ -295,7 +376,7 @@ class TrainerResult:
         From rank 0 alone, but for the parts of the parameters that a trainer holds alone.
     interrupted : bool, default=False
         Whether the client ended the fit before its end.
-    left : Left or None
+    left : InterruptedState or None
         Of an interrupted fit, where the trainer holds anything.
     """
 
@@ -303,4 +384,4 @@ class TrainerResult:
     generation: int
     state: ShardState | StateParts | Solution | None = None
     interrupted: bool = False
-    left: Left | None = None
+    left: InterruptedState | None = None

@@ -1,13 +1,105 @@
-"""Limits on the threads of the process's BLAS libraries."""
+"""Threads and cores of a process: limits on BLAS libraries, and each trainer's share of the cores.
+
+A system that wakes two processes at once may put both on one core, where each waits for the other:
+trainers that meet at each step lose half of their time. Each therefore keeps to a share of the
+cores that it may use; threads of other processes and fits may use them too.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["OneThread", "find_blas_controller"]
+from daskml_dist.comm.shared_memory import identify_machine
+
+__all__ = [
+    "OneThread",
+    "TrainerCores",
+    "choose_core_share",
+    "find_blas_controller",
+    "pin_to_processors",
+]
+
+# File that lists the processors (hyperthreads) of a physical core.
+_CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@dataclass(frozen=True)
+class TrainerCores:
+    """Place where a trainer computes, as it tells the others.
+
+    Parameters
+    ----------
+    host : int
+        Number that identifies its machine; 0: unknown, shared with no other trainer.
+    n_threads : int
+        Compute threads.
+    cores : tuple of int
+        Processors that it may use.
+    """
+
+    host: int
+    n_threads: int
+    cores: tuple[int, ...]
+
+    @classmethod
+    def own(cls, n_threads: int) -> TrainerCores:
+        """Return the place of the calling thread."""
+        # Only Linux lets a thread be pinned.
+        if not hasattr(os, "sched_getaffinity"):
+            return cls(0, n_threads, ())
+        return cls(identify_machine(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
+
+
+def choose_core_share(rank: int, seats: Sequence[TrainerCores]) -> frozenset[int]:
+    """Return the processors that a trainer keeps to; none where it may use all as before."""
+    # Only trainers of the same machine share its cores.
+    own = seats[rank]
+    ranks = [r for r, seat in enumerate(seats) if seat.host and seat.host == own.host]
+    threads = [seats[r].n_threads for r in ranks]
+    # Where the user has given them processors of their own, these are theirs.
+    same = all(seats[r].cores == own.cores for r in ranks)
+    if len(ranks) < 2 or not same or sum(threads) > len(own.cores):
+        return frozenset()
+    # Contiguous shares in the order of the ranks, as large as each trainer's number of threads.
+    before = sum(threads[: ranks.index(rank)])
+    cuts = [n * len(own.cores) // sum(threads) for n in (before, before + own.n_threads)]
+    return frozenset(_sort_by_core(own.cores)[slice(*cuts)])
+
+
+def _sort_by_core(processors: Sequence[int]) -> list[int]:
+    """Return processors in an order in which those of one physical core are neighbours."""
+
+    def core(number: int) -> tuple[int, int]:
+        with suppress(OSError, ValueError):
+            siblings = Path(_CORE.format(number)).read_text().replace("-", ",")
+            return int(siblings.split(",")[0]), number
+        return number, number
+
+    return sorted(processors, key=core)
+
+
+@contextmanager
+def pin_to_processors(processors: frozenset[int]) -> Iterator[None]:
+    """Keep the calling thread, and those it starts, to some processors; none given: to all."""
+    before: set[int] | None = None
+    with suppress(OSError):  # not allowed here
+        if processors:
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                os.sched_setaffinity(0, before)
 
 
 @cache

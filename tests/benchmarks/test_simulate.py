@@ -16,7 +16,7 @@ from benchmarks.simulator.threads import SCHEMES, Memory, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.planning.simulator import (
     Costs,
-    Outcome,
+    SimulatedRun,
     Stragglers,
     allreduce_seconds,
     events,
@@ -146,7 +146,7 @@ def test_bound_is_the_recurrence(staleness: int | None, seed: int) -> None:
 
 
 def test_bound_zero_waits_as_rounds_do_and_a_large_one_as_nobody() -> None:
-    def run(policy: Policy) -> Outcome:
+    def run(policy: Policy) -> SimulatedRun:
         return simulate(policy, FREE, 12, steps=80, stragglers=ROUGH)
 
     barrier = ROUGH.seconds(1.0, 12, 80, seed=0).max(axis=0).sum()
@@ -226,7 +226,7 @@ def test_nobody_waits_who_may_go(
 
 @pytest.mark.parametrize("policy", [*SERVED, AllReduce(), LocalSGD()], ids=repr)
 def test_a_seed_tells_all(policy: Policy) -> None:
-    def run(seed: int) -> Outcome:
+    def run(seed: int) -> SimulatedRun:
         return simulate(policy, COSTLY, 6, steps=30, stragglers=ROUGH, seed=seed)
 
     assert run(1) == run(1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.parameters.ignored import ACCEPTED
+from daskml_dist.parameters.checks import ACCEPTED
 from tests.versions import OLD_SCIKIT_LEARN
 
 ROOMS = ("linear_model", "svm")

@@ -15,7 +15,7 @@ from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.solvers.graph import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.job import KeyedJob
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.spec import RunSettings
 
 RANDOM = np.random.default_rng(0)
 EDGES = pd.DataFrame(RANDOM.zipf(1.6, (4000, 2)) % 500, columns=["source", "target"])

@@ -20,7 +20,7 @@ from daskml_dist.solvers import ReduceScatterStatistic, Solution, Solver, Statis
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.spec import RunSettings
 
 Array = NDArray[np.float64]
 

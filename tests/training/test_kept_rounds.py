@@ -31,17 +31,15 @@ from daskml_dist.solvers import (
     Sums,
 )
 from daskml_dist.solvers.newton import TubeNewton
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.plan import make_solver_fit
-from daskml_dist.training.settings import RunSettings
-from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.spec import FitSpec, RunSettings, TrainerSpec
 from daskml_dist.training.worker.lane import Lane, RowStates
 from daskml_dist.training.worker.loops import rounds
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.solver import run_solver_loop
-from daskml_dist.training.worker.ready_blocks import ReadyBlock, prepare_block
+from daskml_dist.training.worker.reader import ReadyBlock, prepare_block
 from tests.comm.ranks import Ranks
 
 RNG = np.random.default_rng(0)

@@ -25,11 +25,9 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS, Adagrad
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
-from daskml_dist.training.coordinates import Coordinates
 from daskml_dist.training.in_process import InProcessEngine
-from daskml_dist.training.learning_rate_search import choose_sample_size
-from daskml_dist.training.pilot import Pilot
-from daskml_dist.training.sample import draw_sample_rows
+from daskml_dist.training.learning_rate_search import choose_sample_size, draw_sample_rows
+from daskml_dist.training.pilot import Coordinates, Pilot
 
 RNG = np.random.default_rng(0)
 #: Columns of sizes from 0.1 to 1e6, some of them far from zero.

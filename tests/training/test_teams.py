@@ -14,7 +14,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.worker.cores import Seat, choose_core_share, pin_to_processors
+from daskml_dist.training.threads import TrainerCores, choose_core_share, pin_to_processors
 from tests.quick import quick
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
@@ -183,7 +183,9 @@ def test_the_loop_reads_blocks_that_come_and_go(client: Client, batch_size: int)
 
 def _seats(*cores: int | tuple[int, ...], threads: tuple[int, ...] = (), host: int = 7) -> Any:
     every = [c if isinstance(c, tuple) else tuple(range(c)) for c in cores]
-    return [Seat(host, n, c) for c, n in zip(every, threads or [1] * len(every), strict=True)]
+    return [
+        TrainerCores(host, n, c) for c, n in zip(every, threads or [1] * len(every), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -201,16 +203,16 @@ def _seats(*cores: int | tuple[int, ...], threads: tuple[int, ...] = (), host: i
     ],
 )
 def test_trainers_share_the_cores_of_their_host(
-    seats: list[Seat], shares: list[set[int]], monkeypatch: pytest.MonkeyPatch
+    seats: list[TrainerCores], shares: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", "/nowhere/{}")
+    monkeypatch.setattr("daskml_dist.training.threads._CORE", "/nowhere/{}")
     assert [choose_core_share(rank, seats) for rank in range(len(seats))] == shares
 
 
 def test_siblings_of_a_core_stay_together(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         (tmp_path / str(number)).write_text(f"{number % 2},{number % 2 + 2}\n")
-    monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", str(tmp_path / "{}"))
+    monkeypatch.setattr("daskml_dist.training.threads._CORE", str(tmp_path / "{}"))
     assert [choose_core_share(rank, _seats(4, 4)) for rank in (0, 1)] == [{0, 2}, {1, 3}]
 
 
@@ -218,7 +220,7 @@ def test_processors_are_given_back() -> None:
     before = os.sched_getaffinity(0)
     with pin_to_processors(frozenset([min(before)])):
         assert os.sched_getaffinity(0) == {min(before)}
-        assert Seat.own(1).cores == (min(before),)
+        assert TrainerCores.own(1).cores == (min(before),)
     assert os.sched_getaffinity(0) == before
     with pin_to_processors(frozenset()):
         assert os.sched_getaffinity(0) == before

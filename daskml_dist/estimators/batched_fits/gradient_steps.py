@@ -29,13 +29,11 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.batched_scores import SUMS_ONLY, ScoreParts
-from daskml_dist.training.data_summary import DataSummary, TargetSurvey
-from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary, TargetSummary
 from daskml_dist.training.history import History
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
-from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Settings
 
 __all__ = ["CandidatePlans", "StepCandidate", "StepStack", "batched_optimizer"]
 
@@ -292,7 +290,7 @@ class CandidatePlans:
         """Facts of the rows, as each split's fits know them."""
         rows, n_splits = self.job.rows, self.roles.n_splits
         if self.classes is not None:
-            survey = TargetSurvey(rows.survey.infos)
+            survey = TargetSummary(rows.survey.infos)
             return [replace(rows, survey=survey, classes=self.classes)] * n_splits
         # Targets of the training rows tell where parameters begin, and their units.
         look = partial(_looked_at, self.roles)

@@ -10,7 +10,7 @@ import numpy as np
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.estimators.linear.sgd import BaseSGD
 from daskml_dist.schedules import Constant, InverseScaling, Optimal, StepDecay
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import Settings
 
 __all__ = ["step_stacks"]
 

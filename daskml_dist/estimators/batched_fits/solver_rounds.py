@@ -36,8 +36,12 @@ from daskml_dist.solvers.batched_scores import (
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.data_summary import TargetSurvey
-from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights, named_weights
+from daskml_dist.training.dataset_info import (
+    DatasetInfo,
+    TargetSummary,
+    balanced_weights,
+    named_weights,
+)
 from daskml_dist.training.in_parts import OneFit
 from daskml_dist.training.job import FitJob
 
@@ -152,7 +156,7 @@ def open_stack(
     with FitJob(collection, client, estimator._run_settings(), callbacks) as job:
         job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
         job.lay_out_sum_lanes(100)
-        survey = TargetSurvey(job.rows.survey.infos, n_columns=n_targets)
+        survey = TargetSummary(job.rows.survey.infos, n_columns=n_targets)
         watched = OneFit(job.callbacks, with_parameters=False)
         try:
             rows = replace(job.rows, survey=survey, classes=classes)
@@ -270,7 +274,7 @@ class BatchedModels(Asked):
     def of_split(self, weight: float) -> DatasetInfo:
         """Facts of the training rows of a split, of their weight."""
         survey = self.rows.survey
-        assert isinstance(survey, TargetSurvey)
+        assert isinstance(survey, TargetSummary)
         return replace(self.rows, survey=replace(survey, weight=float(weight)))
 
     def weights(self, each: LinearModel) -> NDArray[np.float64]:

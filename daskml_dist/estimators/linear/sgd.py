@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.numpy_backend import has_few_entries
-from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.gradient_steps import BaseSteps
@@ -21,8 +20,7 @@ from daskml_dist.losses import EpsilonInsensitive, Huber, Loss, SquaredEpsilonIn
 from daskml_dist.models.base import StepModel
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad, get_optimizer
-from daskml_dist.parameters.checks import check_number
-from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.checks import check_accepted, check_number
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling
@@ -37,8 +35,7 @@ from daskml_dist.training.learning_rate_search import (
     rate_for_row_size,
 )
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Settings
 
 __all__ = [
     "BaseSGD",

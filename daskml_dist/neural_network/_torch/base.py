@@ -46,8 +46,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Settings
 
 __all__ = ["BaseTorch"]
 

@@ -18,7 +18,7 @@ from daskml_dist.policies import Policy, get_policy
 from daskml_dist.training.job import INLINE
 from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import Settings
 
 __all__ = ["LinearStepsFamily"]
 

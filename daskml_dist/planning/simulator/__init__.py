@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from daskml_dist.planning.simulator.events import (
     Costs,
-    Outcome,
+    SimulatedRun,
     Stragglers,
     Training,
     allreduce_seconds,
     simulate,
 )
 
-__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+__all__ = ["Costs", "SimulatedRun", "Stragglers", "Training", "allreduce_seconds", "simulate"]

@@ -22,7 +22,7 @@ from daskml_dist.comm.socket_group import _MAX_MESH_BYTES
 from daskml_dist.policies import Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
-__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+__all__ = ["Costs", "SimulatedRun", "Stragglers", "Training", "allreduce_seconds", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Training(Protocol):
 
 
 @dataclass
-class Outcome:
+class SimulatedRun:
     """Outcome of a simulated run.
 
     Parameters
@@ -168,7 +168,7 @@ def simulate(
     cached: bool = False,
     colocated: bool = False,
     training: Training | None = None,
-) -> Outcome:
+) -> SimulatedRun:
     """Simulate until `steps` gradients per worker have been applied, or the training is over."""
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
@@ -198,7 +198,7 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
 
 def _simulate_replicas(
     policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
-) -> Outcome:
+) -> SimulatedRun:
     """Simulate steps of all workers, each followed by a meeting, without an event queue."""
     workers, steps = seconds.shape
     every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
@@ -210,7 +210,7 @@ def _simulate_replicas(
     network = len(ends) * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
     if n_bytes <= _MAX_MESH_BYTES:
         network *= workers / 2
-    return Outcome(
+    return SimulatedRun(
         workers,
         total,
         float(seconds.sum()),
@@ -290,9 +290,9 @@ class _Run:
         self._ties = itertools.count()
         self._ended = 0.0
         self._staleness_sum = 0
-        self.result = Outcome(workers)
+        self.result = SimulatedRun(workers)
 
-    def outcome(self, steps: int) -> Outcome:
+    def outcome(self, steps: int) -> SimulatedRun:
         """Run until `steps` gradients per worker have been applied."""
         result, events = self.result, self._events
         for worker in self._workers:
@@ -461,7 +461,7 @@ class _Run:
             worker.moved += duration
         return worker.read_free
 
-    def _summary(self) -> Outcome:
+    def _summary(self) -> SimulatedRun:
         """Return the outcome: rates, waiting times and staleness."""
         result, end = self.result, self._ended
         result.seconds = end

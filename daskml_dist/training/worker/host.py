@@ -50,7 +50,7 @@ from daskml_dist.training.worker.control import (
     raise_alarm,
 )
 from daskml_dist.training.worker.notifications import telling_facts
-from daskml_dist.training.worker.ready_blocks import get_fit_backend
+from daskml_dist.training.worker.reader import get_fit_backend
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.trainer import Trainer
 

@@ -25,8 +25,13 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import RowState, Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.reader import BatchReader, Blocks, LaneBatch, RowsInTurn
-from daskml_dist.training.worker.ready_blocks import get_fit_backend
+from daskml_dist.training.worker.reader import (
+    BatchReader,
+    Blocks,
+    LaneBatch,
+    RowsInTurn,
+    get_fit_backend,
+)
 
 __all__ = ["Lane", "RowStates"]
 

@@ -22,7 +22,7 @@ from daskml_dist.ps.snapshots import (
 )
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
-from daskml_dist.training.spec import FitSpec, Left, TrainerResult
+from daskml_dist.training.spec import FitSpec, InterruptedState, TrainerResult
 
 __all__ = [
     "count_fit_servers",
@@ -106,10 +106,12 @@ def join_final_states(
 
 def join_interrupted_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
-) -> Left | None:
+) -> InterruptedState | None:
     """Return the state of an interrupted fit as far as it came."""
     lefts = [r.left for r in results if r.left is not None]
-    lefts += [Left(r.state) for r in results if isinstance(r.state, ShardState | Solution)]
+    lefts += [
+        InterruptedState(r.state) for r in results if isinstance(r.state, ShardState | Solution)
+    ]
     rows = sum(left.rows for left in lefts)
     if fit.work.uses_shards:
         if any(shard is None for shard in shards):
@@ -131,10 +133,10 @@ def join_interrupted_states(
     # Not kept where it diverged: a warm start from NaN would fail at once.
     if not all(np.isfinite(array).all() for array in (state.w, *opt_state)):
         return None
-    return Left(state, rows=rows)
+    return InterruptedState(state, rows=rows)
 
 
-def _average_left(lefts: list[Left]) -> ShardState | Solution:
+def _average_left(lefts: list[InterruptedState]) -> ShardState | Solution:
     """Return the mean of the trainers' states, weighted by their rows."""
     first, total = lefts[0].state, sum(left.share for left in lefts)
     states = [(left.share / total, left.state) for left in lefts]
@@ -169,7 +171,7 @@ def results_from_snapshots(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> l
         if lane.shard is not None:
             shard = Shard(fit.steps.rule, fit.make_start_state())
             shard.restore(lane.shard)
-            lefts.append(Left(shard.state(), fit.rows.lane_rows[number] / total))
+            lefts.append(InterruptedState(shard.state(), fit.rows.lane_rows[number] / total))
     rows = sum(lane.rows for lane in lanes.values())
     return [
         TrainerResult(0, 0, left=replace(left, rows=0.0 if i else rows))

@@ -36,11 +36,15 @@ from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.threads import OneThread
-from daskml_dist.training.worker.cores import Seat, choose_core_share, pin_to_processors
+from daskml_dist.training.threads import (
+    OneThread,
+    TrainerCores,
+    choose_core_share,
+    pin_to_processors,
+)
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
-from daskml_dist.training.worker.ready_blocks import (
+from daskml_dist.training.worker.reader import (
     ReadyBlock,
     explain_memory_errors,
     get_fit_backend,
@@ -318,11 +322,11 @@ class Trainer:
 
     def _divide_cores(self, tell: TellAll, place: list[Any]) -> list[Any]:
         """Wait until every trainer is there, and divide the host's cores among them."""
-        seat = Seat.own(self._spec.n_threads)
+        seat = TrainerCores.own(self._spec.n_threads)
         said = tell([seat.host, seat.n_threads, list(seat.cores), place])
         if self._keeps_to_core_share and get_fit_backend(self._fit).device == "cpu":
             # Every trainer computes the same division from the same list, so nobody assigns it.
-            seats = [Seat(where, n, tuple(cores)) for where, n, cores, _ in said]
+            seats = [TrainerCores(where, n, tuple(cores)) for where, n, cores, _ in said]
             self._cores = choose_core_share(self._spec.rank, seats)
         return [place for *_, place in said]
 
@@ -378,5 +382,5 @@ class Trainer:
             return 1
         spec = self._spec
         # Without a cluster the process is all the trainer's.
-        threads = spec.n_threads if spec.secret else max(len(Seat.own(1).cores), 1)
+        threads = spec.n_threads if spec.secret else max(len(TrainerCores.own(1).cores), 1)
         return max(1, threads // max(1, len(spec.lanes)))

@@ -22,8 +22,8 @@ from daskml_dist.errors import (
 from daskml_dist.linear_model import LinearRegression, RidgeCV, SGDClassifier
 from daskml_dist.losses import SquaredError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.training import data_summary, in_process, job
-from daskml_dist.training.worker.ready_blocks import prepare_block
+from daskml_dist.training import dataset_info, in_process, job
+from daskml_dist.training.worker.reader import prepare_block
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 from tests.strict_backend import StrictBackend
 from tests.training.devices.fits import TARGETS, CountedMoves, MissingDevice, X
@@ -45,7 +45,7 @@ def test_auto_is_the_gpu_where_there_is_one_and_rows_are_many(
     model.fit(X, TARGETS["two"])
     LinearRegression().fit(X, TARGETS["numbers"])
     assert not CountedMoves.moved
-    monkeypatch.setattr(data_summary, "DEVICE_ENTRIES", X.size)
+    monkeypatch.setattr(dataset_info, "DEVICE_ENTRIES", X.size)
     for several in (model, LinearRegression()):
         CountedMoves.moved = 0
         several.fit(X, TARGETS["two" if several is model else "numbers"])
@@ -70,7 +70,7 @@ def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(in_process.InProcessEngine, "choose_lanes", noted)
     for device in ("gpu", "cpu", "auto"):
         clone(model).set_params(device=device).fit(X, TARGETS["numbers"])
-    monkeypatch.setattr(data_summary, "DEVICE_ENTRIES", X.size)
+    monkeypatch.setattr(dataset_info, "DEVICE_ENTRIES", X.size)
     clone(model).set_params(device="auto").fit(X, TARGETS["numbers"])
     assert made == [1, 4, 4, 1]
 
@@ -142,7 +142,7 @@ def test_tensors_that_lie_on_the_device_stay_as_they_are(
 def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """With "auto"; the fake device has no sparse arrays, and would raise."""
     plug_in(CountedMoves, monkeypatch)
-    monkeypatch.setattr(data_summary, "DEVICE_ENTRIES", 0)
+    monkeypatch.setattr(dataset_info, "DEVICE_ENTRIES", 0)
     rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
     SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
 

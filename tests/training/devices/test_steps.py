@@ -30,7 +30,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.lane import LaneBatch
-from daskml_dist.training.worker.loops.device_placement import move_arrays
+from daskml_dist.training.worker.loops.context import move_arrays
 from daskml_dist.training.worker.loops.replicas import OwnSteps
 from tests.rules import one_group
 from tests.strict_backend import StrictBackend

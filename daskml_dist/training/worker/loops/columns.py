@@ -21,10 +21,9 @@ from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import StateParts
 from daskml_dist.ps.snapshots import LaneSnapshot
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
-from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.device_placement import DevicePlacement
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.reader import join_batch_targets
 
 __all__ = ["ColumnSteps"]
@@ -221,12 +220,12 @@ class ColumnSteps:
         for own in self._ranges:
             own.shard.restore(self._home.enter(lanes[own.lane.number].held))
 
-    def left(self) -> Left | None:
+    def left(self) -> InterruptedState | None:
         """Return the parameters as far as they came, where one trainer holds all."""
         if len(self._ranges) <= self._last:
             return None
         state = StateParts.join([self.state()])
-        return Left(state, rows=sum(own.lane.sums[1] for own in self._ranges))
+        return InterruptedState(state, rows=sum(own.lane.sums[1] for own in self._ranges))
 
     def validation_weights(self) -> list[Any | None]:
         """Score the held-out rows here, since no lane can alone; return None for each lane."""

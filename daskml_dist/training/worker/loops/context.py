@@ -1,7 +1,11 @@
-"""Context of every loop: the trainer's lanes, connections, compute threads and reports."""
+"""Context of every loop: the trainer's lanes, connections, compute threads and reports.
+
+`DevicePlacement` moves what a trainer holds to the fit's device and back.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,21 +16,82 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
-from daskml_dist.training.spec import FitSpec, Left, TrainerSpec
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.spec import FitSpec, InterruptedState, TrainerSpec
 from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.reader import get_fit_backend
 
-__all__ = ["Context"]
+__all__ = ["Context", "DevicePlacement", "move_arrays"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class DevicePlacement:
+    """Device of a trainer's replicas, with moves to and from it.
+
+    Parameters
+    ----------
+    context : Context
+    alone : bool
+        Whether each replica is one lane's.
+    """
+
+    def __init__(self, context: Context, alone: bool) -> None:
+        self._rule = context.fit.steps.rule
+        self._backend = get_fit_backend(context.fit)
+        self._is_host = self._backend.device == "cpu"
+        if self._rule.coordinates and not self._is_host:
+            # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
+            # a device makes the steps of every lane by itself. All trainers find the same.
+            # A device that makes whole steps of sparse rows needs no host for the indices.
+            gathers = [lane.gather for lane in context.lanes if lane.n_rows]
+            self._is_host = not alone or None in gathers
+
+    def shard(self, state: ShardState, start: int = 0, rule: UpdateRule | None = None) -> Shard:
+        """Make a replica, or its rows from `start` on, from a state on the host."""
+        backend = None if self._is_host else self._backend
+        return Shard(rule or self._rule, self.enter(state), start, backend=backend)
+
+    def enter(self, record: R) -> R:
+        """Return a state or snapshot (a dataclass) with its arrays on the device."""
+        return record if self._is_host else move_arrays(record, self._backend.to_device)
+
+    def leave(self, record: R) -> R:
+        """Return a state or snapshot with its arrays on the host."""
+        return record if self._is_host else move_arrays(record, self._backend.to_numpy)
+
+    def to_host(self, array: Any) -> Any:
+        """Return an array on the host."""
+        return array if is_host(array) else self._backend.to_numpy(array)
+
+    def to_device(self, array: Any) -> Any:
+        """Return an array where the replicas lie."""
+        return array if self._is_host else self._backend.to_device(array)
+
+
+def move_arrays(record: Any, move: Callable[[Any], Any]) -> Any:
+    """Return a copy of a dataclass whose arrays have moved."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: one(part) for name, part in value.items()}
+        return move(value) if hasattr(value, "ndim") else value
+
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return dataclasses.replace(record, **{name: one(value) for name, value in values.items()})
+
 
 #: Shares of the lanes that each compute thread takes one after the other: enough to even out lanes
 #: of different sizes.
 _SHARES_PER_THREAD = 4
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Context:
@@ -100,7 +165,7 @@ class Context:
         """Return whether the lanes continue from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock
 
-    def set_left_behind(self, left: Callable[[], Left | None]) -> None:
+    def set_left_behind(self, left: Callable[[], InterruptedState | None]) -> None:
         """Set the function that makes what the trainer leaves behind when interrupted."""
         self.memory["left"] = left
 

@@ -20,7 +20,7 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.own_rows import State
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import (
@@ -175,7 +175,9 @@ class _TrainerRows(SolverView):
         self._count_iteration(work.solver, loss, float(self.n_rows), scores)
         point = self._remember_point(n_iter, state)
         # An interrupt from here on returns what was found up to this iteration.
-        self._context.set_left_behind(lambda: Left(work.solver.interrupted(n_iter, state())))
+        self._context.set_left_behind(
+            lambda: InterruptedState(work.solver.interrupted(n_iter, state()))
+        )
         self._end_pass()
         # All trainers come here after the same iteration. The last one needs no pause.
         is_last = n_iter >= work.solver.max_passes

@@ -27,10 +27,9 @@ from daskml_dist.models.base import BatchRows, StagedModel
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard_state import ShardState, copy_array
 from daskml_dist.ps.snapshots import LaneSnapshot, join_lane_snapshots
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
-from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.device_placement import DevicePlacement
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.reader import join_batch_pieces
 
 __all__ = ["PipelineSteps", "Stages", "cut_layers_evenly", "seconds_of_layers"]
@@ -305,11 +304,11 @@ class PipelineSteps:
         )
         self._shard.restore(self._home.enter(held.part(self._rows)))
 
-    def left(self) -> Left | None:
+    def left(self) -> InterruptedState | None:
         """Return the parameters as far as they came, where one trainer holds all."""
         if self._stages.n_stages > 1 or (state := self.state()) is None:
             return None
-        return Left(state, rows=sum(lane.sums[1] for lane in self._context.lanes))
+        return InterruptedState(state, rows=sum(lane.sums[1] for lane in self._context.lanes))
 
     def validation_weights(self) -> list[Any | None]:
         """Return the whole parameters for each lane, where any rows are held out."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.solvers import RangedSolver, Solution, Statistic
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import (
     EXTRA,
@@ -70,7 +70,7 @@ class _TrainerRanges(SolverView):
         self._remember_point(n_iter, lambda: {"w": last})
         w = last.reshape(self._context.fit.rounds.shape or ())
         found = Solution(w, n_iter, converged=False, message="interrupted")
-        self._context.set_left_behind(lambda: Left(found))
+        self._context.set_left_behind(lambda: InterruptedState(found))
 
     # -- numbers -------------------------------------------------------------------------------
 

@@ -24,15 +24,13 @@ from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts
 from daskml_dist.ps.snapshots import LaneSnapshot
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.columns import ColumnSteps
-from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.device_placement import DevicePlacement
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
-from daskml_dist.training.worker.reader import LaneBatch
-from daskml_dist.training.worker.ready_blocks import explain_memory_errors, get_fit_backend
+from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors, get_fit_backend
 
 __all__ = [
     "AveragedSteps",
@@ -222,9 +220,9 @@ class SummedSteps:
         """Continue from the parameters that came with the first lane."""
         self.replica.restore(self._home.enter(lanes[0].held))
 
-    def left(self) -> Left:
+    def left(self) -> InterruptedState:
         """Return the replica, as far as it came."""
-        return Left(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
+        return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
 
     def validation_weights(self) -> list[Any | None]:
         """Return the replica's parameters for each lane."""
@@ -320,11 +318,11 @@ class AveragedSteps:
             total += values[n] * self._shares[n]
         return total
 
-    def left(self) -> Left:
+    def left(self) -> InterruptedState:
         """Return the mean of the own lanes, as far as each came."""
         share = sum(self._shares.values())
         state = self._join_lanes(lambda values: self._sum_weighted(values) / share)
-        return Left(state, share, sum(lane.sums[1] for lane in self._lanes))
+        return InterruptedState(state, share, sum(lane.sums[1] for lane in self._lanes))
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums and parameters."""

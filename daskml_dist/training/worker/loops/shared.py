@@ -36,7 +36,7 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
@@ -61,7 +61,7 @@ def run_shared_loop(context: Context) -> ShardState | None:
     connection = context.connect()
     shared = SharedReplica(context, connection)
     # The servers hold the parameters, and count rows.
-    context.set_left_behind(lambda: Left(shared.replica.state()))
+    context.set_left_behind(lambda: InterruptedState(shared.replica.state()))
     try:
         if context.generation:
             shared.pull_parameters()

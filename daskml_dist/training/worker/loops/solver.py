@@ -31,7 +31,7 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.solvers import ReduceScatterStatistic, RowState, Solution, Statistic
-from daskml_dist.training.spec import Left
+from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import (
     EXTRA,
@@ -301,7 +301,7 @@ class _AskedSums:
         w = self._copy_point(w)
         # What an interrupted fit returns.
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
-        self._context.set_left_behind(lambda: Left(found))
+        self._context.set_left_behind(lambda: InterruptedState(found))
         # The solver's state is smaller than the sums: keep it in their place.
         if state is not None and self._rounds.log.is_worth_replacing(self._n_asked):
             made = {name: np.array(array) for name, array in state().items()}
