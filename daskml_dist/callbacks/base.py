@@ -32,7 +32,7 @@ class FitCallback(NamedParameters):
 
 
 def find_fit_facts(run: Any) -> dict[str, Any]:
-    """Facts that loggers write as a fit begins; those that it has not are left out."""
+    """Return facts of a fit that loggers write as it begins, without those that it lacks."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}
@@ -44,7 +44,7 @@ def is_more_better(name: str) -> bool:
 
 
 def find_numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Numbers of a record but its pass; those that were not measured are left out."""
+    """Return the numbers of a record but its pass, without those that were not measured."""
     return {
         key: value
         for key, value in record.items()
@@ -53,7 +53,7 @@ def find_numbers(record: dict[str, Any]) -> dict[str, float]:
 
 
 def find_measure(record: dict[str, Any], name: str, callback: str) -> float:
-    """Value of the measure `name` in the record of a pass."""
+    """Return the value of the measure `name` in the record of a pass."""
     value = record.get(name)
     if value is None or isinstance(value, str | list):
         raise InvalidParameterError(

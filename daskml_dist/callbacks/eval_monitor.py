@@ -186,7 +186,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
 
 
 def eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
-    """Callbacks that the arguments of a ``fit`` ask for."""
+    """Return the callbacks that the arguments of a ``fit`` ask for."""
     if eval_set is not None:
         return [EvalMonitor(eval_set, scoring)]
     if scoring is not None:

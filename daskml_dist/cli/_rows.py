@@ -67,7 +67,7 @@ class FileRows:
 
     @property
     def is_lazy(self) -> bool:
-        """True if the rows are Dask collections."""
+        """Return whether the rows are Dask collections."""
         return hasattr(self.X, "dask")
 
 

@@ -36,7 +36,7 @@ MIN_SCATTERED_BYTES = 2**20
 
 
 def share_in_graph(function: Callable[..., Any]) -> Any:
-    """Wrap a function for use as an argument of many tasks."""
+    """Return a function as an argument of many tasks; a large one is sent once, not once a task."""
     if len(cloudpickle.dumps(function)) < MIN_SCATTERED_BYTES:
         return function
     client = current_client()
@@ -104,7 +104,7 @@ def _apply_to_declared_blocks(
 def _map_chunks(
     apply: Callable[..., Any], function: Any, X: da.Array, empty: Any, name: str
 ) -> Any:
-    """As a layer that Dask knows to be blockwise: what follows is made in the same tasks."""
+    """Map an array as a layer that Dask knows to be blockwise, and fuses with what follows."""
     columns = range(1, X.ndim)
     made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
     return da.blockwise(
@@ -137,7 +137,7 @@ def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number:
 
 
 def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
-    """A collection whose graph makes blocks of rows, their keys, and their sizes."""
+    """Return a collection whose graph makes blocks of rows, their keys, and their sizes."""
     if is_dataframe_like(X) or is_series_like(X):
         pieces = lower_partitions(X)
         return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
@@ -148,7 +148,7 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
 
 
 def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
-    """Result of one block."""
+    """Return the result of one block."""
     if not hasattr(rows, "shape"):
         rows = list(rows)  # of a Bag
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:

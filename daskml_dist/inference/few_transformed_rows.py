@@ -32,7 +32,7 @@ __all__ = [
 
 
 def extract_few_rows(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
-    """Values of few rows of a frame with the names of the fit, where these are enough."""
+    """Return the values of a small frame with the names of the fit; None where more is needed."""
     if (
         not is_small_frame(X)
         or not transformer._by_place
@@ -53,7 +53,7 @@ def returns_arrays(transformer: Any) -> bool:
 
 @cache
 def find_plain_transform(kind: Any, base: Any) -> Callable[..., Any]:
-    """Method ``transform`` of a class that comes after `base`, which makes no frames of arrays."""
+    """Return ``transform`` of the class after `base` in an MRO, without scikit-learn's wrapper."""
     found: Any = super(base, kind).transform
     plain: Callable[..., Any] = found.__wrapped__ if is_wrapped_for_output(found) else found
     return plain
@@ -68,7 +68,7 @@ _Step = tuple[Any, NDArray[Any]]
 
 
 def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any] | None:
-    """A function from finite rows to the scaled ones, to the bit those of ``transform``."""
+    """Return a function that scales finite rows with the bits of ``transform``; or None."""
     kind = _find_sklearn_class(scaler.__class__)
     return (
         None if kind is None or not _matches_sklearn(kind) else _make_function(kind, scaler, dtype)
@@ -76,7 +76,7 @@ def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray
 
 
 def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """Few plain rows scaled, as ``transform`` returns them; None where it should look itself."""
+    """Return few plain rows scaled, as ``transform`` does; None where it must look itself."""
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None
@@ -90,7 +90,7 @@ def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
 
 
 def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """As :func:`scale_few_rows`, of ``inverse_transform``, which asks for no names."""
+    """Return few plain rows as ``inverse_transform`` does, which asks for no names; or None."""
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray:
         return None
@@ -101,7 +101,7 @@ def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
 
 
 def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
-    """Few rows of a fitted scaler that may not write into them; None for any other."""
+    """Return few finite rows that the scaler would not overwrite; None for all others."""
     known = vars(scaler)
     if "n_features_in_" not in known or not known["copy"]:
         return None
@@ -110,7 +110,7 @@ def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
-    """Rows as they were before scaling; clipped values stay so."""
+    """Return rows as they were before scaling; clipped values stay clipped."""
     X = X.copy()
     for step, values in reversed(_STEPS[kind](scaler, X.dtype)):
         _INVERSES[step](X, values, out=X, casting="same_kind")
@@ -149,7 +149,7 @@ def _matches_sklearn(kind: Any) -> bool:
 
 @cache
 def _find_sklearn_class(kind: Any) -> Any:
-    """scikit-learn's class of a scaler that is known here."""
+    """Return scikit-learn's class of a scaler whose arithmetic is written here, or None."""
     return next((base for base in _STEPS if _is_unchanged(kind, base)), None)
 
 

@@ -42,7 +42,7 @@ _ALIGNED = 16
 
 
 def declare_independent_rows(function: _Function) -> _Function:
-    """A function of rows, or of raw predictions, that knows nothing of a row's neighbours."""
+    """Mark a function of rows, or raw predictions, whose results are the same beside any others."""
     function.rows_apart = True  # type: ignore[attr-defined]
     return function
 
@@ -62,7 +62,7 @@ def _says_so(function: Any) -> bool:
 
 
 def make_each_row_function(asked: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:
-    """The answers to few rows of one dtype, each as if it were alone."""
+    """Return a function from few rows of one dtype to answers with the bits of single calls."""
     prepare = getattr(asked.function, "for_each_row", None)
     if prepare is None and not _says_so(asked.function):
         return None
@@ -73,7 +73,7 @@ def make_each_row_function(asked: RowFunctionCall, dtype: np.dtype[Any]) -> FewR
 
 
 def _row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
-    """A function that writes results of raw predictions, of each row as if it were alone."""
+    """Return a function that writes results of raw predictions, one row at a time if need be."""
     inner = then.args[0] if isinstance(then, partial) and then.func is _WRITES else then
     of_numbers = getattr(inner, "__func__", None) in _OF_SINGLE_NUMBERS
 
@@ -88,7 +88,7 @@ def _row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
 
 
 def multiply_each_row(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
-    """``X[i : i + 1] @ w`` of each row."""
+    """Return ``X[i : i + 1] @ w`` of each row, rounded as if each were multiplied alone."""
     n_rows, width = X.shape
     if width * X.itemsize % _ALIGNED:  # BLAS may go by where a row begins
         more = -width % (_ALIGNED // X.itemsize)

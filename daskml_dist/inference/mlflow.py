@@ -111,7 +111,7 @@ _TYPES = {
 
 
 def _signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
-    """Signature of the features' names and dtypes; without inputs where these are not known.
+    """Return the signature of names and dtypes of features; without inputs where unknown.
 
     Features that are not `needed`, as the model drops them, may be missing.
     """
@@ -148,7 +148,7 @@ def _requirements(manifest: dict[str, Any], suffix: str, estimator: Any) -> list
 
 
 def _copied(paths: Collection[Any] | None, folder: Path) -> str | None:
-    """Copies of the user's code in the folder of a model; their own folder's name there."""
+    """Copy the user's code into the folder of a model; return the name of its folder there."""
     if paths is None:
         return None
     (folder / _CODE).mkdir()
@@ -168,7 +168,7 @@ def _copied(paths: Collection[Any] | None, folder: Path) -> str | None:
 
 
 def _code_of(estimator: Any, path: Path) -> dict[str, Any]:
-    """Names, for the loader, of the classes that a model file asks its reader for."""
+    """Return, for the loader, names of the classes that a model file asks its reader for."""
     form = formats()[path.suffix]
     objects = form.code_of(estimator)
     given = {name: f"{one.__module__}:{one.__qualname__}" for name, one in objects.items()}
@@ -192,7 +192,7 @@ def _is_there(told: str) -> bool:
 
 
 def _object_of(told: str) -> Any:
-    """The class or function of a name."""
+    """Return the class or function of a name."""
     module, _, short = told.partition(":")
     return getattr(import_module(module), short)
 
@@ -232,7 +232,7 @@ class _Served:
         self.estimator = estimator
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """Predictions, or for ``params={"method": "predict_proba"}`` those of another method."""
+        """Return predictions, or answers of the method that `params` names ("method")."""
         method = (params or {}).get("method")
         if method is None:
             method = _default_method(self.estimator)
@@ -252,7 +252,7 @@ def _default_method(estimator: Any) -> str:
 
 
 def _load_pyfunc(path: str) -> _Served:
-    """The model of a data path, for ``mlflow.pyfunc``.
+    """Return the model of a data path, for ``mlflow.pyfunc``.
 
     MLflow runs the code beside a model that it reads, so classes told there are as good as those.
     """

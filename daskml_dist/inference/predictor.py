@@ -61,7 +61,7 @@ class FewRowsFunctions:
 def make_few_rows_functions(
     model: Any, method: str, dtype: np.dtype[Any]
 ) -> FewRowsFunctions | None:
-    """Functions from few plain rows to a method's answers."""
+    """Return functions from few plain rows to a method's answers; None where there are none."""
     from sklearn.pipeline import Pipeline  # which every worker would load otherwise
 
     if type(model) is Pipeline:
@@ -98,7 +98,7 @@ def _make_pipeline_functions(
 
 
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
-    """The answers of a model, where there is one, to rows that are scaled first."""
+    """Return a function that scales few rows, and then answers them where a model follows."""
     row_shape = (int(scalers[0][0].n_features_in_),)
     steps = [scaled for _, scaled in scalers]
 
@@ -212,7 +212,7 @@ class Predictor:
     def of_file(
         cls, path: Any, method: str | None = None, *, trusted: Collection[str] = ()
     ) -> Self:
-        """The predictor of a saved model.
+        """Return the predictor of a saved model.
 
         Parameters
         ----------
@@ -236,7 +236,7 @@ class Predictor:
         return type(self), (self.model, self.method)
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        """Answers of the model's method for rows.
+        """Return the answers of the model's method for rows.
 
         Parameters
         ----------
@@ -255,7 +255,7 @@ class Predictor:
         return np.asarray(self._function(X))
 
     def each(self, X: NDArray[Any]) -> NDArray[Any] | None:
-        """Answers to rows of which each is to be answered as if it were alone.
+        """Return answers to rows, each with the bits that it would get alone.
 
         A product of many rows may differ in the last digit from that of one row. Here each is
         rounded alone, in little more time than a product of all takes.
@@ -279,7 +279,7 @@ class Predictor:
 def _try_few_rows_first(
     bare: dict[np.dtype[Any], FewRowsFunction], method: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """The answers of bare functions, by the dtype of rows; where these have none, a method's."""
+    """Return a function that tries those for few rows by their dtype, and else calls the method."""
 
     def function(X: Any) -> Any:
         if type(X) is np.ndarray and (answer := bare.get(X.dtype)) is not None:

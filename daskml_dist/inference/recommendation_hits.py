@@ -15,7 +15,7 @@ __all__ = ["compute_gains", "compute_precisions", "find_hits"]
 def find_hits(
     held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Truth value of each user's first `k` items: it is held out."""
+    """Return whether each of a user's first `k` items is held out, and how many are."""
     user, item, score = names
     right = held_out[[user, item]].drop_duplicates()
     sizes = right.groupby(user, sort=True).size()
@@ -38,7 +38,7 @@ def compute_precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDA
 
 
 def compute_gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Discounted cumulative gain of each user, of the best that there is."""
+    """Return the discounted cumulative gain of each user, divided by the best possible one."""
     gain = 1 / np.log2(np.arange(hits.shape[1]) + 2)
     best = np.cumsum(gain)[np.minimum(sizes, hits.shape[1]) - 1]
     return np.asarray(hits @ gain / best)

@@ -44,7 +44,7 @@ class WorkerModel:
         self.blas = ThreadpoolController()  # what the model needs is loaded
 
     def predictor(self, method: str) -> Predictor:
-        """The predictor of a method."""
+        """Return the predictor of a method."""
         found = self._made.get(method)
         if found is None:  # two threads may both make it: either will do
             found = self._made[method] = Predictor(self._model, method)
@@ -54,27 +54,27 @@ class WorkerModel:
         return type(self), (self._data,)
 
     def __sizeof__(self) -> int:
-        """Bytes for the worker's bookkeeping: those of the pickle and of what it became."""
+        """Return the bytes that Dask counts: of the pickle and of the model made from it."""
         return 2 * len(self._data)
 
 
 def predict_on_worker(
     held: WorkerModel, method: str, rows: RequestRows, n_threads: int
 ) -> NDArray[Any]:
-    """Answers of a held model for rows: the task that a service sends."""
+    """Return the answers of a worker's model for rows: the task that a service sends."""
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
         return predictor(join_request_rows([_align(rows)], predictor))
 
 
 def count_blas_threads() -> int:
-    """Threads of this process's BLAS; 0 where there is none that is known."""
+    """Return the threads of this process's BLAS; 0 where no BLAS is known."""
     found = ThreadpoolController().select(user_api="blas").info()
     return max((one["num_threads"] for one in found), default=0)
 
 
 def _align(rows: RequestRows) -> RequestRows:
-    """Rows as they were: off their bounds, as messages may bring them, NumPy calls no BLAS."""
+    """Return rows aligned in memory: of others, as messages may bring, NumPy calls no BLAS."""
     if isinstance(rows, dict):
         return {name: np.require(values, requirements="A") for name, values in rows.items()}
     return np.require(rows, requirements="A")
@@ -133,12 +133,12 @@ RequestRows = NDArray[Any] | dict[str, NDArray[Any]]
 
 
 def count_rows(rows: RequestRows) -> int:
-    """Number of rows that there are."""
+    """Return the number of rows of a matrix or of columns."""
     return len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
 
 
 def find_feature_dtype(predictor: Any, at: int) -> str | None:
-    """The dtype that a feature had in the fit, as far as it is known."""
+    """Return the dtype that a feature had in the fit, as far as it is known."""
     dtypes = predictor.dtypes
     if not dtypes:
         return None
@@ -146,7 +146,7 @@ def find_feature_dtype(predictor: Any, at: int) -> str | None:
 
 
 def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
-    """Rows of several requests, as what the predictor takes.
+    """Return the rows of several requests as the one argument of a predictor.
 
     Where the fit knew names, that is a frame: pipelines choose columns by them, but for those that
     a predictor makes bare arithmetic of. A model fitted to

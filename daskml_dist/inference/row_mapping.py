@@ -54,7 +54,7 @@ class RowFunctionCall:
     def few(
         self, dtype: np.dtype[Any], function: Callable[..., NDArray[Any]] | None = None
     ) -> FewRowsFunction:
-        """The answers to few rows of one dtype, with all found beforehand that can be."""
+        """Return a function that answers few rows of one dtype; look-ups are made here."""
         if function is None:
             prepare = getattr(self.function, "for_dtype", None)
             function = self.function if prepare is None else prepare(dtype)
@@ -80,7 +80,7 @@ def answer_few_rows(
     n_outputs: int | None,
     row_shape: RowShape,
 ) -> NDArray[Any] | None:
-    """Answers to few rows that are plain and finite; None where these are not so."""
+    """Return answers to few rows that are plain and finite; None for all others."""
     rows = convert_few_rows(X, row_shape)
     if rows is None:
         return None
@@ -145,7 +145,7 @@ def apply_on_device(
 
 
 def _slice_device_rows(rows: Any) -> Iterator[tuple[slice, Any]]:
-    """Views of dense rows; sparse ones all at once."""
+    """Yield places and views of dense rows, some at a time; sparse ones all at once."""
     n_rows = rows.shape[0]
     if hasattr(rows, "tocsr"):
         yield slice(0, n_rows), rows
@@ -216,7 +216,7 @@ class _RowFunctions(NamedTuple):
 def write_in_place(
     function: Callable[[NDArray[Any]], Any],
 ) -> Callable[[NDArray[Any], NDArray[Any]], None]:
-    """A function that returns an array, as one that writes it to its second argument."""
+    """Return a function that writes the results of another one to its second argument."""
     return partial(_write_result, function)
 
 
@@ -237,7 +237,7 @@ def _apply_to_block(
     name: str,
     tensors: bool,
 ) -> NDArray[Any]:
-    """Result of one block."""
+    """Return the result of one block."""
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
@@ -259,7 +259,7 @@ def _apply_to_block(
 
 
 def _name_columns_in_errors(results: Iterator[Any], X: Any) -> Iterator[Any]:
-    """Results of rows, and errors that name the columns of a dataframe."""
+    """Yield results of rows, with errors that name the columns of a dataframe."""
     with name_columns_in_errors(X):
         yield from results
 
@@ -290,7 +290,7 @@ def iterate_results(
 
 
 def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
-    """Rows aligned in memory, as what came over a network need not be; sparse ones all at once."""
+    """Yield places and rows, copied where memory from a network is not aligned; sparse at once."""
     n_rows = rows.shape[0]
     if not isinstance(rows, np.ndarray):
         yield slice(0, n_rows), rows

@@ -90,7 +90,7 @@ class Metrics:
         self._add("load_failures", (model,), 1.0)
 
     def render(self) -> bytes:
-        """The page that Prometheus reads.
+        """Return the page that Prometheus reads.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class Metrics:
                 self._forget(key[0])
 
     def _forget(self, model: str) -> None:
-        """Leave out the versions of a model that were seen first, where there are many."""
+        """Drop the versions of a model that were seen first, where there are many."""
         seen = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
         seen.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
         for version in list(seen)[:-_VERSIONS]:

@@ -25,14 +25,14 @@ _made: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def list_outputs(predictor: Any) -> list[str]:
-    """Names of the outputs that a model has, its own first."""
+    """Return the names of the outputs that a model has, its own first."""
     model = getattr(predictor, "model", None)
     others = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
     return list(dict.fromkeys([predictor.method, *others]))
 
 
 def find_predictor(predictor: Any, name: str) -> Any:
-    """The predictor of an output."""
+    """Return the predictor of an output, made at its first use."""
     if name == predictor.method:
         return predictor
     known = _made.setdefault(predictor, {})
@@ -52,7 +52,7 @@ MAX_NAMES_SHOWN = 5
 
 
 def make_rows(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> RequestRows:
-    """Rows for a predictor, of one matrix or of a tensor a feature."""
+    """Return rows for a predictor, of one matrix or of one tensor for each feature."""
     if len(tensors) == 1 and not _is_feature(*tensors[0], predictor):
         return _check_matrix(*tensors[0], predictor)
     return _check_columns(tensors, predictor)
@@ -156,7 +156,7 @@ def _is_number(dtype: str) -> bool:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """A few names, and how many more there are."""
+    """Return a few names as text, and how many more there are."""
     shown = ", ".join(repr(str(name)[:100]) for name in names[:MAX_NAMES_SHOWN])
     more = len(names) - MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
@@ -167,7 +167,7 @@ def _wrong_input(message: str) -> RequestError:
 
 
 def describe_server() -> dict[str, Any]:
-    """Facts of the server."""
+    """Return the protocol's metadata of the server."""
     return {
         "name": "daskml_dist",
         "version": __version__,
@@ -176,7 +176,7 @@ def describe_server() -> dict[str, Any]:
 
 
 def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
-    """Inputs and outputs of a model: one matrix, or an input a feature where dtypes differ.
+    """Return inputs and outputs: one matrix, or an input for each feature where dtypes differ.
 
     Features that the model drops are no inputs of such a request, though one may hold them.
     """
@@ -209,7 +209,7 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
 
 
 def _find_text_features(model: Any) -> set[str]:
-    """Features that scikit-learn's encoders within a model know as texts: it keeps no dtypes."""
+    """Return features that encoders of scikit-learn within a model know as texts."""
     names, categories = (getattr(model, n, None) for n in ("feature_names_in_", "categories_"))
     if names is not None and categories is not None:
         known = zip(names, categories, strict=False)
@@ -223,7 +223,7 @@ def _find_text_features(model: Any) -> set[str]:
 
 
 def _describe_output(name: str, predictor: Any) -> dict[str, Any]:
-    """An output, by what a row of zeros gives; where that is no row, what the classes tell."""
+    """Return an output, by the answer to a row of zeros; where that fails, by the classes."""
     try:
         rows = np.zeros((1, predictor.n_features), find_feature_dtype(predictor, 0))
         found = find_predictor(predictor, name)(join_request_rows([rows], predictor))

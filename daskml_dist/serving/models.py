@@ -78,14 +78,14 @@ class Entry:
 
 
 def make_single_entry(served: Served, signature: Any) -> Entry:
-    """Entry of one version, which takes all questions."""
+    """Return the entry of a name with one version, which takes all requests."""
     return Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
 
 
 def make_shared_entry(
     signature: Any, current: Served, loaded: Mapping[str, Served], route: registry.Routing
 ) -> Entry:
-    """An entry with shares; versions that could not be taken leave theirs to the others."""
+    """Return an entry with shares; versions that failed to load leave theirs to the others."""
     shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
     shares: dict[str, float] = {}
     for version, weight in route.weights.items():
@@ -103,7 +103,7 @@ def make_shared_entry(
 
 
 def check_source_path(source: Any) -> Path:
-    """Path of a model file or a registry that is there."""
+    """Return the path of a model file or a registry that is there."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidTypeError(
             f"{source!r} is no source of models: give the path of a model file or a registry, or "
@@ -116,7 +116,7 @@ def check_source_path(source: Any) -> Path:
 
 
 def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
-    """State that tells whether anything of a name has changed: its pointer, shares and files."""
+    """Return a value that changes with the pointer, the shares or a file of a name."""
     files = []
     for version in registry.version_names(folder, name):
         if path := registry.model_file(folder, name, version):
@@ -126,7 +126,7 @@ def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
 
 
 def read_file_state(path: Path) -> tuple[int, int, int] | None:
-    """Numbers that change with a file; None where there is none."""
+    """Return numbers that change with a file; None where there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -232,11 +232,11 @@ class Models:
     # --- lookups -------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Names of the models that are served."""
+        """Return the names of the models that are served."""
         return sorted(self._table)
 
     def versions(self, name: str) -> list[str]:
-        """Versions of a model that are in memory.
+        """Return the versions of a model that are in memory.
 
         Raises
         ------
@@ -249,7 +249,7 @@ class Models:
         return bool(self._table) if name is None else name in self._table
 
     def why_none(self) -> str:
-        """The words for a server where no model is served."""
+        """Return a message for a server where no model is served."""
         if self._path is not None and self._path.is_dir() and not registry.model_names(self._path):
             return (
                 f"{self._path} holds no models: a registry has files NAME/VERSION/model.skops, as "
@@ -262,7 +262,7 @@ class Models:
         )
 
     def get(self, name: str, version: str | None = None) -> Served:
-        """A version of a model.
+        """Return a version of a model.
 
         Parameters
         ----------
@@ -288,7 +288,7 @@ class Models:
         return found
 
     def route(self, name: str, key: str | bytes | None = None) -> Route:
-        """The version that answers a request, by the shares of its versions.
+        """Return the version that answers a request, by the shares of its versions.
 
         Parameters
         ----------
@@ -430,7 +430,7 @@ class Models:
         return True
 
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
-        """The current version; where it is not whole the one served so far, or an older one."""
+        """Return the current version; where it is damaged, the one served so far or an older."""
         while True:
             told = registry.current_version(folder, name)
             if told is not None:
@@ -457,7 +457,7 @@ class Models:
     def _version(
         self, folder: Path, name: str, version: str, before: Entry | None
     ) -> Served | None:
-        """A version, read where it has changed; None where it cannot be taken, which is said."""
+        """Return a version, read where it has changed; log why, and None, where it is damaged."""
         path = registry.model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)
@@ -489,7 +489,7 @@ class Models:
         return Served(name, version, predictor, manifest)
 
     def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
-        """Say that a version is not taken, once for each state of it."""
+        """Log that a version is not taken, once for each state of it."""
         told = state if state is not None else why
         if self._refused.get((name, version)) == told:
             return

@@ -174,7 +174,7 @@ class Cluster:
                     await self._pause(_AGAIN)
 
     async def _connected(self, quiet: bool) -> Any:
-        """A client of the cluster; None where it is away, which is logged once."""
+        """Return a client of the cluster; None where it is away, which is logged once."""
         from distributed import Client
 
         client = None
@@ -272,7 +272,7 @@ class Cluster:
         )
 
     def _put(self, client: Any, predictor: Any) -> tuple[Any, int]:
-        """The future of a model, put on the cluster where it is not there; threads of BLAS here."""
+        """Return the future of a model on the cluster, and this process's threads of BLAS."""
         import cloudpickle
 
         from daskml_dist.inference.request_rows import WorkerModel, count_blas_threads
@@ -305,7 +305,7 @@ class Cluster:
 
 
 def _seconds_a_row(predictor: Any, rows: RequestRows) -> float:
-    """Seconds of a row in process, by the faster of two calls."""
+    """Return seconds of a row in process, by the faster of two calls."""
     some: RequestRows = (
         {name: values[:_SAMPLE] for name, values in rows.items()}
         if isinstance(rows, dict)

@@ -362,7 +362,7 @@ def set_route(
 
 
 def read_route(folder: Any, name: str) -> Routing:
-    """Shares and shadows of a name."""
+    """Return shares and shadows of a name."""
     path = Path(folder) / name / _ROUTE
     try:
         told = json.loads(path.read_text("utf-8"))
@@ -376,13 +376,13 @@ def read_route(folder: Any, name: str) -> Routing:
 
 
 def model_names(folder: Any) -> list[str]:
-    """Names of the models of a registry."""
+    """Return the names of the models of a registry."""
     found = [one.name for one in Path(folder).iterdir() if one.is_dir()]
     return sorted(one for one in found if _NAME.fullmatch(one) and version_names(folder, one))
 
 
 def version_names(folder: Any, name: str) -> list[str]:
-    """Versions of a name that have a model file, whole or not, in their order."""
+    """Return the versions of a name that have a model file, whole or not, in their order."""
     try:
         found = [one for one in os.listdir(Path(folder) / name) if _is_version(one)]
     except OSError:
@@ -391,7 +391,7 @@ def version_names(folder: Any, name: str) -> list[str]:
 
 
 def is_gone(folder: Any, name: str) -> bool:
-    """Say if a name has no versions any more; not where nobody can look, as without its mount."""
+    """Return whether a name has no versions any more; False where its mount may be away."""
     home = Path(folder)
     try:
         if not any(home.iterdir()):  # the place of a mount that is away
@@ -405,7 +405,7 @@ def is_gone(folder: Any, name: str) -> bool:
 
 
 def current_version(folder: Any, name: str) -> str | None:
-    """The version that a registry says is current, whether it is there or not."""
+    """Return the version that a registry says is current, whether it is there or not."""
     try:
         told = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -414,7 +414,7 @@ def current_version(folder: Any, name: str) -> str | None:
 
 
 def model_file(folder: Any, name: str, version: str) -> Path | None:
-    """The model file of a version."""
+    """Return the model file of a version."""
     for suffix in formats():
         path = Path(folder) / name / version / f"model{suffix}"
         if path.is_file():
@@ -442,7 +442,7 @@ def _is_version(text: str) -> bool:
 
 
 def _seconds_since_change(path: Path) -> float:
-    """Seconds since a folder changed; 0 where it is gone."""
+    """Return seconds since a folder changed; 0 where it is gone."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -479,7 +479,7 @@ def _save_in_any_format(model: Any, aside: Path) -> None:
 
 
 def _move_to_next_version(aside: Path, home: Path) -> str:
-    """The version that a folder has become; who publishes at the same time takes another."""
+    """Move a folder to the next free version; another publisher may take one meanwhile."""
     while True:
         taken = [int(one) for one in os.listdir(home) if _is_version(one)]
         version = str(max(taken, default=0) + 1)

@@ -164,7 +164,7 @@ def serve(
 
 
 def raise_open_files_limit() -> None:
-    """Let the processes have as many files, and connections, as this system lets them.
+    """Raise the limit of open files, and so of connections, as far as the system lets it.
 
     The usual bound, 1024, is kept low for programs that wait by `select`, and a thousand clients
     that say nothing would be enough to keep out all others.
@@ -183,7 +183,7 @@ def _format_url(listener: socket.socket, is_tls: bool) -> str:
 
 
 def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
-    """The cluster that predicts what has many rows; None without a scheduler."""
+    """Return the cluster that predicts many rows; None without a scheduler."""
     if scheduler is not None:
         import_module("distributed")  # once, before the forks, and by nobody else
         kind = import_module("daskml_dist.serving.on_cluster").Cluster
@@ -194,7 +194,7 @@ def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens."""
+    """Return a socket that listens."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -234,7 +234,7 @@ def _check_seconds(**given: float) -> None:
 
 
 def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:
-    """Certificates that can be used now: a mistake in them ends the server before it starts."""
+    """Return certificates, read once so that a mistake in them ends the server before it starts."""
     if certificate is not None:
         made = Certificates(certificate, *more)
         made.context()
@@ -247,6 +247,6 @@ def _load_certificates(certificate: str | None, *more: str | None) -> Certificat
 
 
 def _load_application() -> Callable[..., App]:
-    """The application of the Open Inference Protocol; it needs the extra."""
+    """Return the application of the Open Inference Protocol; it needs the extra."""
     kind: Callable[..., App] = import_module("daskml_dist.serving.app").App
     return kind

@@ -30,7 +30,7 @@ Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def load_uvicorn() -> Any:
-    """The module uvicorn, with what it needs here."""
+    """Return the module uvicorn, and check the packages that it needs here."""
     try:
         import httptools  # noqa: F401
         import msgspec  # noqa: F401
@@ -92,7 +92,7 @@ def _check_ready(models: Models, watch: float | None) -> None:
 
 
 def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
-    """Configuration of uvicorn for an application, loaded."""
+    """Return the configuration of uvicorn for an application, loaded."""
     from daskml_dist.serving.connection import LimitedConnection
 
     config = uvicorn.Config(

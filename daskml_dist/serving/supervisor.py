@@ -107,7 +107,7 @@ class Supervisor:
 
     @staticmethod
     def n_slots(n_children: int) -> int:
-        """Processes that may be there at a time: those that end overlap those that follow."""
+        """Return the most processes at a time: old ones overlap those that replace them."""
         return 3 * n_children + 2
 
     def run(self) -> None:
@@ -165,7 +165,7 @@ class Supervisor:
             self._hurry()
 
     def _pause(self) -> float:
-        """Seconds until something is due."""
+        """Return seconds until something is due."""
         now = time.monotonic()
         due = [child.deadline - now for child in self._children if child.deadline is not None]
         if self._not_before > now:
@@ -199,7 +199,7 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGTERM)
 
     def _at_work(self) -> list[_Child]:
-        """Processes that are to stay; not those that end or wait to take another's place."""
+        """Return the processes that are to stay, without those that end or take another's place."""
         return [one for one in self._children if one.deadline is None and one.replaces is None]
 
     def _fill(self) -> None:

@@ -44,7 +44,7 @@ class Certificates:
         self._refused: Any = None
 
     def context(self) -> ssl.SSLContext:
-        """Context of the files as they are now."""
+        """Return the context of TLS of the files as they are now."""
         self._state = self._look()
         made = self._made()
         made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -82,7 +82,7 @@ class Certificates:
         return read_file_state(self._certificate), read_file_state(self._key)
 
     def _told(self) -> str:
-        """The password; without one OpenSSL would ask for it on the terminal."""
+        """Return the password; without one OpenSSL would ask for it on the terminal."""
         return self._password or ""
 
     def _made(self) -> ssl.SSLContext:

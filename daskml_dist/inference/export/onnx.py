@@ -97,7 +97,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
 
 
 def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
-    """The model of ONNX of an estimator of scikit-learn."""
+    """Return the ONNX model of an estimator of scikit-learn."""
     try:
         with warnings.catch_warnings():
             # protobuf warns of the booleans that skl2onnx gives it for numbers.
@@ -111,7 +111,7 @@ def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
 
 
 def _drop_unread_inputs(graph: Any) -> None:
-    """Leave out inputs that no node reads: columns that a ColumnTransformer drops."""
+    """Remove inputs that no node reads: columns that a ColumnTransformer drops."""
     read = _names_read(graph)
     kept = [one for one in graph.input if one.name in read]
     if kept and len(kept) < len(graph.input):
@@ -131,7 +131,7 @@ def _names_read(graph: Any) -> set[str]:
 
 
 def _opened(model: Any, session_of: Any, twin: Any) -> Any:
-    """The model as ONNX Runtime runs it."""
+    """Return the model as ONNX Runtime runs it."""
     try:
         return session_of(model.SerializeToString())
     except Exception as error:  # of ONNX Runtime's own kinds
@@ -142,7 +142,7 @@ def _opened(model: Any, session_of: Any, twin: Any) -> Any:
 
 
 def _libraries() -> tuple[Any, Any]:
-    """skl2onnx, and a function that opens a model."""
+    """Return the module skl2onnx, and a function that opens a model."""
     try:
         import onnxruntime
         import skl2onnx
@@ -192,7 +192,7 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
 
 
 def _wanted(twin: Any, sample: Any) -> NDArray[Any]:
-    """The twin's own answers."""
+    """Return the answers of scikit-learn's estimator, which ONNX must give too."""
     forms = [sample]
     if isinstance(sample, np.ndarray):
         # Some of scikit-learn's take rows of the dtype of the fit alone.

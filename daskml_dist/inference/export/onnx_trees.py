@@ -20,7 +20,7 @@ _OF_NODES = (
 
 
 def categories_in(model: Any) -> dict[int, NDArray[Any]]:
-    """Categories of each categorical feature of scikit-learn's boosting; empty without any."""
+    """Return the categories of each categorical feature of scikit-learn's boosting, or none."""
     mask = getattr(model, "is_categorical_", None)
     if mask is None or not hasattr(model, "_predictors"):
         return {}
@@ -47,7 +47,7 @@ def check_categories(model: Any) -> None:
 
 
 def rows_of_categories(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows with categories of the model in the columns that have some, and now and then others."""
+    """Return rows with known categories, and now and then unknown ones, in categorical columns."""
     rows = rows.copy()
     for feature, known in categories_in(model).items():
         rows[::2, feature] = np.resize(known, len(rows[::2]))
@@ -55,7 +55,7 @@ def rows_of_categories(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def split_categories(model: Any, trees: list[Any], op: Any) -> None:
-    """Let an operator of ONNX, which takes categories for numbers, split them.
+    """Rewrite an operator of ONNX, which takes categories for numbers, so that it splits them.
 
     A category that is listed goes to the side where missing values do not go; what is in no list,
     unknown categories and NaN too, goes where these do.
@@ -158,7 +158,7 @@ def _is_forest(value: Any) -> bool:
 
 
 def _trees_of(model: Any) -> list[Any]:
-    """Trees of a model, in the order in which ONNX numbers them."""
+    """Return the trees of a model, in the order in which ONNX numbers them."""
     if hasattr(model, "_predictors"):
         return [tree for trees in model._predictors for tree in trees]
     return [one.tree_ for one in ([model] if hasattr(model, "tree_") else model.estimators_)]
@@ -190,7 +190,7 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
 
 
 def _sends_left(model: Any) -> bool:
-    """Say if missing values go left somewhere, in trees that skl2onnx does not look at for it."""
+    """Return whether trees send missing values left somewhere, which skl2onnx passes over."""
     if hasattr(model, "_predictors"):
         return False
     return any(tree.missing_go_to_left.any() for tree in _trees_of(model))

@@ -132,7 +132,7 @@ class _Converter:
         return copy.deepcopy(value)
 
     def _copied(self, thing: Any) -> Any:
-        """An estimator of others, with all that it holds."""
+        """Return a copy of an estimator of another package, with all that it holds."""
         found = copy.copy(thing)
         for name, value in vars(thing).items():
             vars(found)[name] = self.of(value)
@@ -160,7 +160,7 @@ class _Converter:
         return twin
 
     def _params(self, estimator: Any, kind: type) -> dict[str, Any]:
-        """Parameters of ours that the twin's class has and takes."""
+        """Return the parameters that scikit-learn's class has and accepts."""
         from daskml_dist.inference.export.sklearn_parts import name_of
 
         known = inspect.signature(kind).parameters
@@ -191,7 +191,7 @@ def _check_exact(estimator: Any) -> None:
 
 
 def _kind(estimator: Any) -> type:
-    """Class of the twin."""
+    """Return the class of scikit-learn that answers as an estimator of this package does."""
     from daskml_dist.inference.export.sklearn_parts import OTHER_KINDS
 
     name = type(estimator).__name__

@@ -50,7 +50,7 @@ def set_forest(estimator: Any, twin: Any) -> None:
 
 
 def _tree_of(view: Any) -> Any:
-    """The tree of scikit-learn's with the nodes of a view."""
+    """Return a tree of scikit-learn with the nodes of a view."""
     from daskml_dist.sklearn_internals import tree_module
 
     dtype = tree_module.NODE_DTYPE
@@ -113,7 +113,7 @@ def set_boosting(estimator: Any, twin: Any) -> None:
 
 
 def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
-    """Let a twin learn the categories, in its own way, from rows that hold each."""
+    """Fit the encoder of a model of scikit-learn to rows that hold each category."""
     from daskml_dist.sklearn_internals import BinMapper
 
     bins = estimator._trees.bins
@@ -138,7 +138,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
 
 
 def _rows_of_categories(estimator: Any, names: Any) -> Any:
-    """Rows like those of the fit, in which every category is once at least."""
+    """Return rows like those of the fit, in which every category is once at least."""
     bins, of_frame = estimator._trees.bins, estimator._categories
     d = bins.n_features
     labels = np.arange(d) if names is None else names
@@ -160,7 +160,7 @@ def _repeated(values: NDArray[Any], n: int) -> NDArray[Any]:
 
 
 def _predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
-    """A tree of scikit-learn's with the nodes of ours."""
+    """Return a tree of scikit-learn's boosting with the nodes of this package's."""
     from daskml_dist.sklearn_internals import PREDICTOR_RECORD_DTYPE, TreePredictor
 
     check_fields(PREDICTOR_RECORD_DTYPE, _BOOSTED_NODE_FIELDS, "boosting")
@@ -190,14 +190,14 @@ def finish(estimator: Any, twin: Any) -> None:
 
 
 def stand_in(estimator: Any) -> Any:
-    """Thing that an estimator wraps, or stands for, whose twin is its own; None without."""
+    """Return the estimator that another one wraps, or stands for, where there is one."""
     if hasattr(estimator, "_as_sklearns"):
         return estimator._as_sklearns()
     return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
 
 
 def name_of(loss: Loss) -> str | None:
-    """Name of a loss whose predictions are those of this name; None of one with others."""
+    """Return scikit-learn's name of a loss with the same predictions; None where it has none."""
     kind = type(loss)
     base = next((one for one in kind.__mro__ if LOSSES.get(vars(one).get("name", "")) is one), None)
     links = ("predict_proba", "write_proba", "inverse_link")
@@ -218,7 +218,7 @@ def _nothing(estimator: Any, twin: Any) -> None:
 
 
 def _of_classes(estimator: Any) -> tuple[str, str] | None:
-    """Multinomial log loss, which scikit-learn's SGD does not have."""
+    """Refuse multinomial log loss, which scikit-learn's SGD does not have."""
     several = np.size(getattr(estimator, "intercept_", ())) > 1
     if several and name_of(estimator._loss()) == "log_loss":
         return "linear_model", "LogisticRegression"
@@ -226,7 +226,7 @@ def _of_classes(estimator: Any) -> tuple[str, str] | None:
 
 
 def _of_targets(estimator: Any) -> tuple[str, str] | None:
-    """Several targets, which scikit-learn's SGD does not have."""
+    """Refuse several targets, which scikit-learn's SGD does not have."""
     loss = estimator._loss()
     if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
         raise ExportError(

@@ -146,7 +146,7 @@ def shared(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def filled(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
-    """An archive with the arrays that `shared` took out of it; any is checked, and made whole."""
+    """Return an archive with the arrays put back that `shared` took out, all of them checked."""
     parts = _members(inner, name)
     if not isinstance(same, dict) or not {*map(str, same.values())} <= {*members}:
         raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
@@ -165,7 +165,7 @@ def _written(members: Mapping[str, bytes]) -> bytes:
 
 
 def _members(data: bytes, name: str) -> dict[str, bytes]:
-    """Members of a zip file that is no larger when it is read."""
+    """Return the members of a zip file that unpacks to no more than it should."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             told = archive.infolist()
@@ -206,7 +206,7 @@ REMEDY = "Save the model again, or restore the file from a copy."
 
 
 def sum_of(data: bytes) -> str:
-    """Checksum of some bytes."""
+    """Return the checksum of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -36,7 +36,7 @@ _SHARED = (type(None), str, int, float, tuple)
 
 
 def replacements(estimator: Any) -> dict[int, Any]:
-    """Values that stand in a file for parts of an estimator, and of those that it holds.
+    """Return values that stand in a file for parts of an estimator, and of those that it holds.
 
     Callbacks and checkpoints are left out. An estimator may have a method ``_in_files()``, which
     tells the values of attributes that it wants otherwise there.
@@ -69,7 +69,7 @@ _MATTER = ("daskml-dist", "scikit-learn")
 
 @contextmanager
 def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Reading of a file whose parts are whole: what fails is of other versions, which are told."""
+    """Tell of other versions where reading a file fails whose parts are whole."""
     try:
         yield
     except ModelFileError:
@@ -111,7 +111,7 @@ _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 
 
 def manifest_of(estimator: Any) -> dict[str, Any]:
-    """Facts of a fitted estimator that whoever applies it must know."""
+    """Return facts of a fitted estimator that its users must know."""
     kind = type(estimator)
     return {
         "format": 1,
@@ -125,7 +125,7 @@ def manifest_of(estimator: Any) -> dict[str, Any]:
 
 
 def _public(module: str) -> str:
-    """The room of the package that a class is imported from; elsewhere its module."""
+    """Return the room of the package that a class is imported from; elsewhere its module."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "daskml_dist" else module
 
@@ -183,7 +183,7 @@ def members_given_rows(estimator: Any) -> list[Any]:
 
 
 def _dtypes(estimator: Any) -> list[str] | None:
-    """Dtypes of the columns of the fit; a single one of rows that have one for all."""
+    """Return the dtypes of the columns of the fit; one where all columns have the same."""
     steps = getattr(estimator, "steps", None)
     if steps:
         return _dtypes(steps[0][1])
@@ -196,7 +196,7 @@ def _dtypes(estimator: Any) -> list[str] | None:
 
 
 def _members(estimator: Any) -> list[Any]:
-    """Fitted estimators that this one holds: of a search its best, of an ensemble all."""
+    """Return fitted estimators that this one holds: of a search its best, of an ensemble all."""
     for name in ("best_estimator_", "estimator_", "regressor_"):
         if (one := getattr(estimator, name, None)) is not None:
             return [one]
@@ -224,14 +224,14 @@ def _outputs(estimator: Any) -> dict[str, Any]:
 
 
 def _label(label: Any) -> Any:
-    """A label that JSON has: None for NaN, the text of infinity and of anything else."""
+    """Return a label as JSON: None for NaN, text for infinity and other objects."""
     if isinstance(label, float) and not np.isfinite(label):
         return None if np.isnan(label) else str(label)
     return label if label is None or isinstance(label, str | int | float) else str(label)
 
 
 def _training(estimator: Any) -> dict[str, Any]:
-    """Facts of the last fit, where it left a history; of several estimators' fits in all."""
+    """Return facts of the last fit, where it left a history; of several estimators, sums."""
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
     history: Any = getattr(last, "history_", None)
@@ -249,7 +249,7 @@ def _training(estimator: Any) -> dict[str, Any]:
 
 
 def _in_all(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Facts of the fits of several estimators: sums, the most rows, and no one loss."""
+    """Return facts of the fits of several estimators: sums, the most rows, and no one loss."""
     if not told:
         return {}
     rows = [one["rows"] for one in told if one["rows"] is not None]
@@ -265,14 +265,14 @@ def _in_all(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A number that JSON has; None for NaN and infinity."""
+    """Return a number as JSON has it; None for NaN and infinity."""
     if value is None or not np.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else float(value)
 
 
 def versions_here() -> dict[str, str]:
-    """Versions of this package, Python, and what else a file depends on."""
+    """Return versions of this package, Python, and the packages that a file depends on."""
     found = {"daskml-dist": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

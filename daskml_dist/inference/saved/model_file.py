@@ -21,7 +21,7 @@ _ROOM = __name__.rpartition(".")[0]
 
 @cache
 def formats() -> dict[str, ModuleType]:
-    """Modules of this room, by the suffix of the files that they write and read, in their rank."""
+    """Return the modules of file formats by suffix, the preferred one first."""
     names = [one.name for one in pkgutil.iter_modules(import_module(_ROOM).__path__)]
     modules = [import_module(f"{_ROOM}.{name}") for name in names if name.endswith("_file")]
     found = [one for one in modules if hasattr(one, "SUFFIX")]

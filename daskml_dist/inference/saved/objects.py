@@ -76,7 +76,7 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
 
 
 def asked_of(types: Iterable[str]) -> list[str]:
-    """Types among these that only the user's word makes trusted."""
+    """Return the types among these that are trusted only where the user says so."""
     return sorted(one for one in types if not _is_known(one))
 
 
@@ -106,7 +106,7 @@ def _is_known(name: str) -> bool:
 
 @cache
 def _scores() -> frozenset[str]:
-    """Functions of arrays that scikit-learn's scorers call, as ``scoring="roc_auc"`` names one."""
+    """Return the functions of scikit-learn's scorers, as ``scoring="roc_auc"`` names one."""
     from sklearn.metrics import get_scorer, get_scorer_names
 
     scorers = map(get_scorer, get_scorer_names())
@@ -223,7 +223,7 @@ def is_number_type(value: Any) -> bool:
 
 
 def classes_in(told: Any) -> set[str]:
-    """Names of the classes of all objects that JSON stands for."""
+    """Return the names of the classes of all objects in a value of JSON."""
     if isinstance(told, list):
         return set().union(*map(classes_in, told))
     if not isinstance(told, dict):

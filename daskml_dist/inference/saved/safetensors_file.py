@@ -32,7 +32,7 @@ _APART = "daskml_dist."
 
 
 def write(estimator: Any) -> bytes:
-    """The file of a fitted estimator."""
+    """Return the file of a fitted estimator, as bytes."""
     library = _library()
     check_exportable(estimator)
     manifest = manifest_of(estimator)
@@ -66,7 +66,7 @@ def write(estimator: Any) -> bytes:
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """The estimator of a file."""
+    """Return the estimator of a file."""
     manifest, text, tensors = _parts(data, name)
     warn_of_versions(manifest, name)
     with reading(manifest, name):
@@ -87,18 +87,18 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
-    """The manifest of a file, whose parts are checked."""
+    """Return the manifest of a file, whose parts are checked."""
     return _parts(data, name)[0]
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
-    """Parameters that a file does not hold, and `read` is to be given: classes and functions."""
+    """Return parameters that a file does not hold and `read` needs: classes and functions."""
     told = estimator.get_params(deep=False)
     return {name: one for name, one in sorted(told.items()) if _is_code(one)}
 
 
 def types_asked(data: bytes) -> list[str]:
-    """Types that `read` takes only where they are trusted."""
+    """Return the types that `read` takes only where they are trusted."""
     return asked_of(classes_in(json.loads(_parts(data, "the file")[1])["state"]))
 
 
@@ -131,7 +131,7 @@ def _check_given(left_out: list[str], given: Mapping[str, Any], name: str) -> No
 
 
 def _public_class(name: str) -> type | None:
-    """A public estimator of the package; None where there is none of that name."""
+    """Return a public estimator of the package; None where there is none of that name."""
     from sklearn.base import BaseEstimator
 
     package, _, rest = name.partition(".")
@@ -147,7 +147,7 @@ def _public_class(name: str) -> type | None:
 
 
 def _sums(tensors: Mapping[str, NDArray[Any]], text: str) -> dict[str, str]:
-    """Checksum of each tensor, its dtype and shape among them, and of the rest."""
+    """Return a checksum of each tensor with its dtype and shape, and of the rest."""
     found = {
         f"tensor {name}": sum_of(f"{one.dtype.str}{list(one.shape)}".encode() + one.tobytes())
         for name, one in tensors.items()
@@ -156,7 +156,7 @@ def _sums(tensors: Mapping[str, NDArray[Any]], text: str) -> dict[str, str]:
 
 
 def _parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
-    """Manifest, JSON and tensors of a file, checked."""
+    """Return manifest, JSON and tensors of a file, checked."""
     library = _library()
     try:
         tensors: dict[str, NDArray[Any]] = library.load(data)

@@ -35,7 +35,7 @@ _INNER = "daskml_dist/estimator.skops"
 
 
 def write(estimator: Any) -> bytes:
-    """The file of a fitted estimator."""
+    """Return the file of a fitted estimator, as bytes."""
     sio = _skops()
     own = _dumped(sio, estimator)
     types = sio.get_untrusted_types(data=own)
@@ -56,7 +56,7 @@ def write(estimator: Any) -> bytes:
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """The estimator of a file."""
+    """Return the estimator of a file."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     sio = _skops()
@@ -81,24 +81,24 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
-    """The manifest of a file, whose parts are checked."""
+    """Return the manifest of a file, whose parts are checked."""
     return unpack(data, name)[0]
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
-    """Parameters that a file does not hold, and `read` is to be given: none."""
+    """Return parameters that a file does not hold and `read` needs: none."""
     return {}
 
 
 def types_asked(data: bytes) -> list[str]:
-    """Types that `read` takes only where they are trusted."""
+    """Return the types that `read` takes only where they are trusted."""
     return asked_of(
         _skops().get_untrusted_types(data=_own(*unpack(data, "the file"), data, "the file"))
     )
 
 
 def _own(manifest: dict[str, Any], members: dict[str, bytes], data: bytes, name: str) -> bytes:
-    """The archive of the estimator itself."""
+    """Return the archive of the estimator itself, beside that of scikit-learn's."""
     if not manifest.get("twin") or _INNER not in members:
         return data
     return filled(members[_INNER], manifest.get("shared", {}), members, name)

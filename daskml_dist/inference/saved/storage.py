@@ -14,7 +14,7 @@ __all__ = ["name_of", "read_bytes", "write_bytes"]
 
 
 def name_of(path: Any) -> str:
-    """The path as text."""
+    """Return the path as text."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise InvalidTypeError(
             f"path is a {type(path).__name__}. Pass the name of a file: a str, a path or a URL."
@@ -52,7 +52,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a file."""
+    """Return the content of a file."""
     fs, name, is_local = _opened(path)
     try:
         if is_local and not stat.S_ISREG(os.stat(name).st_mode):
@@ -66,7 +66,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def _opened(path: str) -> tuple[Any, str, bool]:
-    """File system, the name there, and whether it is this machine's own."""
+    """Return the file system, the name there, and whether it is this machine's own."""
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
         from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]

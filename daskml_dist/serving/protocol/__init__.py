@@ -25,7 +25,7 @@ CODECS: dict[str, ModuleType] = {
 
 
 def find_codec(headers: Mapping[bytes, bytes]) -> ModuleType:
-    """The codec of a request."""
+    """Return the codec of a request, by its content type."""
     if (
         binary_tensors.JSON_LENGTH_HEADER in headers
     ):  # clients of the binary extension name no content type

@@ -25,7 +25,7 @@ _INT64, _BUFFER = struct.Struct("<q"), struct.Struct("<qq")
 
 
 def unpacked_size(body: Any, library: Any) -> int:
-    """Bytes of the compressed buffers of a stream, once they are unpacked."""
+    """Return the bytes that the compressed buffers of a stream take once unpacked."""
     reader, total = library.ipc.MessageReader.open_stream(body), 0
     while True:
         try:
@@ -55,7 +55,7 @@ def _unpacked(message: Any) -> int:
 
 
 def _child(table: memoryview, at: int, field: int) -> int | None:
-    """Place of what a field of a table refers to; None where the table has no such field."""
+    """Return the place that a field of a table refers to; None where it has no such field."""
     known = at - _INT32.unpack_from(table, at)[0]
     entry = 4 + _UINT16.size * field
     if entry >= _UINT16.unpack_from(table, known)[0]:
@@ -72,7 +72,7 @@ _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """A stream as a question: a tensor a column, or one matrix where the model knows no names."""
+    """Return a stream as a question: a tensor a column, or one matrix where names are unknown."""
     arrow = _library()
     try:
         table = _table(arrow, arrow.py_buffer(body))
@@ -85,7 +85,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 
 def _table(arrow: Any, body: Any) -> Any:
-    """The table of a stream, of which nothing reaches beyond the stream's own bytes.
+    """Return the table of a stream, none of whose buffers reaches beyond the stream's bytes.
 
     Arrow believes the offsets, indices and numbers of rows of a stream until it is told to check
     them; and compressed buffers, and columns that share theirs, may become far more than was sent.
@@ -128,7 +128,7 @@ def _values(name: str, column: Any) -> NDArray[Any]:
 
 
 def _looked_up(column: Any) -> NDArray[Any]:
-    """Texts of a dictionary's column: rows share those of their entry, which may be long."""
+    """Return texts of a dictionary's column: rows share the text of their entry."""
     parts = [np.empty(0, object)]
     for chunk in column.chunks:
         entries = np.empty(len(chunk.dictionary) + 1, object)  # the last: what lacks
@@ -138,7 +138,7 @@ def _looked_up(column: Any) -> NDArray[Any]:
 
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Headers and body of an answer: a column an output, a list a row where it has several."""
+    """Return headers and body: a column for each output, of lists where rows have several."""
     arrow = _library()
     columns = {}
     for name, values in answer.outputs:

@@ -33,7 +33,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """A body as a question; without a header of JSON it is rows of the model, and nothing else."""
+    """Return a body as a question; without a header in JSON all of it is rows of the model."""
     told = headers.get(JSON_LENGTH_HEADER, b"0").decode("latin-1")
     length = int(told) if told.isdecimal() and told.isascii() and len(told) < 12 else -1
     if not 0 <= length <= len(body):
@@ -48,7 +48,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 
 def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
-    """Rows that are the whole body, of the model's own dtype."""
+    """Return rows that are the whole body, of the model's own dtype."""
     dtypes, n_features = set(predictor.dtypes or ["float64"]), predictor.n_features
     dtype = (
         np.dtype(dtypes.pop()) if dtypes <= {"float32", "float64"} and len(dtypes) == 1 else None
@@ -67,7 +67,7 @@ def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
 
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Headers and body of an answer."""
+    """Return headers and body of an answer."""
     outputs: list[dict[str, Any]] = []
     raw = []
     for name, values in answer.outputs:

@@ -75,7 +75,7 @@ _NONE = np.empty(0, np.float32)
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """A body as a question."""
+    """Return a body as a question."""
     try:
         request = _REQUESTS.decode(body)
     except msgspec.ValidationError:  # nested lists, strings, null: the general way, or its error
@@ -99,7 +99,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Headers and body of an answer."""
+    """Return headers and body of an answer."""
     if question.binary:
         return binary_tensors.write(answer, question)
     outputs = [

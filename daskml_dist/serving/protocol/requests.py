@@ -70,7 +70,7 @@ class Answer(NamedTuple):
 
 
 def find_dtype(datatype: str) -> np.dtype[Any]:
-    """The dtype of a datatype of the protocol."""
+    """Return the dtype of a datatype of the protocol."""
     found = DATATYPES.get(datatype)
     if found is None:
         raise RequestError(
@@ -80,12 +80,12 @@ def find_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def find_datatype(dtype: Any) -> str:
-    """The datatype of values of a dtype; strings and objects are BYTES."""
+    """Return the datatype of values of a dtype; strings and objects are BYTES."""
     return _NAMES.get(np.dtype(dtype), "BYTES")
 
 
 def list_values(values: NDArray[Any]) -> list[Any]:
-    """Values as what JSON has, row after row; float32 exactly, as float64."""
+    """Return values as a list for JSON, row after row; float32 exactly, as float64."""
     listed: list[Any] = values.ravel().tolist()
     if find_datatype(values.dtype) == "BYTES":
         return [str(value) for value in listed]
@@ -136,7 +136,7 @@ _MOST_DIMENSIONS = 8
 
 
 def decode_request(body: bytes | memoryview) -> Request:
-    """A body's JSON as a request."""
+    """Return a body's JSON as a request."""
     try:
         request: Request = _REQUESTS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -148,7 +148,7 @@ def decode_request(body: bytes | memoryview) -> Request:
 
 
 def make_question(request: Request, raw: memoryview | None = None) -> Question:
-    """A request, and the bytes that are raw behind it, as a question."""
+    """Return a request, with the raw bytes behind its JSON, as a question."""
     tensors, at = [], 0
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -179,7 +179,7 @@ def make_question(request: Request, raw: memoryview | None = None) -> Question:
 def read_wanted_outputs(
     identity: str | None, outputs: list[Output] | None, parameters: BinaryParameters | None
 ) -> tuple[tuple[str, ...], str | None, bool | frozenset[str]]:
-    """Names of outputs that are asked for, the request's id, and which outputs go as raw bytes."""
+    """Return the outputs asked for, the request's id, and the outputs wanted as raw bytes."""
     every = bool(parameters and parameters.binary_data_output)
     if not outputs:
         return (), identity, every
@@ -196,7 +196,7 @@ def read_wanted_outputs(
 
 
 def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
-    """Values in their shape."""
+    """Return values in the shape that a request says."""
     try:
         return values.reshape(_check_shape(shape))
     except (ValueError, OverflowError):
@@ -217,7 +217,7 @@ def _check_shape(shape: list[int]) -> list[int]:
 
 
 def _read_json_values(tensor: Tensor) -> NDArray[Any]:
-    """Values that are given in JSON, nested or not."""
+    """Return values that are given in JSON, nested or not."""
     dtype = find_dtype(tensor.datatype)
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
@@ -240,7 +240,7 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
 
 
 def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
-    """Values of nested lists, and the shape that these have, if one."""
+    """Return the values of nested lists, and their shape; None for it where it is uneven."""
     sizes = []
     while isinstance(values, list) and values and isinstance(values[0], list):
         sizes.append(len(values))
@@ -256,7 +256,7 @@ def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
 
 
 def _drop_ones(shape: list[int]) -> list[int]:
-    """A shape without its ones, which change no order of values."""
+    """Return a shape without its ones, which change no order of values."""
     return [size for size in shape if size != 1]
 
 
@@ -268,7 +268,7 @@ def _are_of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
-    """Values that are given as bytes, copied: they are aligned then, and may be written to."""
+    """Return values given as bytes, copied: they are aligned then, and may be written to."""
     dtype = find_dtype(tensor.datatype)
     if dtype.kind == "O":
         return _read_strings(tensor.name, raw)
@@ -283,7 +283,7 @@ def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
 
 
 def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
-    """Booleans of bytes; NumPy would reckon with others than 0 and 1."""
+    """Return booleans of bytes; NumPy would compute with bytes other than 0 and 1."""
     values = np.frombuffer(raw, np.uint8)
     if (values > 1).any():
         raise RequestError(f"Input {name[:100]!r} is no BOOL: send a byte 0 or 1 for each value.")
@@ -291,7 +291,7 @@ def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
 
 
 def _read_strings(name: str, raw: memoryview) -> NDArray[Any]:
-    """Strings, each behind its length in four bytes."""
+    """Return strings, each of which is behind its length in four bytes."""
     found, at = [], 0
     try:
         while at < len(raw):
