@@ -57,7 +57,7 @@ def _says_so(function: Any) -> bool:
         return _says_so(function.args[0] if function.func is _WRITES else function.func)
     return (
         isinstance(function, np.ufunc)
-        or getattr(function, "declare_independent_rows", False) is True
+        or getattr(function, "rows_apart", False) is True
     )
 
 
