@@ -1,4 +1,4 @@
-"""Base class of the recommenders: ratings in, predictions, recommended and similar items out."""
+"""Base class of the recommenders: ratings in, predict_pairs, recommended and similar items out."""
 
 from __future__ import annotations
 
@@ -25,10 +25,16 @@ from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.inference.recommendation_hits import compute_gains, find_hits
 from daskml_dist.parameters.checks import check_count, check_flag
-from daskml_dist.recommender._scores import FittedFactors, Seen, find_ids, first_items, highest
+from daskml_dist.recommender._scores import (
+    FittedFactors,
+    SeenItems,
+    find_best_items,
+    find_highest_scores,
+    find_id_positions,
+)
 from daskml_dist.solvers.als import SIDES
 
-__all__ = ["BaseRecommender", "predictions", "scored"]
+__all__ = ["BaseRecommender", "predict_pairs", "score_ratings"]
 
 
 class BaseRecommender(NamedParameters, Exported, BaseEstimator):
@@ -60,14 +66,14 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         return {name: v for name, v in state.items() if name != "_given" or not is_dask(v)}
 
     def _in_files(self) -> dict[str, Any]:
-        """Model files keep who has seen what, and no ratings; nothing of lazy ones."""
+        """Return the attributes of model files: what users have rated, without the ratings."""
         given = vars(self).get("_given")
         return {} if given is None else {"_given": None if is_dask(given) else self._seen(given)}
 
     # -- ratings -------------------------------------------------------------------------------
 
     def _entries(self, X: Any, rated: bool = True) -> KeyedCollection:
-        """Ratings of a frame, or of a sparse matrix; without `rated` their pairs alone."""
+        """Return the ratings of a frame or a sparse matrix; without `rated` their pairs alone."""
         least = 0.0 if self.implicit else None
         if not is_dataframe_like(X):
             return read_matrix_entries(X, SIDES, least)
@@ -76,14 +82,14 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
             X, EntryColumns(self.user_col, self.item_col, value, least), SIDES
         )
 
-    def _reduced(
+    def _reduce_entries(
         self, function: Callable[[NumberedEntries], Any], X: Any, rated: bool = True
     ) -> Any:
-        """Arrays that a function of entries makes of all parts of X, joined."""
+        """Return the joined arrays that a function of entries makes of all parts of X."""
         entries = self._entries(X, rated)
         parts: list[Any] = [(source, None, None) for source in entries.sources]
-        one = partial(_of_part, function, entries.numbers)
-        return reduce_parts(replace(entries, parts=parts), one, _joined)
+        one = partial(_apply_to_part, function, entries.numbers)
+        return reduce_parts(replace(entries, parts=parts), one, _concatenate_parts)
 
     # -- predictions ---------------------------------------------------------------------------
 
@@ -117,9 +123,9 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
                     f"{list(X.columns)}. Name the columns by user_col and item_col."
                 )
             X = X[[*names]]
-        function = partial(predictions, self._fitted(), names)
+        function = partial(predict_pairs, self._fitted(), names)
         if is_dask(X):
-            return map_pieces(_called, function, X, np.empty(0))
+            return map_pieces(_call_on_part, function, X, np.empty(0))
         return function(X)
 
     def score(self, X: Any, y: None = None) -> float:
@@ -138,9 +144,11 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         """
         self._check_fitted()
         if not self.implicit:
-            squares, n = self._reduced(partial(_squares, self._fitted(), self._names), X)
+            squares, n = self._reduce_entries(
+                partial(_sum_squared_errors, self._fitted(), self._names), X
+            )
             return -float(np.sqrt(squares.sum() / n.sum()))
-        users, items = self._reduced(_pairs, X, rated=False)
+        users, items = self._reduce_entries(_take_pairs, X, rated=False)
         held_out = load_pandas().DataFrame({self.user_col: users, self.item_col: items})
         best = self.recommend(held_out[self.user_col].unique(), 10)
         return float(compute_gains(*find_hits(held_out, best, 10, (*self._names, "score"))).mean())
@@ -195,32 +203,32 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         shown = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
         hidden = None
         if filter_items is not None:
-            hidden = find_ids(self.item_ids_, np.asarray(filter_items), str(self.item_col))
+            hidden = find_id_positions(self.item_ids_, np.asarray(filter_items), str(self.item_col))
             hidden = hidden[hidden >= 0]  # what the fit has not seen is not recommended anyway
-        function = partial(_recommended, self._fitted(), self._names, int(n), shown, hidden)
+        function = partial(_recommend_to_users, self._fitted(), self._names, int(n), shown, hidden)
         if not lazy:
             return function(given)
         frame = given.to_frame(self.user_col) if is_series_like(given) else given
-        return map_pieces(_called, function, frame, function(self.user_ids_[:0]))
+        return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
 
-    def _seen(self, seen: Any, users: Any = None) -> Seen:
-        """Items that users have seen; of some users, or of all."""
+    def _seen(self, seen: Any, users: Any = None) -> SeenItems:
+        """Return the items that some users have rated, or all users."""
         if seen is None and (seen := getattr(self, "_given", None)) is None:
             raise InvalidDataError(
                 "Nobody knows which items users have seen: the fit was to a Dask collection, and "
                 "pickling left it behind, or to a stream, which is not kept. Give "
                 "recommend(..., seen=ratings), or filter_seen=False."
             )
-        if isinstance(seen, Seen):
+        if isinstance(seen, SeenItems):
             return seen
         wanted = np.ones(len(self.user_ids_), np.bool_)
         if users is not None:
             wanted[:] = False
-            found = find_ids(self.user_ids_, users, str(self.user_col))
+            found = find_id_positions(self.user_ids_, users, str(self.user_col))
             wanted[found[found >= 0]] = True
-        of = partial(_positions, self.user_ids_, self.item_ids_, wanted)
-        pairs = self._reduced(of, seen, rated=False)
-        return Seen.of(pairs[0], pairs[1], len(self.user_ids_))
+        of = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, wanted)
+        pairs = self._reduce_entries(of, seen, rated=False)
+        return SeenItems.of(pairs[0], pairs[1], len(self.user_ids_))
 
     def similar_items(self, items: Any, n: int = 10) -> Any:
         """The items whose factors point in nearly the same direction as those of some items.
@@ -272,7 +280,7 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         """Return the ids of a table that are most similar to some of them."""
         check_count("n", n)
         ids = np.asarray(given).reshape(-1)
-        at = find_ids(table, ids, str(column))
+        at = find_id_positions(table, ids, str(column))
         if (at < 0).any():
             side = "items" if table is self.item_ids_ else "users"
             raise InvalidDataError(
@@ -283,9 +291,9 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         for i, own in enumerate(at.tolist()):
             cosines = cosines_of(own)[np.newaxis]
             cosines[0, own] = -np.inf
-            rows, others, best = highest(cosines, int(n))
+            rows, others, best = find_highest_scores(cosines, int(n))
             found.append((rows + i, others, best))
-        rows, others, best = _joined(found)
+        rows, others, best = _concatenate_parts(found)
         return load_pandas().DataFrame({column: ids[rows], "similar": table[others], "score": best})
 
     # -- what was fitted -----------------------------------------------------------------------
@@ -313,12 +321,12 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         )
 
 
-def _called(rows: Any, function: Callable[[Any], Any], number: int) -> Any:
+def _call_on_part(rows: Any, function: Callable[[Any], Any], number: int) -> Any:
     return function(rows)
 
 
 def _column(rows: Any, name: Any, at: int) -> Any:
-    """A column of a frame, or of an array of pairs."""
+    """Return a column of a frame, or of an array of pairs."""
     if is_dataframe_like(rows):
         return rows[name]
     pairs = np.asarray(rows)
@@ -330,27 +338,28 @@ def _column(rows: Any, name: Any, at: int) -> Any:
     return pairs[:, at]
 
 
-def predictions(fitted: FittedFactors, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
-    """Prediction of each pair of a frame or an array."""
+def predict_pairs(fitted: FittedFactors, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
+    """Return the prediction of each pair of a frame or an array."""
     tables = fitted.user_ids, fitted.item_ids
     users, items = (
-        find_ids(tables[at], _column(rows, name, at), str(name)) for at, name in enumerate(names)
+        find_id_positions(tables[at], _column(rows, name, at), str(name))
+        for at, name in enumerate(names)
     )
-    return fitted.predicted(fitted.of_pairs(users, items))
+    return fitted.apply_link(fitted.score_pairs(users, items))
 
 
-def _recommended(
+def _recommend_to_users(
     fitted: FittedFactors,
     names: tuple[Any, Any],
     n: int,
-    seen: Seen | None,
+    seen: SeenItems | None,
     hidden: NDArray[np.int64] | None,
     users: Any,
 ) -> Any:
     ids = users[names[0]] if is_dataframe_like(users) else users
     ids = np.asarray(ids).reshape(-1)
-    at = find_ids(fitted.user_ids, ids, str(names[0]))
-    rows, items, best = first_items(fitted, at, n, seen, hidden)
+    at = find_id_positions(fitted.user_ids, ids, str(names[0]))
+    rows, items, best = find_best_items(fitted, at, n, seen, hidden)
     found = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
     return load_pandas().DataFrame(found)
 
@@ -358,51 +367,51 @@ def _recommended(
 # -- functions of the entries of a part --------------------------------------------------------
 
 
-def _of_part(
+def _apply_to_part(
     function: Callable[[NumberedEntries], Any], numbers: Any, index: int, part: Any, *_: Any
 ) -> Any:
     return function(numbers(part))
 
 
-def _joined(parts: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
+def _concatenate_parts(parts: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-def _pairs(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any]]:
+def _take_pairs(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any]]:
     return entries.ids[0][entries.codes[0]], entries.ids[1][entries.codes[1]]
 
 
-def _positions(
+def _find_positions_of_users(
     user_ids: NDArray[Any],
     item_ids: NDArray[Any],
     wanted: NDArray[np.bool_],
     entries: NumberedEntries,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Positions of the pairs of some users, both of which the fit has seen."""
-    users = find_ids(user_ids, entries.ids[0], "user")[entries.codes[0]]
-    items = find_ids(item_ids, entries.ids[1], "item")[entries.codes[1]]
+    """Return the positions of the pairs of some users, whose ids the fit has both seen."""
+    users = find_id_positions(user_ids, entries.ids[0], "user")[entries.codes[0]]
+    items = find_id_positions(item_ids, entries.ids[1], "item")[entries.codes[1]]
     known = (users >= 0) & (items >= 0) & wanted[users]
     return users[known].astype(np.int32), items[known].astype(np.int32)
 
 
-def scored(
+def score_ratings(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Some ratings, and the scores of their pairs."""
+    """Return some ratings, and the scores of their pairs."""
     users, items = (
-        find_ids(ids, own, str(name))[codes]
+        find_id_positions(ids, own, str(name))[codes]
         for ids, own, codes, name in zip(
             (fitted.user_ids, fitted.item_ids), entries.ids, entries.codes, names, strict=True
         )
     )
     values = np.ones(len(users)) if entries.values is None else entries.values.astype(np.float64)
-    return values, fitted.of_pairs(users, items)
+    return values, fitted.score_pairs(users, items)
 
 
-def _squares(
+def _sum_squared_errors(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sum of the squared errors of some ratings, and their number."""
-    values, scores = scored(fitted, names, entries)
-    errors = values - fitted.predicted(scores)
+    """Return the sum of the squared errors of some ratings, and their number."""
+    values, scores = score_ratings(fitted, names, entries)
+    errors = values - fitted.apply_link(scores)
     return np.array([errors @ errors]), np.array([float(len(errors))])

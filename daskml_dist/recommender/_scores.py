@@ -1,9 +1,9 @@
-"""Scores of pairs, and the items with the highest ones: functions of fitted factors, picklable."""
+"""Fitted factors: scores of pairs, the best items of users, and moves to the ids of another fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,27 +12,36 @@ from numpy.typing import NDArray
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.keyed.ids import convert_ids, find_positions
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.ps.shard_state import ShardState
 
-__all__ = ["FittedFactors", "Seen", "find_ids", "first_items", "highest"]
+__all__ = [
+    "FittedFactors",
+    "SeenItems",
+    "find_best_items",
+    "find_highest_scores",
+    "find_id_positions",
+    "move_state_to_ids",
+]
 
 Positions = NDArray[np.int64]
 
-#: Bytes of the factors of pairs, and of scores, that are made at once.
-_BYTES = 1 << 22
+#: Bytes of factors or scores that are made at once: 4 MiB stay in the L2 or L3 cache.
+_CACHED_BYTES = 1 << 22
 
 
-def find_ids(table: NDArray[Any], ids: Any, name: str) -> Positions:
-    """Positions of ids among those of the fit; -1 for one that it has not seen."""
+def find_id_positions(table: NDArray[Any], ids: Any, name: str) -> Positions:
+    """Return the positions of ids among those of the fit; -1 for an id not seen in it."""
     given = convert_ids(ids, name)
-    if len(given) and _kind(given) != _kind(table):
+    if len(given) and _name_kind(given) != _name_kind(table):
         raise InvalidDataError(
-            f"Column {name!r} holds ids of type {_kind(given)}, and those of the fit are of type "
-            f"{_kind(table)}. Convert them: frame[{name!r}].astype({table.dtype.name!r})."
+            f"Column {name!r} holds ids of type {_name_kind(given)}, and those of the fit are of "
+            f"type {_name_kind(table)}. Convert them: frame[{name!r}].astype({table.dtype.name!r})."
         )
     return find_positions(table, given)
 
 
-def _kind(ids: NDArray[Any]) -> str:
+def _name_kind(ids: NDArray[Any]) -> str:
+    """Return the kind of ids in words; ids of one kind can be compared."""
     if ids.dtype.kind in "biuf":
         return "number"
     if ids.dtype.kind in "mM":
@@ -66,18 +75,18 @@ class FittedFactors:
     default: float
     link: Callable[[NDArray[Any]], NDArray[Any]] | None = None
 
-    def predicted(self, scores: NDArray[Any]) -> NDArray[Any]:
-        """Predictions of some scores."""
+    def apply_link(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """Return the predictions of some scores."""
         return scores if self.link is None else self.link(scores)
 
-    def of_pairs(self, users: Positions, items: Positions) -> NDArray[np.float64]:
-        """Score of each pair of positions; -1: unseen.
+    def score_pairs(self, users: Positions, items: Positions) -> NDArray[np.float64]:
+        """Return the score of each pair of positions, of which -1 is an unseen id.
 
         A pair of known ids has the product of their factors, and biases where there are some; one
         with an id that the fit has not seen has the default, and the bias of the other id.
         """
         out = np.empty(len(users))
-        step = max(1, _BYTES // (8 * max(self.user_factors.shape[1], 1)))
+        step = max(1, _CACHED_BYTES // (8 * max(self.user_factors.shape[1], 1)))
         for at in row_slices(len(users), step):
             u, i = users[at], items[at]
             product = np.einsum(
@@ -92,8 +101,8 @@ class FittedFactors:
             out[at] += np.where(i >= 0, self.item_biases[i], 0.0)
         return out
 
-    def of_users(self, users: Positions) -> NDArray[Any]:
-        """Score of each item for some users; one that the fit has not seen is like their mean."""
+    def score_all_items(self, users: Positions) -> NDArray[Any]:
+        """Return each item's score for some users; an unseen user has the mean of all factors."""
         factors = np.where(
             (users >= 0)[:, None], self.user_factors[users], self.user_factors.mean(axis=0)
         )
@@ -105,15 +114,15 @@ class FittedFactors:
         return scores
 
     def similar_items(self, item: int) -> NDArray[Any]:
-        """Cosine of the factors of an item and of all; minus infinity for those of no length."""
-        return _cosines(self.item_factors, item)
+        """Return the cosines of an item's factors and all items'; -inf where a length is zero."""
+        return _compute_cosines(self.item_factors, item)
 
     def similar_users(self, user: int) -> NDArray[Any]:
-        """Cosine of the factors of a user and of all; as of items."""
-        return _cosines(self.user_factors, user)
+        """Return the cosines of a user's factors and all users'; -inf where a length is zero."""
+        return _compute_cosines(self.user_factors, user)
 
 
-def _cosines(factors: NDArray[Any], at: int) -> NDArray[Any]:
+def _compute_cosines(factors: NDArray[Any], at: int) -> NDArray[Any]:
     lengths = np.linalg.norm(factors, axis=1)
     products = factors @ factors[at]
     whole = np.where(lengths > 0, lengths, 1) * max(lengths[at], 1e-300)
@@ -121,7 +130,7 @@ def _cosines(factors: NDArray[Any], at: int) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenItems:
     """Items that users have rated.
 
     Parameters
@@ -134,48 +143,49 @@ class Seen:
     items: NDArray[np.int32]
 
     @classmethod
-    def of(cls, users: NDArray[Any], items: NDArray[Any], n_users: int) -> Seen:
-        """From positions of pairs; those with a position of -1 are left out."""
+    def of(cls, users: NDArray[Any], items: NDArray[Any], n_users: int) -> SeenItems:
+        """Return the items of each user, from positions of pairs; pairs with a -1 are left out."""
         known = (users >= 0) & (items >= 0)
         users, items = users[known], items[known]
         order = np.argsort(users, kind="stable")
         counts = np.bincount(users, minlength=n_users)
         return cls(np.concatenate([[0], np.cumsum(counts)]), items[order].astype(np.int32))
 
-    def hide(self, users: Positions, scores: NDArray[Any]) -> None:
-        """Set the scores of what the users have seen to minus infinity."""
+    def hide_scores(self, users: Positions, scores: NDArray[Any]) -> None:
+        """Set the scores of items that the users have rated to minus infinity."""
         for row, user in zip(scores, users.tolist(), strict=True):
             if user >= 0:
                 row[self.items[self.indptr[user] : self.indptr[user + 1]]] = -np.inf
 
 
-def first_items(
+def find_best_items(
     fitted: FittedFactors,
     users: Positions,
     n: int,
-    seen: Seen | None,
+    seen: SeenItems | None,
     hidden: Positions | None = None,
 ) -> tuple[Positions, Positions, NDArray[Any]]:
-    """The items with the highest scores for each user, but for `hidden` ones."""
-    step = max(1, _BYTES // (4 * max(len(fitted.item_ids), 1)))
+    """Return users' rows, items and predictions of the `n` best items, without `hidden` items."""
+    step = max(1, _CACHED_BYTES // (4 * max(len(fitted.item_ids), 1)))
     found = []
     for at in row_slices(len(users), step):
-        scores = fitted.of_users(users[at])
+        scores = fitted.score_all_items(users[at])
         if seen is not None:
-            seen.hide(users[at], scores)
+            seen.hide_scores(users[at], scores)
         if hidden is not None:
             scores[:, hidden] = -np.inf
-        rows, items, best = highest(scores, n)
+        rows, items, best = find_highest_scores(scores, n)
         found.append((rows + at.start, items, best))
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     rows, items, best = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return rows, items, fitted.predicted(best)
+    return rows, items, fitted.apply_link(best)
 
 
-def highest(scores: NDArray[Any], n: int) -> tuple[Positions, Positions, NDArray[Any]]:
-    """Rows, columns and values of the n highest finite scores of each row, in falling order."""
+def find_highest_scores(scores: NDArray[Any], n: int) -> tuple[Positions, Positions, NDArray[Any]]:
+    """Return rows, columns and values of the n highest finite scores of each row, falling."""
     n = min(n, scores.shape[1])
+    # Select first, sort the selected ones after: n log n of few instead of all.
     some = np.argpartition(-scores, n - 1, axis=1)[:, :n] if n < scores.shape[1] else None
     if some is None:
         some = np.broadcast_to(np.arange(n), (len(scores), n))
@@ -186,3 +196,19 @@ def highest(scores: NDArray[Any], n: int) -> tuple[Positions, Positions, NDArray
     items, best = (np.take_along_axis(a, order, axis=1) for a in (some, values))
     rows, columns = np.nonzero(np.isfinite(best))
     return rows, items[rows, columns], best[rows, columns]
+
+
+def move_state_to_ids(
+    state: ShardState, fresh: ShardState, before: Sequence[NDArray[Any]],
+    now: Sequence[NDArray[Any]],
+) -> ShardState:  # fmt: skip
+    """Return a state for the ids `now`: known ids have their rows of `state`, others are fresh."""
+    first, start = 0, 0
+    for old, new in zip(before, now, strict=True):
+        at = find_positions(old, new)
+        known = np.flatnonzero(at >= 0)
+        fresh.w[first + known] = state.w[start + at[known]]
+        for name, array in fresh.opt_state.items():
+            array[first + known] = state.opt_state[name][start + at[known]]
+        first, start = first + len(new), start + len(old)
+    return replace(state, w=fresh.w, opt_state=fresh.opt_state)

@@ -8,16 +8,16 @@ from distributed import Client
 
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
-from daskml_dist.recommender._stream_steps import StepsOfPairs, UnnumberedRatings
+from daskml_dist.recommender._stream_steps import RatingSteps, UnnumberedRatings
 from daskml_dist.streaming.cluster.calls import StreamLayout
 from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["LanesOfPairs"]
+__all__ = ["ClusterRatingSteps"]
 
 
-class LanesOfPairs(ClusterSteps):
+class ClusterRatingSteps(ClusterSteps):
     """Steps of factors by lanes on workers; the client has the ids, and draws items for all lanes.
 
     Where there is no room for ids that come, the client fetches the state and other lanes begin
@@ -27,32 +27,32 @@ class LanesOfPairs(ClusterSteps):
     ----------
     client, plan, fit
         As of :class:`ClusterSteps`.
-    base : StepsOfPairs
+    base : RatingSteps
     """
 
-    _base: StepsOfPairs
+    _base: RatingSteps
 
-    def __init__(
-        self, client: Client, plan: StreamLayout, fit: FitSpec, base: StepsOfPairs
-    ) -> None:
+    def __init__(self, client: Client, plan: StreamLayout, fit: FitSpec, base: RatingSteps) -> None:
         super().__init__(client, plan, fit, base)
-        #: Steps of the state that a course begins with, before its first one.
+        #: Steps made before step 0 of the stream, so that draws go on from those of the fit.
         self._before = base.shard.step
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
         ratings: UnnumberedRatings = block
-        if (sizes := self._base.sizes(ratings)) is not None:
+        if (sizes := self._base.find_sizes_needed(ratings)) is not None:
             self._grow(*sizes)
-        self._base.number(rows, ratings)
+        self._base.number_rows(rows, ratings)
         # Whoever learns the call, and learns it again, has the same ones.
-        rows.X = self._base.drawn(rows, block.n_rows, self._before + self._course.next)
+        rows.X = self._base.draw_items_of_steps(
+            rows, block.n_rows, self._before + self._course.next
+        )
 
     def _grow(self, n_users: int, n_items: int) -> None:
-        """Have other lanes with more room go on from the state."""
+        """Move the state to more rows, and go on with other lanes from there."""
         base, state = self._base, self.state()
         with Interrupts() as interrupts, interrupts.held():
             base.shard = Shard(base.fit.steps.rule, state)
-            base.grow(n_users, n_items)
+            base.grow_parameters(n_users, n_items)
             self._go_on(base.fit, base.shard.state())
 
     def reset(self, parameters: bool) -> None:

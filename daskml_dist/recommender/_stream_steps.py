@@ -1,64 +1,77 @@
-"""Steps of factors along a stream, in which users and items come that were not there before."""
+"""Steps of factors along a stream in which new users and items come.
+
+Ids are numbered as they come (`NumberedIds`); a factor lies in the row of its id's number. There
+are more rows than ids, so that the parameters seldom have to be moved (`RatingSteps`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.keyed.cut import NumberedEntries
+from daskml_dist.data.keyed.ids import check_one_kind
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.rated_pairs import RatedPairs
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.recommender._stream_ids import Ids
+from daskml_dist.streaming.start import StartedStream
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["StepsOfPairs", "UnnumberedRatings", "roomy"]
+if TYPE_CHECKING:
+    from daskml_dist.streaming.cluster.calls import StreamLayout
 
-Array = NDArray[Any]
-#: Users, or items, that there is room for at first.
-_ROOM = 1024
+__all__ = [
+    "NumberedIds",
+    "RatingSteps",
+    "StartedRatingStream",
+    "UnnumberedRatings",
+    "ids_from_json",
+    "reserve_rows",
+]
+
+#: Rows reserved for users, and for items, at least: with doubling, few streams grow more than once.
+_MIN_RESERVED_ROWS = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class UnnumberedRatings:
-    """Ratings of a call, with ids that nobody has numbered yet."""
+    """Ratings of a call, whose ids are not numbered yet."""
 
     entries: NumberedEntries
 
     @property
     def n_rows(self) -> int:
-        """Ratings."""
+        """Return the number of ratings."""
         return len(self.entries)
 
 
-class StepsOfPairs(Steps):
-    """Steps of factors, of which there are more where ids come that are new.
-
-    There is room for more ids than have come, so that what there is moves seldom.
+class RatingSteps(Steps):
+    """Steps of the factors of users and items, with more rows where new ids come.
 
     Parameters
     ----------
     fit : FitSpec
-        Of one lane, with room.
+        Of one lane, with reserved rows.
     batch_rows : int or None
     ids : tuple of Ids
         Of users and items.
     grown : callable
-        Told the fit with more room.
+        Called with the fit that has more rows.
     """
 
     def __init__(
         self,
         fit: FitSpec,
         batch_rows: int | None,
-        ids: tuple[Ids, Ids],
+        ids: tuple[NumberedIds, NumberedIds],
         grown: Callable[[FitSpec], Any],
     ) -> None:
         super().__init__(fit, batch_rows)
@@ -66,25 +79,25 @@ class StepsOfPairs(Steps):
 
     def take(self, rows: BatchRows, block: Any) -> float:
         """As in :class:`Steps`; the ratings are numbered first."""
-        if (sizes := self.sizes(block)) is not None:
-            self.grow(*sizes)
-        self.number(rows, block)
+        if (sizes := self.find_sizes_needed(block)) is not None:
+            self.grow_parameters(*sizes)
+        self.number_rows(rows, block)
         return super().take(rows, block)
 
-    def sizes(self, block: UnnumberedRatings) -> tuple[int, int] | None:
-        """Users and items to have room for, for those of a call too; None: there is room."""
+    def find_sizes_needed(self, block: UnnumberedRatings) -> tuple[int, int] | None:
+        """Return the numbers of users and items to reserve for a call; None where it has room."""
         there = self._model.n_users, self._model.n_items
         both = list(zip(self.ids, block.entries.ids, there, strict=True))
         if all(len(own) + len(given) <= room for own, given, room in both):
             return None
-        most = [own.with_new(given) for own, given, _ in both]
+        most = [own.count_with_new(given) for own, given, _ in both]
         users, items = (room if n <= room else 2 * n for n, room in zip(most, there, strict=True))
         return None if (users, items) == there else (users, items)
 
-    def grow(self, n_users: int, n_items: int) -> None:
-        """Have rows for so many users and items; those that nobody has learned begin as any."""
+    def grow_parameters(self, n_users: int, n_items: int) -> None:
+        """Move the parameters to more rows; rows of ids to come begin as in a fit."""
         before, old = self._model, self.shard
-        fit = roomy(self.fit, n_users, n_items)
+        fit = reserve_rows(self.fit, n_users, n_items)
         work = fit.steps
         w = work.model.init(work.seed, old.w.dtype)
         opt_state = work.rule.init(w)
@@ -97,11 +110,11 @@ class StepsOfPairs(Steps):
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
             self._grown(fit)
 
-    def number(self, rows: BatchRows, block: UnnumberedRatings) -> None:
-        """Have the rows of the parameters in place of the ids of a call, and its targets."""
+    def number_rows(self, rows: BatchRows, block: UnnumberedRatings) -> None:
+        """Number the ids of a call: set `rows` to rows of the parameters, and to targets."""
         entries = block.entries
         users, items = (
-            own.numbers(ids)[codes]
+            own.assign_numbers(ids)[codes]
             for own, ids, codes in zip(self.ids, entries.ids, entries.codes, strict=True)
         )
         values = entries.values
@@ -110,10 +123,10 @@ class StepsOfPairs(Steps):
         rows.y = self._model.encode(y, None, self.shard.w.dtype)
         self._model = replace(self._model, n_drawn=len(self.ids[1]))
 
-    def drawn(self, rows: BatchRows, n_rows: int, step: int) -> Any:
-        """Rows of the parameters of a call, with the items that its steps draw from `step` on.
+    def draw_items_of_steps(self, rows: BatchRows, n_rows: int, step: int) -> Any:
+        """Return the rows of a call, with the items that its steps draw as negatives.
 
-        They are those that :meth:`take` draws.
+        They are the items that :meth:`take` draws at step `step`.
         """
         if not self._model.negatives:
             return rows.X
@@ -122,15 +135,125 @@ class StepsOfPairs(Steps):
         return np.concatenate(drawn)
 
 
-def roomy(fit: FitSpec, n_users: int, n_items: int) -> FitSpec:
-    """The fit with rows for so many users and items at least."""
+def reserve_rows(fit: FitSpec, n_users: int, n_items: int) -> FitSpec:
+    """Return the fit with rows for at least these numbers of users and items."""
     model = fit.steps.model
     assert isinstance(model, RatedPairs)
-    model = replace(model, n_users=max(n_users, _ROOM), n_items=max(n_items, _ROOM))
+    sizes = max(n_users, _MIN_RESERVED_ROWS), max(n_items, _MIN_RESERVED_ROWS)
+    model = replace(model, n_users=sizes[0], n_items=sizes[1])
     n = model.parameters.shape[0]
     (group,) = fit.steps.rule.groups
-    # A step touches few of them, though there be few.
+    # A step touches few of the rows, so sparse steps pay whatever their number.
     rule = replace(
         fit.steps.rule, groups=(replace(group, stop=n, n_penalised=n),), coordinates=True
     )
     return fit.replace_work(model=model, rule=rule)
+
+
+@dataclass
+class StartedRatingStream(StartedStream):
+    """A stream of ratings that has been planned by its first ones.
+
+    Parameters
+    ----------
+    ids : tuple of NumberedIds
+        Of users and items.
+    """
+
+    ids: tuple[NumberedIds, NumberedIds]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of any stream, with the ids so far and the numbers of reserved rows."""
+        model: Any = self.fit.steps.model
+        ids = [ids_to_json(own.array) for own in self.ids]
+        room = [model.n_users, model.n_items]
+        return {**self.likeness, "ids": ids, "room": room, "offset": float(model.offset)}
+
+    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
+        """Return steps of factors by lanes on a cluster."""
+        from daskml_dist.recommender._stream_lanes import ClusterRatingSteps
+
+        steps: Any = self.steps
+        return ClusterRatingSteps(client, plan, self.fit, steps)
+
+    def sorted_state(
+        self, state: ShardState
+    ) -> tuple[ShardState, tuple[NDArray[Any], NDArray[Any]]]:
+        """Return the state with its rows in the order of the sorted ids, and these ids."""
+        model: Any = self.fit.steps.model
+        given = [own.array for own in self.ids]
+        orders = [np.argsort(ids, kind="stable") for ids in given]
+        at = np.concatenate([orders[0], orders[1] + model.n_users])
+        opt_state = {name: array[at] for name, array in state.opt_state.items()}
+        users, items = (ids[order] for ids, order in zip(given, orders, strict=True))
+        return ShardState(state.w[at], opt_state, state.step, state.rows), (users, items)
+
+
+class NumberedIds:
+    """Ids of users or of items in the order in which they came, each with its number.
+
+    Parameters
+    ----------
+    first : ndarray
+        Ids to begin with.
+    """
+
+    def __init__(self, first: NDArray[Any]) -> None:
+        self._parts: list[NDArray[Any]] = []
+        self._numbers: dict[Any, int] = {}
+        if len(first):
+            self._add(first)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def check(self, ids: NDArray[Any]) -> None:
+        """Raise where ids are of another kind than the ids so far."""
+        if self._parts:
+            check_one_kind([self._parts[0], ids])
+
+    def assign_numbers(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the numbers of distinct ids; new ids get the next numbers, in their order."""
+        get = self._numbers.get
+        found = np.array([get(key, -1) for key in ids.tolist()], np.int64)
+        if len(new := np.flatnonzero(found < 0)):
+            found[new] = len(self) + np.arange(len(new))
+            self._add(ids[new])
+        return found
+
+    def count_with_new(self, ids: NDArray[Any]) -> int:
+        """Return how many ids there would be with some more, which are distinct."""
+        return len(self) + sum(key not in self._numbers for key in ids.tolist())
+
+    def _add(self, ids: NDArray[Any]) -> None:
+        self._parts.append(ids)
+        start = len(self)
+        self._numbers.update((key, start + i) for i, key in enumerate(ids.tolist()))
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """Return all ids, in the order of their numbers."""
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts)]
+        return self._parts[0]
+
+
+def ids_to_json(ids: NDArray[Any]) -> dict[str, Any]:
+    """Return ids as JSON can hold them."""
+    if ids.dtype.kind == "M":
+        return {"dtype": ids.dtype.str, "ids": ids.view(np.int64).tolist()}
+    found = ids.tolist()
+    if any(isinstance(key, bytes) for key in found[:1]):
+        raise InvalidParameterError(
+            "A checkpoint of a stream holds ids that are numbers, text or times, and these are "
+            "bytes. Decode them: frame[column].str.decode('utf-8')."
+        )
+    return {"dtype": ids.dtype.str, "ids": found}
+
+
+def ids_from_json(plain: dict[str, Any]) -> NDArray[Any]:
+    """Return the ids that :func:`ids_to_json` wrote."""
+    dtype = np.dtype(plain["dtype"])
+    if dtype.kind == "M":
+        return np.array(plain["ids"], np.int64).view(dtype)
+    return np.array(plain["ids"], dtype)

@@ -1,4 +1,4 @@
-"""Streams of ratings: how they begin, are saved and shown."""
+"""Streams of ratings: how they begin, go on from checkpoints, and set fitted attributes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
-    from daskml_dist.recommender._stream_ids import Ids
-    from daskml_dist.recommender._stream_start import StartedPairs
-    from daskml_dist.recommender._stream_steps import UnnumberedRatings
+    from daskml_dist.recommender._stream_steps import (
+        NumberedIds,
+        StartedRatingStream,
+        UnnumberedRatings,
+    )
     from daskml_dist.streaming.checkpoints import SavedStream
     from daskml_dist.streaming.drift import ProgressiveLoss
     from daskml_dist.training.spec import FitSpec
 
-__all__ = ["StreamedPairs"]
+__all__ = ["StreamedFactors"]
 
 
-class StreamedPairs(Streamed):
+class StreamedFactors(Streamed):
     """Estimator of factors that can learn from a stream of ratings.
 
     Users and items that come later get factors of their own.
@@ -46,26 +48,29 @@ class StreamedPairs(Streamed):
             )
         return X, None, None
 
-    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedPairs:
-        from daskml_dist.recommender._stream_ids import Ids
-        from daskml_dist.recommender._stream_steps import roomy
+    def _begin_stream(
+        self, X: Any, y: Any, sample_weight: Any, classes: Any
+    ) -> StartedRatingStream:
+        from daskml_dist.recommender._stream_steps import NumberedIds, reserve_rows
 
         state: ShardState | None = vars(self).get("_state")
         none = np.empty(0)
         known = (none, none) if state is None else (self.user_ids_, self.item_ids_)
-        ids = Ids(known[0]), Ids(known[1])
-        for own, given in zip(ids, self._numbered(X).ids, strict=True):
+        ids = NumberedIds(known[0]), NumberedIds(known[1])
+        for own, given in zip(ids, self._number_entries(X).ids, strict=True):
             own.check(given)
 
         def ready(fit: FitSpec) -> FitSpec:
-            return roomy(fit, 0, 0) if state is None else self._onwards(fit, state, ids)
+            return reserve_rows(fit, 0, 0) if state is None else self._continue_fit(fit, state, ids)
 
         estimator: Any = self
-        return self._started(X, ids, ready, 0.0 if state is None else float(estimator.t_))
+        return self._plan_stream(X, ids, ready, 0.0 if state is None else float(estimator.t_))
 
-    def _onwards(self, fit: FitSpec, state: ShardState, ids: tuple[Ids, Ids]) -> FitSpec:
-        """The fit from the state of an earlier one, with room for more ids."""
-        from daskml_dist.recommender._stream_steps import roomy
+    def _continue_fit(
+        self, fit: FitSpec, state: ShardState, ids: tuple[NumberedIds, NumberedIds]
+    ) -> FitSpec:
+        """Return the fit from an earlier fit's state, with twice as many rows as ids."""
+        from daskml_dist.recommender._stream_steps import reserve_rows
 
         last: Any = vars(self)["_last_model"]
         if fit.steps.model.parameters.width != last.parameters.width:
@@ -73,11 +78,12 @@ class StreamedPairs(Streamed):
                 f"The stream goes on from a fit with rank={last.rank} and biases={last.biased}. "
                 "Leave them as they were, or use a clone of the estimator."
             )
-        fit = roomy(fit, *(2 * len(own) for own in ids))
+        fit = reserve_rows(fit, *(2 * len(own) for own in ids))
         model: Any = fit.steps.model
         w = model.init(fit.work.seed, fit.rows.dtype)
         opt_state = fit.steps.rule.init(w)
-        same = opt_state.keys() == state.opt_state.keys()  # another optimizer begins anew
+        # Of another optimizer the state is of no use: it begins anew.
+        same = opt_state.keys() == state.opt_state.keys()
         n = len(ids[0])
         for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
             w[to : to + stop - start] = state.w[start:stop]
@@ -85,34 +91,38 @@ class StreamedPairs(Streamed):
                 opt_state[name][to : to + stop - start] = state.opt_state[name][start:stop]
         return fit.replace_work(initial=ShardState(w, opt_state, state.step, state.rows))
 
-    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedPairs:
-        from daskml_dist.recommender._stream_ids import Ids, ids_of
-        from daskml_dist.recommender._stream_steps import roomy
+    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedRatingStream:
+        from daskml_dist.recommender._stream_steps import NumberedIds, ids_from_json, reserve_rows
 
         stream = saved.stream
         likeness = stream["likeness"]
         ids, room, offset = saved.likeness_for("ids", "room", "offset")
-        known = [ids_of(plain) for plain in ids]
+        known = [ids_from_json(plain) for plain in ids]
         names = self.user_col, self.item_col, self.rating_col
         values = known[0][:1], known[1][:1], likeness["targets"]
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
 
         def ready(fit: FitSpec) -> FitSpec:
-            fit = roomy(fit, *room)
+            fit = reserve_rows(fit, *room)
             model: Any = fit.steps.model
             model = dataclasses.replace(model, offset=offset)
             return saved.fit(fit.replace_work(model=model), path)
 
-        started = self._started(X, (Ids(known[0]), Ids(known[1])), ready, stream["seen"])
+        started = self._plan_stream(
+            X, (NumberedIds(known[0]), NumberedIds(known[1])), ready, stream["seen"]
+        )
         started.likeness = {name: likeness[name] for name in started.likeness}
         return started
 
-    def _started(
-        self, X: Any, ids: tuple[Ids, Ids], ready: Callable[[FitSpec], FitSpec], seen: float
-    ) -> StartedPairs:
-        """Plan a fit to some ratings, and put it where the stream is."""
-        from daskml_dist.recommender._stream_start import StartedPairs
-        from daskml_dist.recommender._stream_steps import StepsOfPairs
+    def _plan_stream(
+        self,
+        X: Any,
+        ids: tuple[NumberedIds, NumberedIds],
+        ready: Callable[[FitSpec], FitSpec],
+        seen: float,
+    ) -> StartedRatingStream:
+        """Plan a fit to some ratings, and let `ready` put it where the stream is."""
+        from daskml_dist.recommender._stream_steps import RatingSteps, StartedRatingStream
         from daskml_dist.streaming.start import (
             check_stream_settings,
             describe_first_rows,
@@ -133,6 +143,7 @@ class StreamedPairs(Streamed):
                 model = estimator._model(rows, vars(self).get("_last_model"))
                 fit = estimator._plan_fit(job, settings, model, None)
         finally:
+            # Planning sets the ids of these few ratings; predictions need those of all.
             if before is not None:
                 self._ids = before
         likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, None) | {
@@ -143,18 +154,20 @@ class StreamedPairs(Streamed):
         def grown(fit: FitSpec) -> None:
             started.fit = fit
 
-        steps = StepsOfPairs(fit, batch_rows, ids, grown)
-        started = StartedPairs(fit, rows, self._ratings_of(ids), steps, seen, likeness, ids)
+        steps = RatingSteps(fit, batch_rows, ids, grown)
+        started = StartedRatingStream(
+            fit, rows, self._make_call_reader(ids), steps, seen, likeness, ids
+        )
         return started
 
-    def _ratings_of(self, ids: tuple[Ids, Ids]) -> Any:
-        """Function that makes ratings of a call, checked."""
+    def _make_call_reader(self, ids: tuple[NumberedIds, NumberedIds]) -> Any:
+        """Return the function that checks the ratings of a call."""
         from daskml_dist.recommender._stream_steps import UnnumberedRatings
 
         estimator: Any = self
 
         def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, UnnumberedRatings]:
-            entries = self._numbered(X)
+            entries = self._number_entries(X)
             for own, given in zip(ids, entries.ids, strict=True):
                 own.check(given)
             if entries.values is not None:
@@ -164,8 +177,8 @@ class StreamedPairs(Streamed):
 
         return make
 
-    def _numbered(self, X: Any) -> Any:
-        """Entries of a call, by numbers of their own."""
+    def _number_entries(self, X: Any) -> Any:
+        """Return the ratings of a call, with the call's ids numbered among themselves."""
         estimator: Any = self
         entries = estimator._entries(X)
         found = entries.numbers(entries.sources[0])

@@ -26,7 +26,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.planning.advising import choose_client, plan
 from daskml_dist.recommender._base import BaseRecommender
-from daskml_dist.recommender._scores import find_ids
+from daskml_dist.recommender._scores import find_id_positions
 from daskml_dist.solvers.als import ALSSolver, build_ratings
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.job import KeyedJob
@@ -301,7 +301,7 @@ class ALS(BaseRecommender):
         """
         self._check_fitted()
         check_count("n", n)
-        (wanted,) = find_ids(self.item_ids_, np.asarray([item]), str(self.item_col))
+        (wanted,) = find_id_positions(self.item_ids_, np.asarray([item]), str(self.item_col))
         if wanted < 0:
             raise InvalidDataError(
                 f"The fit has not seen the item {item!r}. Ask for one of item_ids_."
@@ -322,8 +322,8 @@ class ALS(BaseRecommender):
 
     def _known_ratings(self, X: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the users, items (by number) and values of ratings of items that the fit knows."""
-        users, items, values = self._reduced(_triples, X)
-        at = find_ids(self.item_ids_, items, str(self.item_col))
+        users, items, values = self._reduce_entries(_triples, X)
+        at = find_id_positions(self.item_ids_, items, str(self.item_col))
         if len(strange := np.setdiff1d(users, users[at >= 0])):
             raise InvalidDataError(
                 f"User {strange[0]!r} has rated no item that the fit has seen, so nothing is known "
@@ -340,7 +340,7 @@ class ALS(BaseRecommender):
         return model.regressors(factors, model.gram(factors) if self.implicit else gram, self.mean_)
 
     def _solver(self) -> ALSSolver:
-        """The solver, of checked parameters."""
+        """Return the solver of checked parameters."""
         self._check_params()
         steps = int(self.cg_steps) if self.solver == "cg" else None
         return ALSSolver(

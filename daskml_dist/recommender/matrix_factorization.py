@@ -23,10 +23,9 @@ from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.recommender._base import BaseRecommender, predictions, scored
-from daskml_dist.recommender._moving import moved
-from daskml_dist.recommender._scores import FittedFactors
-from daskml_dist.recommender._streaming import StreamedPairs
+from daskml_dist.recommender._base import BaseRecommender, predict_pairs, score_ratings
+from daskml_dist.recommender._scores import FittedFactors, move_state_to_ids
+from daskml_dist.recommender._streaming import StreamedFactors
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
@@ -42,7 +41,7 @@ _RANK = 10
 _TOL = 1e-4
 
 
-class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
+class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     """Factors of users and items by distributed stochastic gradient descent.
 
     A rating is predicted by the mean of all, what its user and its item add to it, and the product
@@ -258,7 +257,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         self._check_fitted()
         if self.implicit or self._last_model.loss.kind != "classification":
             return super().score(X, y)
-        right, n = self._reduced(partial(_right, self._fitted(), self._names), X)
+        right, n = self._reduce_entries(partial(_right, self._fitted(), self._names), X)
         return float(right.sum() / n.sum())
 
     # -- what is trained -----------------------------------------------------------------------
@@ -334,7 +333,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         return replace(settings, schedule=Constant(rate), auto_rate=False)
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
-        """The last fit's state at the places of the ids of this one; new ids begin anew."""
+        """Return the last fit's state in the order of this fit's ids; new ids begin anew."""
         state: ShardState | None = super()._last_state(rows, settings)
         if state is None:
             return None
@@ -347,7 +346,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
             )
         w = model.init(settings.seed, state.w.dtype)
         fresh = ShardState(w, settings.optimizer.init(w) if state.opt_state else {})
-        return moved(state, fresh, (self.user_ids_, self.item_ids_), self._ids)
+        return move_state_to_ids(state, fresh, (self.user_ids_, self.item_ids_), self._ids)
 
     # -- what was fitted -----------------------------------------------------------------------
 
@@ -386,18 +385,18 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
     def _set_row_shape(self, shape: tuple[int, ...]) -> None: ...  # pairs have no features
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return partial(predictions, self._fitted(), self._names)
+        return partial(predict_pairs, self._fitted(), self._names)
 
 
 def _right(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[Any, Any]:
-    """Ratings on whose side of 0 their scores are, and all of them."""
-    values, scores = scored(fitted, names, entries)
+    """Return the number of ratings whose score has their sign, and of all ratings."""
+    values, scores = score_ratings(fitted, names, entries)
     return np.array([((values > 0) == (scores > 0)).sum()]), np.array([len(values)])
 
 
 def _probability(loss: Loss, raw: NDArray[Any]) -> NDArray[Any]:
-    """Probability of a rating above 0."""
+    """Return the probability of a rating above 0."""
     found: NDArray[Any] = loss.predict_proba(raw)[:, 1]
     return found

@@ -63,7 +63,7 @@ def test_it_is_a_pass_over_the_same_batches_to_the_bit(params: dict[str, Any]) -
 
 
 def test_users_and_items_that_come_later_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stream_steps, "_ROOM", 3)  # they move several times
+    monkeypatch.setattr(_stream_steps, "_MIN_RESERVED_ROWS", 3)  # they move several times
     model = _made(optimizer="sgd", learning_rate=0.5, reg_param=0.1, dtype="float64")
     begun: dict[Any, Any] = {}  # factors and biases by id, each begun as the model begins it
     mean, total, calls = 0.0, 0.0, _coming()

@@ -16,7 +16,7 @@ from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.policies import POLICIES
 from daskml_dist.recommender import MatrixFactorization, _stream_steps
-from daskml_dist.recommender._stream_lanes import LanesOfPairs
+from daskml_dist.recommender._stream_lanes import ClusterRatingSteps
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.quick import quick
 from tests.streaming.troubles import cut_off_next, lose_some
@@ -69,7 +69,7 @@ def _check(ours: Any, theirs: Any, found: Any, truth: Any, rtol: float = 0) -> N
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little room at first, so that there is to be more several times."""
-    monkeypatch.setattr(_stream_steps, "_ROOM", 3)
+    monkeypatch.setattr(_stream_steps, "_MIN_RESERVED_ROWS", 3)
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,15 @@ def test_an_interrupt_while_room_is_made_loses_nothing(
 ) -> None:
     theirs, ours = _made(), _made("async")
     truth = _learned(theirs, _calls())
-    grow, cut = LanesOfPairs._grow, []
+    grow, cut = ClusterRatingSteps._grow, []
 
-    def cut_short(lanes: LanesOfPairs, *sizes: int) -> None:
+    def cut_short(lanes: ClusterRatingSteps, *sizes: int) -> None:
         if sizes not in cut and lanes._course.calls:
             cut.append(sizes)
             cut_off_next(monkeypatch, "states")
         grow(lanes, *sizes)
 
-    monkeypatch.setattr(LanesOfPairs, "_grow", cut_short)
+    monkeypatch.setattr(ClusterRatingSteps, "_grow", cut_short)
     n_users = 0
     with ours.stream(client=client) as found:
         for number, call in enumerate(_calls()):
