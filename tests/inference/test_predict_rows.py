@@ -17,7 +17,7 @@ from scipy import sparse
 
 from daskml_dist.dask_internals.expressions import lower_partitions
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference import row_mapping as map_rows
+from daskml_dist.inference import map_rows
 from daskml_dist.linear_model import SGDClassifier
 
 X = np.arange(24.0).reshape(8, 3)
