@@ -35,6 +35,9 @@ def compiled_with(
     **parts: Callable[..., Any],
 ) -> Any:
     """Compile a loop with given functions in the places of placeholders that it calls."""
+    # A part that the loop never names would be left out, and the placeholder compiled in its place.
+    if unused := parts.keys() - {*loop.__code__.co_names}:
+        raise TypeError(f"{loop.__name__} calls no {', '.join(sorted(unused))}")
     # numba's cache on disk goes by the name of a function: loops with other parts need other names.
     code = zlib.crc32(b"".join(map(_identify_part, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"

@@ -463,7 +463,7 @@ class CSRTeam(TeamSteps):
         board, number, n = self._board, step.w.dtype.type, len(step.w)
         lanes, some = board.lanes, [g for g in self._gathers if g is not None]
         loops = [compile_entry_step(self._optimizer, step.l1 * lr, lr) for lr in (1.0, 0.0)]
-        update, rest = (compiled_with(update_at, exact=True, _step=loop) for loop in loops)
+        update, rest = (compiled_with(update_at, exact=True, _step_entry=loop) for loop in loops)
         loop = compiled_with(
             _take_csr_team_steps,
             _write_own_gradients=compiled_with(

@@ -6,8 +6,9 @@ import threading
 from pathlib import Path
 
 import numba
+import pytest
 
-from daskml_dist.backends.compiled import INSIDE, _take_turn, compiled_inside
+from daskml_dist.backends.compiled import INSIDE, _take_turn, compiled_inside, compiled_with
 
 
 def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
@@ -44,3 +45,13 @@ def test_functions_inside_loops_stay_functions_of_python() -> None:
     del INSIDE[double]
     assert double(3) == 6
     assert numba.njit(lambda x: double(x) + 1)(3) == 7
+
+
+def test_a_part_takes_the_place_of_a_name_that_the_loop_calls() -> None:
+    """A part under another name would be left out, and the placeholder compiled in its place."""
+
+    def twice(x: float) -> float:
+        return _step(_step(x))  # type: ignore[name-defined, no-any-return]  # noqa: F821
+
+    with pytest.raises(TypeError, match="twice calls no _steps"):
+        compiled_with(twice, _steps=abs)
