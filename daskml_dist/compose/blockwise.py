@@ -1,4 +1,4 @@
-"""`Blockwise`: lifts a stateless transformer of scikit-learn to Dask collections."""
+"""`Blockwise`: a stateless or fitted transformer of scikit-learn, applied to each block."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from daskml_dist.inference.fitted import is_fitted
 
 __all__ = ["Blockwise"]
 
-#: Those that learn nothing from rows but their number of columns, whatever a version's tags say.
-_STATELESS = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
+#: Classes that learn the number of columns alone, though tags of some versions say otherwise.
+_STATELESS_CLASSES = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
 class Blockwise(NamedParameters, Exported, BaseEstimator):
@@ -37,9 +37,9 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
     Parameters
     ----------
     transformer : estimator
-        One that learns nothing from rows (``HashingVectorizer``, ``Normalizer``, ``Binarizer``,
-        ``FunctionTransformer``, ``PolynomialFeatures``...), or one that is fitted already and
-        stays so in clones.
+        An estimator that learns nothing from rows (``HashingVectorizer``, ``Normalizer``,
+        ``Binarizer``, ``FunctionTransformer``, ``PolynomialFeatures``...), or one that is fitted
+        already and stays so in clones.
     sample : object, default=None
         A few rows that look like the blocks, for what Dask cannot tell (the items of a Bag, the
         categories in a column); None makes them of what Dask knows.
@@ -91,15 +91,15 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
             return self
         self.transformer_ = clone(self.transformer)
         learns = get_tags(self.transformer_).requires_fit
-        if learns and not isinstance(self.transformer_, _STATELESS):
+        if learns and not isinstance(self.transformer_, _STATELESS_CLASSES):
             raise InvalidParameterError(
                 f"{type(self.transformer).__name__} learns from rows, so it cannot be applied to "
                 "blocks before it is fitted. Fit it first on a sample of the rows, or use the "
                 "transformer of that name in daskml_dist."
             )
         if is_dask(X := convert_foreign(X)):
-            # Names and numbers of columns, which other methods ask for.
-            self._try(X, self.transformer_.fit)
+            # Sets the names and the number of columns, which other methods need.
+            self._call_with_sample(X, self.transformer_.fit)
         else:
             self.transformer_.fit(X)
         return self
@@ -125,8 +125,8 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
         check_unique_names(X)
         if not is_dask(X):
             return self.transformer_.transform(X)
-        function = partial(_transform, copy.deepcopy(self.transformer_))
-        return map_blocks(function, X, meta=self._try(X, function))
+        function = partial(_transform_block, copy.deepcopy(self.transformer_))
+        return map_blocks(function, X, meta=self._call_with_sample(X, function))
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         """Fit and transform; see :meth:`fit` and :meth:`transform`."""
@@ -140,7 +140,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
         return self
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Names of the columns of the result."""
+        """Return the names of the columns of the result."""
         check_fitted(self)
         return self.transformer_.get_feature_names_out(input_features)
 
@@ -150,12 +150,12 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        params = self.get_params(deep=False)  # a subclass may have others
+        params = self.get_params(deep=False)  # a subclass may have more parameters
         if "transformer" in params and not _has_learned(self.transformer):
             params["transformer"] = clone(self.transformer)
         return type(self)(**params)
 
-    def _try(self, X: Any, function: Callable[[Any], Any]) -> Any:
+    def _call_with_sample(self, X: Any, function: Callable[[Any], Any]) -> Any:
         """Call a function with a sample of X."""
         try:
             return function(self._sample(X))
@@ -171,14 +171,16 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
     def _sample(self, X: Any) -> Any:
         if self.sample is not None:
             return self.sample
-        if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):  # the items of a Bag are unknown
+        if not hasattr(X, "dtype") and not hasattr(
+            X, "dtypes"
+        ):  # a Bag does not know what its items are
             return [{"a": 1}] if get_tags(self.transformer_).input_tags.dict else ["text"]
         if getattr(X, "ndim", 2) == 1 and getattr(X.dtype, "kind", "O") in "OUT":
             return np.array(["text"], dtype=object)
         return make_sample_row(X)
 
 
-def _transform(transformer: Any, X: Any) -> Any:
+def _transform_block(transformer: Any, X: Any) -> Any:
     return transformer.transform(convert_missing_to_nan(X))
 
 

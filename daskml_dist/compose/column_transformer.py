@@ -1,4 +1,8 @@
-"""`ColumnTransformer`: other transformers for other columns of a Dask collection."""
+"""`ColumnTransformer` and `make_column_transformer`: a transformer for each group of columns.
+
+`ColumnTransformer._passes` fits all transformers in the same readings of the rows; scikit-learn's
+class, fitted to the first rows with these transformers frozen, then joins their results per block.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,12 @@ from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]
 
-#: Rows from which the type of the result (dense or sparse) is told.
-_HEAD = 1000
+#: Rows of the first block that scikit-learn is fitted to: they decide on a dense or sparse result.
+_N_FIRST_ROWS = 1000
 
 
-class _Routing(BlockTransformer):
-    """Methods with the metadata of rows in memory, which scikit-learn routes."""
+class _MetadataRouting(BlockTransformer):
+    """Base class whose ``transform`` takes the metadata that scikit-learn routes."""
 
     def transform(self, X: Any, **params: Any) -> Any:
         """Transform rows; lazily, block by block, where X is a Dask collection.
@@ -55,7 +59,7 @@ class _Routing(BlockTransformer):
         return self._transformed(X, **params)
 
 
-class ColumnTransformer(_Routing, compose.ColumnTransformer):
+class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
     """:class:`sklearn.compose.ColumnTransformer` for Dask collections.
 
     All transformers are fitted in the same passes over the rows, one for each step of the longest
@@ -102,7 +106,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
     """
 
     _numeric: ClassVar[bool] = False
-    _by_place: ClassVar[bool] = False  # it selects columns by name, and each part sees their dtypes
+    _by_place: ClassVar[bool] = False  # columns are selected by name, and parts see their dtypes
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Fit all transformers.
@@ -136,7 +140,10 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         """Fit all transformers at the same time, so that each pass is one reading of the rows."""
-        if strange := [one for one in self.transformers if not _is_named(one)]:
+        strange = [
+            one for one in self.transformers if not isinstance(one, tuple | list) or len(one) != 3
+        ]
+        if strange:
             raise InvalidParameterError(
                 f"transformers holds {strange[0]!r}: each is to be (name, transformer, columns), "
                 'such as ("age", StandardScaler(), ["age"]); make_column_transformer gives names.'
@@ -144,27 +151,33 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self._check_parameters()
         X, y = convert_named_columns(X, y)
         tell("reading the first rows")
-        rows = yield from _first_rows(X)
+        rows = yield from _read_first_rows(X)
         X = join_delayed(X, 2, rows.shape[1])
-        fitted = yield from self._fit_each(X, rows, y)
+        fitted = yield from self._fit_transformers(X, rows, y)
         if hasattr(self, "_sklearn_output_config"):
             fitted.set_output(transform=self._sklearn_output_config.get("transform"))
-        # scikit-learn works all else out on the first rows.
+        # All other attributes are those of a fit of scikit-learn's class to the first rows.
         compose.ColumnTransformer.fit(fitted, rows)
         params = self.get_params(deep=False)
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
-        self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
+        self.transformers_ = [
+            (name, one.estimator if isinstance(one, FrozenEstimator) else one, columns)
+            for name, one, columns in fitted.transformers_
+        ]
         self._keep(rows)
 
-    def _fit_each(self, X: Any, rows: Any, y: Any) -> PassGenerator[compose.ColumnTransformer]:
-        """Return a copy whose transformers are fitted; `rows` are the first."""
-        chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
-        used = {at for columns in chosen for at in _positions(rows, columns)}
+    def _fit_transformers(
+        self, X: Any, rows: Any, y: Any
+    ) -> PassGenerator[compose.ColumnTransformer]:
+        """Return a copy with transformers fitted to X; `rows` are the first rows of it."""
+        chosen = [c(rows) if callable(c) else c for _, _, c in self.transformers]
+        # The remainder takes the columns that no transformer is given.
+        used = {at for columns in chosen for at in _find_positions(rows, columns)}
         rest = [at for at in range(rows.shape[1]) if at not in used]
         parts = [one for _, one, _ in self.transformers]
         tell(f"fitting {len(parts)} transformers")
         *fitted, remainder = yield from run_in_lock_step(
-            self._fit_one(one, X, rows, columns, y)
+            self._fit_transformer(one, X, rows, columns, y)
             for one, columns in zip([*parts, self.remainder], [*chosen, rest], strict=True)
         )
         frozen = [
@@ -178,17 +191,17 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         with checked_as_theirs():
             self._validate_transformers()
 
-    def _fit_one(
+    def _fit_transformer(
         self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any
     ) -> PassGenerator[Any]:
-        """Return a transformer fitted to its columns, frozen."""
-        if isinstance(transformer, str) or not len(_positions(rows, columns)):
+        """Return a transformer fitted to its columns and frozen, so that no fit changes it."""
+        if isinstance(transformer, str) or not len(_find_positions(rows, columns)):
             return transformer
         fitted = clone(transformer)
-        if _takes_dask(fitted):
-            yield from fit_in_passes(fitted, _select(X, columns), y)
+        if _fits_collections(fitted):
+            yield from fit_in_passes(fitted, _select_columns(X, columns), y)
         elif not get_tags(fitted).requires_fit:
-            fitted.fit(_select(rows, columns))
+            fitted.fit(_select_columns(rows, columns))
         else:
             name = type(transformer).__name__
             raise InvalidParameterError(
@@ -201,7 +214,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
     def _keep(self, X: Any) -> None:
         super()._keep(X)
         row = copy.copy(X[:1])
-        if is_dataframe_like(X):  # as plain values, which need no pandas to be stored
+        if is_dataframe_like(X):  # as plain values, so that model files need no pandas
             dtypes = row.dtypes.astype(str)
             row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
         self._first_row = row
@@ -211,7 +224,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         return restore_chunk_sizes(super()._transformed(convert_named_columns(X), **options), X)
 
     def _match_names(self, X: Any) -> Any:
-        """Leave it to scikit-learn, which takes frames with more columns and in another order."""
+        """Return a copy: scikit-learn takes frames with more columns, or in another order."""
         return copy.copy(self)
 
     def _sample(self, X: Any) -> Any:
@@ -220,13 +233,13 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
             return row
         pandas = load_pandas()
         frame = pandas.DataFrame(
-            {n: pandas.Series([v], dtype=_dtype_named(d)) for n, (v, d) in row.items()}
+            {n: pandas.Series([v], dtype=_parse_dtype(d)) for n, (v, d) in row.items()}
         )
         return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
 
 
-def _dtype_named(name: str) -> Any:
-    """Return the dtype of a name; pandas itself knows no sparse one with its fill value."""
+def _parse_dtype(name: str) -> Any:
+    """Return the dtype of a name; pandas cannot parse the fill value of a sparse one."""
     if not name.startswith("Sparse["):
         return name
     subtype, _, fill = name[len("Sparse[") : -1].partition(", ")
@@ -266,7 +279,7 @@ def make_column_transformer(
     Raises
     ------
     InvalidParameterError
-        Something given is no pair of a transformer and its columns, in this order.
+        An argument is no pair of a transformer and its columns, in this order.
 
     Examples
     --------
@@ -293,7 +306,7 @@ def make_column_transformer(
 
 
 def _check_pair(given: Any) -> None:
-    """Check that what `make_column_transformer` is given is a transformer and its columns."""
+    """Check that an argument of `make_column_transformer` is a transformer and its columns."""
     is_pair = isinstance(given, tuple | list) and len(given) == 2
     if is_pair and (isinstance(given[0], str) or hasattr(given[0], "fit")):
         if given[0] in ("drop", "passthrough") or not hasattr(given[1], "fit"):
@@ -304,27 +317,23 @@ def _check_pair(given: Any) -> None:
     )
 
 
-def _takes_dask(transformer: Any) -> bool:
+def _fits_collections(transformer: Any) -> bool:
     if isinstance(transformer, Pipeline):
-        return all(step == "passthrough" or _takes_dask(step) for _, step in transformer.steps)
+        return all(
+            step == "passthrough" or _fits_collections(step) for _, step in transformer.steps
+        )
     return isinstance(transformer, BlockTransformer | Blockwise)
 
 
-def _thaw(transformer: Any) -> Any:
-    return transformer.estimator if isinstance(transformer, FrozenEstimator) else transformer
-
-
-def _is_named(given: Any) -> bool:
-    """Return whether a transformer is given with its name and columns."""
-    return isinstance(given, tuple | list) and len(given) == 3
-
-
-def _first_rows(X: Any) -> PassGenerator[Any]:
+def _read_first_rows(X: Any) -> PassGenerator[Any]:
     """Return the first rows of the first block that has any."""
-    get_computing_client()  # one of an event loop is told
+    get_computing_client()  # raises for an asynchronous client
     collection = as_collection(X, numeric=False)
+    # Blocks one after the other: the first that is not empty ends the search.
     for part in collection.parts:
-        (rows,) = yield [ReductionPass(replace(collection, parts=[part]), _head_of, itemgetter(0))]
+        (rows,) = yield [
+            ReductionPass(replace(collection, parts=[part]), _take_first_rows, itemgetter(0))
+        ]
         if rows.shape[0]:
             return rows
     raise InvalidDataError(
@@ -333,24 +342,20 @@ def _first_rows(X: Any) -> PassGenerator[Any]:
     )
 
 
-def _head_of(index: int, X: Any, y: Any, sample_weight: Any) -> Any:
-    return convert_missing_to_nan(X[:_HEAD])
+def _take_first_rows(index: int, X: Any, y: Any, sample_weight: Any) -> Any:
+    return convert_missing_to_nan(X[:_N_FIRST_ROWS])
 
 
 # --- columns ---------------------------------------------------------------------------------
 
 
-def _resolve(rows: Any, columns: Any) -> Any:
-    return columns(rows) if callable(columns) else columns
-
-
-def _positions(rows: Any, columns: Any) -> list[int]:
-    """Positions of chosen columns: names, numbers, slices or masks."""
+def _find_positions(rows: Any, columns: Any) -> list[int]:
+    """Return the positions of columns that are given as names, numbers, slices or masks."""
     every = np.arange(rows.shape[1])
     try:
         if not is_dataframe_like(rows):
             return list(np.atleast_1d(every[columns]))
-        return _positions_in_frame(every, rows, columns)
+        return _find_positions_in_frame(every, rows, columns)
     except IndexError as error:
         raise InvalidDataError(
             f"Columns {columns!r} are not in X, which has {len(every)} columns. Give numbers from "
@@ -358,8 +363,8 @@ def _positions(rows: Any, columns: Any) -> list[int]:
         ) from error
 
 
-def _positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
-    """Positions of chosen columns of a dataframe."""
+def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
+    """Return the positions of columns of a dataframe."""
     by_position = load_pandas().Series(every, index=rows.columns)
     values = [columns] if isinstance(columns, str | int | np.integer) else columns
     if isinstance(values, slice):
@@ -378,11 +383,11 @@ def _positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
     return list(by_position.iloc[list(values)]) if len(values) else []
 
 
-def _select(X: Any, columns: Any) -> Any:
-    """Chosen columns; a Series for a single name, as scikit-learn passes it."""
+def _select_columns(X: Any, columns: Any) -> Any:
+    """Return columns; a Series for a single name, as scikit-learn passes it."""
     if isinstance(columns, str):
         return X[columns]
     if hasattr(X, "columns"):
-        at = _positions(getattr(X, "_meta", X), columns)
+        at = _find_positions(getattr(X, "_meta", X), columns)
         return X[[X.columns[i] for i in at]]
     return X[:, columns if isinstance(columns, slice) else list(np.atleast_1d(columns))]

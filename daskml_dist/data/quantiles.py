@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "SKETCH_SIZE",
     "ColumnSketch",
     "compute_rank_error",
+    "merge_column_sketches",
     "merge_sketches",
     "sketch_column",
     "sketch_columns",
@@ -161,6 +163,11 @@ def merge_sketches(sketches: list[ColumnSketch]) -> ColumnSketch:
     order = np.argsort(values, kind="stable")
     error = sum(s.error for s in sketches)
     return _shorten_sketch(ColumnSketch(values[order], weights[order], error))
+
+
+def merge_column_sketches(blocks: Iterable[Iterable[ColumnSketch]]) -> list[ColumnSketch]:
+    """Merge the sketches of several blocks, column by column."""
+    return [merge_sketches(list(column)) for column in zip(*blocks, strict=True)]
 
 
 def _shorten_sketch(sketch: ColumnSketch) -> ColumnSketch:

@@ -1,4 +1,7 @@
-"""`LatentDirichletAllocation`."""
+"""`LatentDirichletAllocation`: parameters of a fit, topics of documents, bound and perplexity.
+
+The variational updates are in `models/topics.py`, the iterations in `solvers/latent_dirichlet.py`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     learning_decay : float, default=0.7
         From 0 to 1: how fast the steps become shorter.
     learning_offset : float, default=10.0
-        What makes the first steps shorter; 1 or more.
+        Makes the first steps shorter; 1 or more.
     max_iter : int, default=10
         Times that each document is looked at.
     batch_size : int, default=128
@@ -151,7 +154,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    # No weights: scikit-learn's has none either.
+    # Without sample_weight, as in scikit-learn.
     def fit(  # type: ignore[override]
         self, X: Any, y: None = None, *, client: Any = None
     ) -> Self:
@@ -181,11 +184,11 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     def partial_fit(self, X: Any, y: None = None, *, client: Any = None) -> Self:
         """Go on with more documents, of `total_samples` in all; parameters as in :meth:`fit`."""
         first = not hasattr(self, "components_")
-        self._going_on = True
+        self._is_partial_fit = True
         try:
             self._fit(X, None, None, client, reset=first)
         finally:
-            del self._going_on
+            del self._is_partial_fit
         return self
 
     def fit_transform(  # type: ignore[override]
@@ -216,25 +219,25 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, LatentDirichletSolver]:
         n_rows, n_features = rows.survey.n_rows, rows.survey.n_features
-        going_on = hasattr(self, "_going_on")
-        online = going_on or self.learning_method == "online"
+        is_partial = hasattr(self, "_is_partial_fit")
+        online = is_partial or self.learning_method == "online"
         generator = check_random_state(self.random_state)
         if not hasattr(self, "components_"):
             share = 1.0 / self.n_components
             self.doc_topic_prior_ = self.doc_topic_prior or share
             self.topic_word_prior_ = self.topic_word_prior or share
-            self._begun = generator.gamma(100.0, 0.01, (self.n_components, n_features))
+            self._initial_topics = generator.gamma(100.0, 0.01, (self.n_components, n_features))
         return Unlabelled(n_features), LatentDirichletSolver(
             doc_topic_prior=float(self.doc_topic_prior_),
             topic_word_prior=float(self.topic_word_prior_),
-            max_iter=1 if going_on else int(self.max_iter),
+            max_iter=1 if is_partial else int(self.max_iter),
             n_batches=-(-n_rows // int(self.batch_size)) if online else None,
             learning_decay=float(self.learning_decay),
             learning_offset=float(self.learning_offset),
-            total_samples=float(self.total_samples if going_on else n_rows),
-            evaluate_every=0 if going_on else int(self.evaluate_every),
+            total_samples=float(self.total_samples if is_partial else n_rows),
+            evaluate_every=0 if is_partial else int(self.evaluate_every),
             perp_tol=float(self.perp_tol),
-            with_bound=not going_on,
+            with_bound=not is_partial,
             max_doc_update_iter=int(self.max_doc_update_iter),
             mean_change_tol=float(self.mean_change_tol),
             seed=int(generator.randint(2**31 - 1)),
@@ -242,7 +245,11 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         )
 
     def _starting_parameters(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any]:
-        return self.components_ if hasattr(self, "components_") else self.__dict__.pop("_begun")
+        return (
+            self.components_
+            if hasattr(self, "components_")
+            else self.__dict__.pop("_initial_topics")
+        )
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         if np.isinf(solution.extra.get("bound", 0.0)):
@@ -264,7 +271,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     # -- functions of rows ---------------------------------------------------------------------
 
     def transform(self, X: Any, *, normalize: bool = True) -> Any:
-        """Topics of each document.
+        """Return the topics of each document.
 
         Parameters
         ----------
@@ -277,21 +284,23 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
         """
         self._check_fitted(X)
-        topics = _Topics(*self._of_documents(), normalize)
+        topics = _TopicsOfDocuments(*self._document_fit(), normalize)
         return self._map_rows(topics, X, np.float64, self._n_features_out)
 
     def score(self, X: Any, y: None = None) -> float:
-        """Variational bound of the log-likelihood of documents.
+        """Return the variational bound of the log-likelihood of documents.
 
         Parameters
         ----------
         X : as in :meth:`fit`
         y : ignored
         """
-        return float(self._bound(X)[0] + topics_bound(self.components_, self.topic_word_prior_))
+        return float(
+            self._sum_bounds(X)[0] + topics_bound(self.components_, self.topic_word_prior_)
+        )
 
     def perplexity(self, X: Any, sub_sampling: bool = False) -> float:
-        """Perplexity of documents: ``exp(-bound / words)``.
+        """Return the perplexity of documents: ``exp(-bound / words)``.
 
         Parameters
         ----------
@@ -299,22 +308,22 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         sub_sampling : bool, default=False
             Take the documents for a sample of `total_samples`.
         """
-        score, n_words, n_rows = self._bound(X)
+        score, n_words, n_rows = self._sum_bounds(X)
         if n_words == 0:
             raise InvalidDataError("X holds no word: all its counts are 0. Give others.")
         ratio = self.total_samples / n_rows if sub_sampling else 1.0
         bound = ratio * score + topics_bound(self.components_, self.topic_word_prior_)
         return float(np.exp(-bound / (ratio * n_words)))
 
-    def _bound(self, X: Any) -> Any:
-        """The documents' part of the bound, their words, and their number."""
+    def _sum_bounds(self, X: Any) -> Any:
+        """Return the documents' part of the bound, the number of words, and of documents."""
         self._check_fitted(X)
-        return self._sum_over_blocks(_total, X, None, None)
+        return self._sum_over_blocks(_sum_block, X, None, None)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return _Bounds(*self._of_documents())
+        return _BoundsOfDocuments(*self._document_fit())
 
-    def _of_documents(self) -> tuple[DocumentFit, NDArray[np.float64]]:
+    def _document_fit(self) -> tuple[DocumentFit, NDArray[np.float64]]:
         fit = DocumentFit(
             float(self.doc_topic_prior_),
             int(self.max_doc_update_iter),
@@ -324,8 +333,8 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
 
 
 @dataclass(frozen=True, eq=False)
-class _Topics:
-    """Topics of each row of counts."""
+class _TopicsOfDocuments:
+    """Function of rows of counts that returns their topics."""
 
     fit: DocumentFit
     log_topics: NDArray[np.float64]
@@ -337,8 +346,8 @@ class _Topics:
 
 
 @dataclass(frozen=True, eq=False)
-class _Bounds:
-    """Each row's part of the variational bound, and its words."""
+class _BoundsOfDocuments:
+    """Function of rows of counts that returns their parts of the bound and their words."""
 
     fit: DocumentFit
     log_topics: NDArray[np.float64]
@@ -347,5 +356,5 @@ class _Bounds:
         return self.fit.bounds_of(counts_of(X), self.log_topics)
 
 
-def _total(y: None, found: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
+def _sum_block(y: None, found: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
     return np.array([*found.sum(axis=0), len(found)])

@@ -1,4 +1,7 @@
-"""`NMF`."""
+"""`NMF`: parameters, checks of given factors, and the weights of new rows.
+
+The iterations are in `solvers/nmf.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.backends import get_backend
 from daskml_dist.data.collection import take_named_columns
-from daskml_dist.decomposition.principal_components import Array, Components
+from daskml_dist.decomposition.principal_components import Array, BaseComponents
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs
@@ -33,15 +36,16 @@ from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["NMF"]
 
-_INITS = ("nndsvd", "nndsvda", "nndsvdar", "random", "custom")
-_LOSSES = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
-#: Sweeps over the weights of a row at most, and the change that ends them.
-_SWEEPS, _SETTLED = 1000, 1e-5
-#: Numbers of the components at most.
-_MOST = 1 << 28
+_INIT_METHODS = ("nndsvd", "nndsvda", "nndsvdar", "random", "custom")
+_BETAS_BY_NAME = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
+#: Sweeps of coordinate descent over the weights of a row in `transform`, at least allowed; and the
+#: relative change that ends them, at least as strict.
+_MIN_SWEEP_LIMIT, _MAX_SWEEP_TOL = 1000, 1e-5
+#: Entries of the components that a process may hold: 2 GiB of float64.
+_MAX_COMPONENT_ENTRIES = 1 << 28
 
 
-class NMF(Components):
+class NMF(BaseComponents):
     """Non-negative factorisation of all rows: few parts that add up to each row.
 
     Rows stay where they are, in memory or streamed; what travels in each round is of the size of
@@ -174,7 +178,7 @@ class NMF(Components):
         W : array-like or dask Array of shape (n_rows, n_components), or None
             Weights to begin with, of ``init="custom"`` and ``solver="mu"``; rows chunked as X.
         H : array-like of shape (n_components, n_features), or None
-            Components to begin with, of ``init="custom"``.
+            BaseComponents to begin with, of ``init="custom"``.
 
         Returns
         -------
@@ -190,7 +194,7 @@ class NMF(Components):
         TrainingError
             When the fit cannot go on.
         """
-        self._given = None if H is None else self._checked("H", H), W
+        self._given = None if H is None else self._check_matrix("H", H), W
         try:
             self._fit(X, W, sample_weight, client)
         finally:
@@ -211,7 +215,7 @@ class NMF(Components):
         return self.fit(X, None, sample_weight, W=W, H=H, client=client).transform(X)
 
     def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        # Weights to begin with belong to rows as targets do.
+        # The initial weights W belong to rows as targets do, and take their place.
         return take_named_columns(X, y, sample_weight)
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -221,10 +225,10 @@ class NMF(Components):
         n = self.n_components
         if not (n is None or (isinstance(n, str) and n == "auto")):
             check_count("n_components", n, '"auto" or None')
-        check_one_of("init", self.init, (None, *_INITS))
+        check_one_of("init", self.init, (None, *_INIT_METHODS))
         check_one_of("solver", self.solver, ("cd", "mu"))
         if isinstance(self.beta_loss, str) or not isinstance(self.beta_loss, Real):
-            check_one_of("beta_loss", self.beta_loss, tuple(_LOSSES))
+            check_one_of("beta_loss", self.beta_loss, tuple(_BETAS_BY_NAME))
         for name in ("tol", "alpha_W"):
             check_number(name, getattr(self, name))
         if not (isinstance(self.alpha_H, str) and self.alpha_H == "same"):
@@ -237,10 +241,10 @@ class NMF(Components):
                 f"Invalid beta_loss parameter: solver 'cd' does not handle beta_loss = "
                 f"{self.beta_loss!r}. Use solver='mu'."
             )
-        self._check_given()
+        self._check_initial_matrices()
 
-    def _check_given(self) -> None:
-        """Check what the user begins with, as far as rows need not be known."""
+    def _check_initial_matrices(self) -> None:
+        """Check the given W and H, as far as that does not depend on the rows."""
         H, W = self._given
         if self.init != "custom":
             if H is not None or W is not None:
@@ -255,7 +259,7 @@ class NMF(Components):
             )
 
     @staticmethod
-    def _checked(name: str, given: Any) -> Array:
+    def _check_matrix(name: str, given: Any) -> Array:
         try:
             found = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -270,17 +274,19 @@ class NMF(Components):
     @property
     def _beta(self) -> float:
         if isinstance(self.beta_loss, str):
-            return _LOSSES[self.beta_loss]
+            return _BETAS_BY_NAME[self.beta_loss]
         return float(self.beta_loss)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
         n, d = rows.survey.n_rows, rows.survey.n_features
-        k, init = self._count(d), self._init(n, d)
+        k, init = self._resolve_n_components(d), self._resolve_init(n, d)
         if self._given[1] is not None:
-            self._check_weights(rows.survey, k)
-        l1, l2 = self._penalties
+            self._check_initial_weights(rows.survey, k)
+        # As in scikit-learn the penalty on W grows with the features, that on H with the rows
+        # (which the solver multiplies by).
+        l1, l2 = self._scaled_penalties
         how: dict[str, Any] = {
-            "begin": NMFInitializer(k, init, *self._drawn(init, k, d), rows.weight_sum / n),
+            "begin": NMFInitializer(k, init, *self._draw_initial(init, k, d), rows.weight_sum / n),
             "max_iter": int(self.max_iter),
             "tol": float(self.tol),
             "l1_rows": d * l1[0],
@@ -293,8 +299,8 @@ class NMF(Components):
             return Unlabelled(d), LeastSquaresNMF(**how)
         return Unlabelled(d), MultiplicativeNMF(beta=self._beta, **how)
 
-    def _count(self, d: int) -> int:
-        """Number of the components of rows of `d` features."""
+    def _resolve_n_components(self, d: int) -> int:
+        """Return the number of components of rows with `d` features."""
         H = self._given[0]
         auto = isinstance(self.n_components, str)
         k = d if self.n_components is None or auto else int(self.n_components)
@@ -305,7 +311,7 @@ class NMF(Components):
                     f"Array with wrong shape passed to NMF (input H). Expected {(k, d)}, but got "
                     f"{H.shape}. Give one row a component, one column a feature of X."
                 )
-        if k * d > _MOST:
+        if k * d > _MAX_COMPONENT_ENTRIES:
             raise InvalidParameterError(
                 f"n_components={self.n_components!r} of {d:,} features: components of {k * d:,} "
                 "numbers are more than a process should hold. Ask for fewer."
@@ -313,8 +319,8 @@ class NMF(Components):
         return k
 
     @staticmethod
-    def _check_weights(survey: DataSummary, k: int) -> None:
-        """Check the weights to begin with, of `k` components."""
+    def _check_initial_weights(survey: DataSummary, k: int) -> None:
+        """Check that the initial weights W are of `k` components and not negative."""
         if (found := len(survey.targets.mean)) != k:
             raise InvalidParameterError(
                 f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but got "
@@ -325,8 +331,8 @@ class NMF(Components):
                 "Negative values in data passed to NMF (input W). Give numbers >= 0."
             )
 
-    def _init(self, n: int, d: int) -> str:
-        k = self._count(d)
+    def _resolve_init(self, n: int, d: int) -> str:
+        k = self._resolve_n_components(d)
         fits = k <= min(n, d)
         if self.init is None:
             return "nndsvda" if fits else "random"
@@ -345,15 +351,15 @@ class NMF(Components):
             )
         return str(self.init)
 
-    def _drawn(self, init: str, k: int, d: int) -> tuple[int, Array | None]:
-        """A seed, and numbers for random components, as scikit-learn draws them."""
+    def _draw_initial(self, init: str, k: int, d: int) -> tuple[int, Array | None]:
+        """Return a seed, and numbers for random components in scikit-learn's order of draws."""
         generator = check_random_state(self.random_state)
         drawn = generator.standard_normal((k, d)).T if init == "random" else None
         return int(generator.randint(2**31 - 1)), drawn
 
     @property
-    def _penalties(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Of absolute values and of squares; of weights and of components."""
+    def _scaled_penalties(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the L1 penalties of weights and components, and their L2 penalties."""
         alpha_H = self.alpha_W if isinstance(self.alpha_H, str) else self.alpha_H
         both = float(self.alpha_W), float(alpha_H)
         ratio = float(self.l1_ratio)
@@ -372,16 +378,16 @@ class NMF(Components):
 
     # -- functions of rows ---------------------------------------------------------------------
 
-    def _projection(self) -> Callable[[Any], NDArray[Any]]:
-        l1, l2 = self._penalties
+    def _make_projection(self) -> Callable[[Any], NDArray[Any]]:
+        l1, l2 = self._scaled_penalties
         d = self.n_features_in_
         how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
-        return _Weights(self.components_, *how)
+        return _WeightsOfRows(self.components_, *how)
 
 
 @dataclass(frozen=True, eq=False)
-class _Weights:
-    """Weights of the components in each row: the best ones, whatever rows are beside it."""
+class _WeightsOfRows:
+    """Function of rows that returns their weights, each row's independent of the others."""
 
     components: Array
     beta: float
@@ -399,6 +405,11 @@ class _Weights:
         if self.beta != 2:
             found = updates.settled(updates.rows(rows), self.max_iter, self.tol)
         else:
-            how = self.l1, self.l2, max(_SWEEPS, self.max_iter), min(_SETTLED, self.tol)
+            how = (
+                self.l1,
+                self.l2,
+                max(_MIN_SWEEP_LIMIT, self.max_iter),
+                min(_MAX_SWEEP_TOL, self.tol),
+            )
             found = solve_row_weights(updates.gram, updates.products(rows), *how)
         return np.asarray(found)

@@ -1,4 +1,9 @@
-"""PCA."""
+"""Principal components: `PCA`, `TruncatedSVD` and `IncrementalPCA`.
+
+The first two fit over all rows by a solver (an exact covariance of few features, power iterations
+of many) and share `BaseComponents`, which projects rows; the third goes through the rows in
+batches, as scikit-learn's does.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +43,12 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["PCA", "Array", "Components", "IncrementalPCA", "TruncatedSVD"]
+__all__ = ["PCA", "Array", "BaseComponents", "IncrementalPCA", "TruncatedSVD"]
 
 Array = NDArray[np.float64]
 
 
-class Components(BaseUnlabelledTransformer):
+class BaseComponents(BaseUnlabelledTransformer):
     """Base class of estimators that project rows on ``components_``.
 
     Attributes
@@ -63,7 +68,7 @@ class Components(BaseUnlabelledTransformer):
         return len(self.components_)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Nothing: components are no course of iterations."""
+        """Set nothing: `n_iter_` has no meaning for eigenvectors."""
 
     def transform(self, X: Any) -> Any:
         """Project rows on the components.
@@ -79,10 +84,12 @@ class Components(BaseUnlabelledTransformer):
             is not known before they are computed.
         """
         self._check_fitted(X)
-        return self._map_rows(self._projection(), X, result_dtype(X), self._n_features_out)
+        return self._map_rows(
+            self._make_projection(), X, _resolve_result_dtype(X), self._n_features_out
+        )
 
     def inverse_transform(self, X: Any) -> Any:
-        """Rows with given projections.
+        """Return the rows that have given projections.
 
         Parameters
         ----------
@@ -94,21 +101,23 @@ class Components(BaseUnlabelledTransformer):
         """
         self._check_fitted()
         width, shape = self.n_features_in_, (self._n_features_out,)
-        return self._map_rows(self._expansion(), X, result_dtype(X), width, row_shape=shape)
+        return self._map_rows(
+            self._make_expansion(), X, _resolve_result_dtype(X), width, row_shape=shape
+        )
 
-    def _projection(self) -> Callable[[Any], NDArray[Any]]:
-        return Projected(self.components_.T)
+    def _make_projection(self) -> Callable[[Any], NDArray[Any]]:
+        return AffineProjection(self.components_.T)
 
-    def _expansion(self) -> Callable[[Any], NDArray[Any]]:
-        return Projected(self.components_)
+    def _make_expansion(self) -> Callable[[Any], NDArray[Any]]:
+        return AffineProjection(self.components_)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return self._projection()
+        return self._make_projection()
 
 
 @dataclass(frozen=True, eq=False)
-class Projected:
-    """Rows, less a point, times a matrix, plus another point.
+class AffineProjection:
+    """Function of rows: minus a point, times a matrix, plus another point.
 
     Parameters
     ----------
@@ -121,31 +130,28 @@ class Projected:
     after: Array | None = None
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        """The product, in the rows' dtype."""
+        """Return the projections, in the dtype of the rows."""
         matrix = self.matrix.astype(X.dtype)
         if self.before is not None and isinstance(X, np.ndarray):
             X = X - self.before.astype(X.dtype)
         found = np.asarray(X @ matrix)
+        # Sparse rows are not centred, which would make them dense: their projections are.
         if self.before is not None and not isinstance(X, np.ndarray):
             found = found - (self.before @ self.matrix).astype(X.dtype)
         return found if self.after is None else found + self.after.astype(X.dtype)
 
 
-def result_dtype(X: Any) -> np.dtype[Any]:
-    """Dtype of what is made of rows: float32 where they are, else float64."""
-    kinds = {str(kind) for kind in X.dtypes} if hasattr(X, "dtypes") else {str(_dtype_of(X))}
-    return np.dtype(np.float32 if kinds == {"float32"} else np.float64)
+def _resolve_result_dtype(X: Any) -> np.dtype[Any]:
+    """Return the dtype of projections: float32 where all rows have it, else float64."""
+    dtypes = X.dtypes if hasattr(X, "dtypes") else [getattr(X, "dtype", np.float64)]
+    return np.dtype(np.float32 if {str(one) for one in dtypes} == {"float32"} else np.float64)
 
 
-def _dtype_of(X: Any) -> Any:
-    return getattr(X, "dtype", np.float64)
+#: Features up to which all products of features are summed in one exact pass: 2 MiB.
+_MAX_FEATURES_OF_PRODUCTS = 512
 
 
-#: Features up to which all products of features are made: it is quick, and exact.
-_FEW = 512
-
-
-class TruncatedSVD(Components):
+class TruncatedSVD(BaseComponents):
     """Largest singular values of all rows, which stay as they are: sparse ones are not centred.
 
     Of few features one pass makes their products; of more, each pass multiplies the rows by few
@@ -244,12 +250,13 @@ shape (n_components,)
                 f"n_components({k}) must be {'<' if lanczos else '<='} n_features({d}). Ask for "
                 "fewer components."
             )
-        if d <= _FEW:
+        # Few features: the second moments of all rows, and their exact eigenvectors.
+        if d <= _MAX_FEATURES_OF_PRODUCTS:
             return Unlabelled(d), CovarianceEigenSolver(k, double=True, centred=False)
         return Unlabelled(d), PowerIterations(
             n_components=k,
             n_oversamples=int(self.n_oversamples),
-            n_iter=int(self.n_iter) + 1,  # scikit-learn makes another, on the other side
+            n_iter=int(self.n_iter) + 1,  # scikit-learn's last product with X.T is a pass too
             centred=False,
             seed=seed_of(self.random_state),
             lanczos=lanczos,
@@ -261,7 +268,7 @@ shape (n_components,)
         self.components_ = solution.w[:k].copy()
         values, variance = found["values"][:k], found["variance"]
         self.singular_values_ = np.sqrt(values * rows.weight_sum)
-        # Projections have a mean, which is no part of their variance.
+        # Rows are not centred, and the mean of the projections is no part of their variance.
         means = self.components_ @ found["mean"]
         self.explained_variance_ = np.maximum(values - means**2, 0.0)
         self.explained_variance_ratio_ = (
@@ -330,7 +337,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
             first = not hasattr(self, "components_")
             if not first:
                 check_feature_names(self, X, reset=False)
-            return self._fit_on(X, self)
+            return self._fit_batches(X, self)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             decomposition.IncrementalPCA.partial_fit(self, X, y, check_input=check_input)
         if not (np.isfinite(self.components_).all() and np.isfinite(self.var_).all()):
@@ -338,34 +345,36 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
                 "The squares of the rows overflow. Scale the features (StandardScaler), and fit a "
                 "new IncrementalPCA."
             )
-        # Else columns of a slice, which sum otherwise after they were stored.
+        # Contiguous: sums over a slice have other digits than sums over its stored copy.
         components = np.ascontiguousarray(vars(self)["components_"])
         self.__dict__["components_"] = components
         ratio: NDArray[Any] = vars(self)["explained_variance_ratio_"]
-        # Equal rows have no variance, and no share of it.
+        # Equal rows have no variance, and scikit-learn divides by it.
         self.explained_variance_ratio_ = np.where(np.isfinite(ratio), ratio, 0.0)
         return self
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         fresh = type(self)(**self.get_params(deep=False))
-        return self._fit_on(X, fresh)
+        return self._fit_batches(X, fresh)
 
-    def _fit_on(self, X: Any, begun: IncrementalPCA) -> Self:
-        """Go on from an estimator with all batches of a collection."""
+    def _fit_batches(self, X: Any, begun: IncrementalPCA) -> Self:
+        """Fit to all batches of a collection, beginning with a given estimator."""
         self._check_parameters()
         collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
         with reading(type(self).__name__):
-            course = fold_parts(collection, _step, _PartialComponents(begun)).ended()
+            course = fold_parts(
+                collection, _fit_block, _PartialComponents(begun)
+            ).fit_last_batches()
         if not course.n_rows:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
                 "the filter or the path that made the collection."
             )
-        self._take(course.model, collection)
+        self._take_fitted(course.model, collection)
         return self
 
-    def _take(self, model: IncrementalPCA, collection: Collection) -> None:
-        """Take what was fitted; names are those of the collection."""
+    def _take_fitted(self, model: IncrementalPCA, collection: Collection) -> None:
+        """Set the fitted attributes, with the feature names of the collection."""
         self.__dict__.update({n: v for n, v in vars(model).items() if n.endswith("_")})
         self.__dict__.pop("feature_names_in_", None)
         self.n_features_in_ = self.components_.shape[1]
@@ -378,7 +387,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
 
 @dataclass(frozen=True)
 class _PartialComponents:
-    """Components so far, and rows that are not a batch yet.
+    """BaseComponents so far, and rows that are not a batch yet.
 
     Parameters
     ----------
@@ -392,12 +401,15 @@ class _PartialComponents:
     left: NDArray[Any] | None = None
     n_rows: int = 0
 
-    def went_on(self, rows: NDArray[Any]) -> _PartialComponents:
-        """After more rows: all batches that are whole whatever comes."""
+    def fit_whole_batches(self, rows: NDArray[Any]) -> _PartialComponents:
+        """Fit the batches that are whole, whatever rows follow; return the new state."""
+        # Batches span the borders of blocks, as if all rows were one array.
         if self.left is not None:
             rows = np.vstack([self.left, rows])
         model = copy.copy(self.model)
         model.batch_size_ = model.batch_size or 5 * rows.shape[1]
+        # A batch needs `n_components` rows. As `gen_batches` does, a batch is made only when the
+        # rest would be enough for another.
         size, least = model.batch_size_, model.n_components or 0
         start = 0
         while start + size + least <= len(rows):
@@ -406,8 +418,8 @@ class _PartialComponents:
             start += size
         return replace(self, model=model, left=rows[start:].copy())
 
-    def ended(self) -> _PartialComponents:
-        """After the last rows."""
+    def fit_last_batches(self) -> _PartialComponents:
+        """Fit the rows that are left at the end; return the new state."""
         if self.left is None or not len(self.left):
             return self
         model = copy.copy(self.model)
@@ -421,7 +433,7 @@ class _PartialComponents:
         return replace(self, model=model, left=None)
 
 
-def _step(
+def _fit_block(
     course: _PartialComponents, index: int, X: Any, y: Any, sample_weight: Any
 ) -> _PartialComponents:
     rows = as_rows(X, index=index)
@@ -430,20 +442,23 @@ def _step(
         return course
     check_finite_rows(rows, index)
     try:
-        found = course.went_on(rows)
+        found = course.fit_whole_batches(rows)
     except ValueError as error:
         raise as_ours(error, f"Block {index} of X: ") from error
     return replace(found, n_rows=course.n_rows + len(rows))
 
 
-_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
-#: Features up to which a covariance is made rather than sketched; and at all.
-_WIDE, _MOST = 4096, 2**14
-#: Products up to which they are made in float64 whatever the rows' dtype, since it is quick.
-_QUICK = 10**7
+_SVD_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
+#: Features above which a few components are found by power iterations rather than exactly.
+_MAX_FEATURES_EXACT = 4096
+#: Features above which no covariance is made: it would take more than 2 GiB.
+_MAX_FEATURES_OF_COVARIANCE = 2**14
+#: Products of numbers up to which the covariance is made in float64 whatever the rows' dtype; so
+#: few take milliseconds.
+_MAX_DOUBLE_PRODUCTS = 10**7
 
 
-class PCA(Components):
+class PCA(BaseComponents):
     """Principal components of all rows, from one pass over them.
 
     The covariance is one sum of the size of ``n_features ** 2``, each block about a point of its
@@ -542,7 +557,7 @@ shape (n_components,)
 
     def _check_params(self) -> None:
         n = self.n_components
-        whole = self._count is not None and not isinstance(n, bool) and n >= 0
+        whole = self._n_requested is not None and not isinstance(n, bool) and n >= 0
         share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < float(n) < 1
         if not (n is None or whole or share or (isinstance(n, str) and n == "mle")):
             raise InvalidParameterError(
@@ -551,7 +566,7 @@ shape (n_components,)
             )
         for name in ("copy", "whiten"):
             check_flag(name, getattr(self, name))
-        check_one_of("svd_solver", self.svd_solver, _SOLVERS)
+        check_one_of("svd_solver", self.svd_solver, _SVD_SOLVERS)
         check_number("tol", self.tol)
         if self.iterated_power != "auto" and self.iterated_power != 0:
             check_count("iterated_power", self.iterated_power, '0 or "auto"')
@@ -560,16 +575,16 @@ shape (n_components,)
         check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
-        n_rows, d = self._n_rows(rows), rows.survey.n_features
-        self._check_rows(rows, min(n_rows, d))
-        return Unlabelled(d), self._solver(n_rows, d)
+        n_rows, d = self._count_weighted_rows(rows), rows.survey.n_features
+        self._check_enough_rows(rows, min(n_rows, d))
+        return Unlabelled(d), self._choose_solver(n_rows, d)
 
     @staticmethod
-    def _n_rows(rows: DatasetInfo) -> int:
-        """Rows, where a weight of k counts as k of them."""
+    def _count_weighted_rows(rows: DatasetInfo) -> int:
+        """Return the number of rows, where a weight of k counts as k rows."""
         return rows.survey.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
 
-    def _check_rows(self, rows: DatasetInfo, most: int) -> None:
+    def _check_enough_rows(self, rows: DatasetInfo, most: int) -> None:
         n_rows = rows.survey.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
@@ -577,108 +592,114 @@ shape (n_components,)
                 "rows at least, and weights whose sum is 2 at least, since a weight of 2 is a row "
                 "twice. Give more rows, or larger weights."
             )
-        if self._count is not None and self._count > most:
+        if self._n_requested is not None and self._n_requested > most:
             raise InvalidParameterError(
                 f"n_components={self.n_components} must be between 0 and min(n_samples, n_features)"
                 f"={most} with svd_solver={self.svd_solver!r}. Ask for fewer components."
             )
-        if self.n_components == "mle" and self._n_rows(rows) < rows.survey.n_features:
+        if self.n_components == "mle" and self._count_weighted_rows(rows) < rows.survey.n_features:
             raise InvalidDataError(
                 "n_components='mle' is only supported if n_samples >= n_features. Give a number "
                 "of components."
             )
 
-    def _solver(self, n_rows: int, d: int) -> Solver:
-        k = self._count
-        if k is not None and self._sketches(d, k):
+    def _choose_solver(self, n_rows: int, d: int) -> Solver:
+        k = self._n_requested
+        if k is not None and self._prefers_power_iterations(d, k):
             return PowerIterations(
                 n_components=k,
                 n_oversamples=int(self.n_oversamples),
-                n_iter=self._n_power(k, min(n_rows, d)),
+                n_iter=self._count_power_iterations(k, min(n_rows, d)),
                 centred=True,
                 seed=seed_of(self.random_state),
                 lanczos=self.svd_solver == "arpack",
                 tol=float(self.tol),
             )
-        if d > _MOST:
+        if d > _MAX_FEATURES_OF_COVARIANCE:
             raise InvalidParameterError(
                 f"n_components={self.n_components!r} and svd_solver={self.svd_solver!r} would make "
                 f"the whole covariance of {d:,} features. Ask for a number of components, with "
                 'svd_solver="randomized".'
             )
-        few = n_rows < 10 * d or n_rows * d * d <= _QUICK
+        # scikit-learn too is exact with less than 10 rows per feature; and so are small products.
+        few = n_rows < 10 * d or n_rows * d * d <= _MAX_DOUBLE_PRODUCTS
         double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
         return CovarianceEigenSolver(k, double)
 
     @property
-    def _count(self) -> int | None:
-        """The number of components, where one is asked for."""
+    def _n_requested(self) -> int | None:
+        """Return the number of components, where the parameter is a number."""
         return int(self.n_components) if isinstance(self.n_components, Integral) else None
 
-    def _sketches(self, d: int, k: int) -> bool:
+    def _prefers_power_iterations(self, d: int, k: int) -> bool:
         """Return whether a few products with vectors cost less than a covariance."""
-        if d <= _WIDE or not k or self.svd_solver in ("full", "covariance_eigh"):
+        if d <= _MAX_FEATURES_EXACT or not k or self.svd_solver in ("full", "covariance_eigh"):
             return False
         return self.svd_solver != "auto" or 2 * (k + self.n_oversamples) < d
 
-    def _n_power(self, k: int, least: int) -> int:
-        """Passes, as scikit-learn counts them and one more, which it makes on the other side."""
+    def _count_power_iterations(self, k: int, least: int) -> int:
+        """Return the number of passes: scikit-learn's, and one for its last product with X.T."""
         if self.iterated_power != "auto":
             return int(self.iterated_power) + 1
         return 8 if k < 0.1 * least else 5
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         found, weight = solution.extra, rows.weight_sum
-        n_rows, d = self._n_rows(rows), model.n_features
+        n_rows, d = self._count_weighted_rows(rows), model.n_features
         if not found["total"] > 0:
             raise InvalidDataError(
                 "All rows of X are equal: there is no variance to explain. Check the filter or the "
                 "columns that made them."
             )
-        # Rows number 1 less than their freedom, and their weights likewise.
+        # From variances over n to unbiased ones, over n - 1; weights count as rows.
         unbiased, most = weight / (weight - 1), min(n_rows, d)
         variance, total = found["values"][:most] * unbiased, found["total"] * unbiased
         ratio = variance / total
-        k = self._n_found(variance, ratio, weight, most)
+        k = self._resolve_n_components(variance, ratio, weight, most)
         self.n_components_ = k
         self.components_ = solution.w[:k].copy()
         self.explained_variance_, self.explained_variance_ratio_ = variance[:k], ratio[:k]
         self.singular_values_ = np.sqrt(variance[:k] * (weight - 1))
         self.mean_ = found["mean"]
+        # Noise: the mean of the variance that the components leave (Tipping and Bishop 1999). Power
+        # iterations know no more than the total of it.
         left = variance[k:].sum() if len(variance) == most else total - variance[:k].sum()
         self.noise_variance_ = max(0.0, float(left)) / (most - k) if k < most else 0.0
         self.n_samples_ = n_rows
         self.n_features_in_ = d
 
-    def _n_found(self, variance: Array, ratio: Array, weight: float, most: int) -> int:
-        """Number of components of what the user asked for."""
+    def _resolve_n_components(self, variance: Array, ratio: Array, weight: float, most: int) -> int:
+        """Return the number of components that the parameter asks for."""
         if self.n_components is None:
             return most
         if self.n_components == "mle":
             return int(infer_dimension(variance, weight))
-        if self._count is not None:
-            return self._count
+        if self._n_requested is not None:
+            return self._n_requested
+        # A share of the variance: as many components as exceed it.
         enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1
         return min(int(enough), most)
 
     # -- functions of rows ---------------------------------------------------------------------
 
     @property
-    def _scales(self) -> Array:
-        """Divisors of whitened projections; never zero."""
+    def _whitening_scales(self) -> Array:
+        """Return the divisors of whitened projections, which are never zero."""
         root = np.sqrt(self.explained_variance_)
         return np.asarray(np.maximum(root, np.finfo(np.float64).eps))
 
-    def _projection(self) -> Projected:
-        matrix = self.components_.T / self._scales if self.whiten else self.components_.T
-        return Projected(np.ascontiguousarray(matrix), before=self.mean_)
+    def _make_projection(self) -> AffineProjection:
+        matrix = self.components_.T / self._whitening_scales if self.whiten else self.components_.T
+        return AffineProjection(np.ascontiguousarray(matrix), before=self.mean_)
 
-    def _expansion(self) -> Projected:
-        scaled = self.components_ * self._scales[:, None] if self.whiten else self.components_
-        return Projected(scaled, after=self.mean_)
+    def _make_expansion(self) -> AffineProjection:
+        scaled = (
+            self.components_ * self._whitening_scales[:, None] if self.whiten else self.components_
+        )
+        return AffineProjection(scaled, after=self.mean_)
 
     def get_covariance(self) -> Array:
-        """Covariance of the model: of the components, and noise of one variance in all else.
+        """Return the covariance of the model: the components', and noise of equal variance.
 
         Returns
         -------
@@ -691,7 +712,7 @@ shape (n_components,)
         return np.asarray(covariance)
 
     def get_precision(self) -> Array:
-        """Inverse of the model's covariance.
+        """Return the inverse of the model's covariance.
 
         Returns
         -------
@@ -703,14 +724,14 @@ shape (n_components,)
             return np.eye(d) / noise
         if noise == 0:
             return np.asarray(linalg.inv(self.get_covariance()))
-        # By the matrix inversion lemma, of a diagonal in the space of the components.
+        # Matrix inversion lemma: the covariance is noise * I plus a diagonal in the components.
         share = 1 / np.maximum(self.explained_variance_, noise) - 1 / noise
         precision = (self.components_.T * share) @ self.components_
         precision.flat[:: d + 1] += 1 / noise
         return np.asarray(precision)
 
     def score_samples(self, X: Any) -> Any:
-        """Log-likelihood of each row under the model.
+        """Return the log-likelihood of each row under the model.
 
         Parameters
         ----------
@@ -724,7 +745,7 @@ shape (n_components,)
         return self._map_raw_predictions(None, X, np.float64, None)
 
     def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
-        """Mean log-likelihood of the rows, weighted.
+        """Return the weighted mean of the log-likelihoods of the rows.
 
         Parameters
         ----------
@@ -735,14 +756,14 @@ shape (n_components,)
         total, weight = self._sum_and_weight(X, sample_weight)
         return total / weight
 
-    def _raw_prediction(self) -> _LogLikelihood:
+    def _raw_prediction(self) -> _NormalLogLikelihood:
         precision = self.get_precision()
         constant = np.linalg.slogdet(precision)[1] - len(precision) * np.log(2 * np.pi)
-        return _LogLikelihood(self.mean_, precision, float(constant) / 2)
+        return _NormalLogLikelihood(self.mean_, precision, float(constant) / 2)
 
 
 @dataclass(frozen=True, eq=False)
-class _LogLikelihood:
+class _NormalLogLikelihood:
     """Log-likelihood of rows under a normal distribution.
 
     Parameters
@@ -756,7 +777,7 @@ class _LogLikelihood:
     constant: float
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
-        """Of each row."""
+        """Return the log-likelihood of each row."""
         rows = X.toarray() if hasattr(X, "toarray") else X
         near = rows - self.mean
         squares: NDArray[np.float64] = np.einsum("ij,ij->i", near, near @ self.precision)

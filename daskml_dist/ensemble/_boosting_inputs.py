@@ -1,4 +1,8 @@
-"""Categorical features and constraints."""
+"""Inputs of boosting beside plain rows: categorical features, and constraints on features.
+
+`encode_categories` turns the categories of a frame into their numbers, which trees bin as they are;
+the functions ``resolve_..._cst`` turn what a user gives into arrays by feature number.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +19,21 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = [
-    "categories_of",
-    "categories_remedy",
-    "groups_of",
-    "numbered",
-    "signs_of",
-    "which_are_categorical",
+    "encode_categories",
+    "find_categorical_features",
+    "find_categories",
+    "resolve_interaction_cst",
+    "resolve_monotonic_cst",
+    "suggest_categories",
 ]
 
 Categories = dict[Any, NDArray[Any]]
 
 
-def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_] | None:
-    """Mask of the categorical features of what the user gave as X and as `categorical_features`.
+def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
+    """Return the mask of the categorical features, from X and the parameter.
 
-    None where none are asked for of rows whose width nobody knows before they are read.
+    None where none are given and the number of columns is not known before the rows are read.
     """
     is_frame = is_dataframe_like(X)
     by_dtype = isinstance(given, str) and given == "from_dtype"
@@ -48,6 +52,7 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_] | None:
         return np.zeros(n, bool)
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
+    # A mask, numbers or names of columns; objects must all be names.
     features = np.asarray(given)
     if features.size == 0:
         return np.zeros(n, bool)
@@ -96,7 +101,7 @@ def _is_category(dtype: Any) -> bool:
     return str(dtype) == "category"
 
 
-def categories_remedy(X: Any) -> str:
+def suggest_categories(X: Any) -> str:
     """Return how to make categories of a frame's columns of words, which boosting takes as such."""
     dtypes = zip(X.columns, X.dtypes, strict=True) if is_dataframe_like(X) else ()
     words = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
@@ -108,14 +113,14 @@ def categories_remedy(X: Any) -> str:
     return f" Boosting takes words as categories too: X = {how}."
 
 
-def categories_of(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
-    """Sorted categories of some columns of a frame."""
+def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
+    """Return the sorted categories of the columns of a frame that a mask names."""
     found: Categories = {}
     for name in X.columns[mask]:
         column = X[name]
         if not _is_category(column.dtype):
             column = column.astype("category")
-        known = _known(column, max_bins)
+        known = _read_categories(column, max_bins)
         try:
             found[name] = np.sort(np.asarray(known))
         except TypeError as error:
@@ -127,10 +132,11 @@ def categories_of(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
     return found
 
 
-def _known(column: Any, max_bins: int) -> Any:
-    """Categories of a column: in memory those of its rows, of Dask those that it declares.
+def _read_categories(column: Any, max_bins: int) -> Any:
+    """Return the categories of a column: in memory those that its rows have.
 
-    Of Dask too those of its rows, where it declares none, or more than bins.
+    Of a Dask column those that its dtype declares; where it declares none, or more than there are
+    bins, those of its rows.
     """
     if not is_dask(column):
         return column.cat.remove_unused_categories().cat.categories
@@ -156,21 +162,22 @@ def check_cardinality(name: str, n: int, max_bins: int) -> None:
         )
 
 
-def numbered(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
-    """A frame with the numbers of categories in place of these; NaN where there is no such one."""
+def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
+    """Return a frame with the numbers of categories in their place; NaN for unknown ones."""
     if not categories or not is_dataframe_like(X):
         return X
     if not is_dask(X):
-        return _numbered(X, categories, known)
+        return _encode_frame(X, categories, known)
     meta = X._meta.assign(**{name: np.empty(0) for name in categories})
-    return X.map_partitions(_numbered, dict(categories), known, meta=meta)
+    return X.map_partitions(_encode_frame, dict(categories), known, meta=meta)
 
 
-def _numbered(X: Any, categories: Mapping[Any, NDArray[Any]], must: bool) -> Any:
+def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], must: bool) -> Any:
     import pandas as pd
 
     columns = {}
     for name, known in categories.items():
+        # -1 for values that are no known category, missing ones among them.
         at = pd.Index(known).get_indexer(np.asarray(X[name], dtype=object))
         if must and (strange := X[name][at < 0].dropna().unique().tolist()):
             raise InvalidDataError(
@@ -181,8 +188,10 @@ def _numbered(X: Any, categories: Mapping[Any, NDArray[Any]], must: bool) -> Any
     return X.assign(**columns)
 
 
-def signs_of(estimator: Any, given: Any, n_features: int, n_outputs: int) -> NDArray[np.int8]:
-    """Monotonic constraint of each feature: 1 rises, -1 falls, 0 is free."""
+def resolve_monotonic_cst(
+    estimator: Any, given: Any, n_features: int, n_outputs: int
+) -> NDArray[np.int8]:
+    """Return the monotonic constraint of each feature: 1 rises, -1 falls, 0 is free."""
     if given is None:
         return np.zeros(n_features, np.int8)
     if n_outputs > 1:
@@ -191,7 +200,7 @@ def signs_of(estimator: Any, given: Any, n_features: int, n_outputs: int) -> NDA
             "monotonic_cst out, or fit a classifier a class."
         )
     if isinstance(given, dict):
-        return _signs_by_name(estimator, given, n_features)
+        return _resolve_cst_by_name(estimator, given, n_features)
     if np.shape(given) != (n_features,):
         raise InvalidParameterError(
             f"monotonic_cst has shape {np.shape(given)} but the input data X has {n_features} "
@@ -206,7 +215,9 @@ def signs_of(estimator: Any, given: Any, n_features: int, n_outputs: int) -> NDA
     return np.asarray(given).astype(np.int8)
 
 
-def _signs_by_name(estimator: Any, given: dict[Any, Any], n_features: int) -> NDArray[np.int8]:
+def _resolve_cst_by_name(
+    estimator: Any, given: dict[Any, Any], n_features: int
+) -> NDArray[np.int8]:
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         raise InvalidParameterError(
@@ -230,8 +241,8 @@ def _signs_by_name(estimator: Any, given: dict[Any, Any], n_features: int) -> ND
     return found
 
 
-def groups_of(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:
-    """Groups of features that may meet in a branch; None: all may."""
+def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:
+    """Return the groups of features that may be split by in one branch; None: all may."""
     if given is None:
         return None
     if isinstance(given, str) and given == "no_interactions":
@@ -254,6 +265,7 @@ def groups_of(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None
                 f"= [0, {n_features - 1}], specifying the position of features, got invalid "
                 f"indices: {group!r}. {hint}"
             )
+    # Features that no group names form one of their own, as in scikit-learn.
     rest = set(range(n_features)).difference(*groups)
     groups += [rest] if rest else []
     return tuple(tuple(sorted(int(i) for i in group)) for group in groups)

@@ -1,4 +1,9 @@
-"""Held-out rows."""
+"""Rows that boosting holds out or is given to be scored, and the scores of early stopping.
+
+`join_rows` puts the sets that a user gives behind the rows of the fit, so that one pass bins them
+all; `JoinedRows` finds them again. `choose_held_out_rows` draws rows where none are given, and
+`make_scorer` lets any scorer of scikit-learn score the raw predictions of a fit under way.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,15 @@ from daskml_dist.solvers.boosting_scores import Scorer
 from daskml_dist.solvers.holdout import StratifiedHoldout
 from daskml_dist.training.dataset_info import DataSummary
 
-__all__ = ["GivenSets", "JoinedRows", "check_scoring", "held_out", "joined", "scorer_of", "shares"]
+__all__ = [
+    "GivenSets",
+    "JoinedRows",
+    "check_scoring",
+    "choose_held_out_rows",
+    "compute_probabilities",
+    "join_rows",
+    "make_scorer",
+]
 
 Inputs = tuple[Any, Any, Any]
 
@@ -37,9 +50,9 @@ class GivenSets:
     Parameters
     ----------
     inputs : tuple of (X, y, sample_weight)
-        The last set is that to stop early by.
+        The set to stop early by comes last.
     arguments : tuple of (str, str, str)
-        How the user calls the inputs of each set, for errors.
+        Names of the inputs of each set, for errors.
     keys : tuple of str
         Keys of the scores that are watched, in the records of the fit.
     scorings : tuple of str, callable or None
@@ -57,7 +70,7 @@ class GivenSets:
 
 @dataclass(frozen=True, eq=False)
 class JoinedRows:
-    """Places of the rows of the fit, and of each set behind them, among joined ones.
+    """Ranges of the rows of the fit, and of each set behind them, among the joined rows.
 
     Parameters
     ----------
@@ -69,7 +82,7 @@ class JoinedRows:
     weight : ndarray or None
         Weights of the fit, likewise.
     targets_are_called : str
-        How the user calls the targets of the sets, for errors.
+        Names of the targets of the sets, for errors.
     """
 
     ends: tuple[int, ...]
@@ -82,12 +95,13 @@ class JoinedRows:
         """Return the number of rows up to the end of those of the fit, and of each set."""
         if not self.of_blocks:
             return list(self.ends)
-        return [self._first_blocks(survey, end).n_rows for end in self.ends]
+        return [self._take_first_blocks(survey, end).n_rows for end in self.ends]
 
     def label_weights(self, survey: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the sum of the weights of each class of the fit; its rows without weights."""
+        """Return the weight of each class in the fit: a sum of weights, or a number of rows."""
+        # Lazy targets were counted by block; those in memory are counted here, without the sets.
         if self.target is None:
-            of_fit = self._blocks_of_fit(survey)
+            of_fit = self._find_blocks_of_fit(survey)
             sums, found = of_fit.label_weights(classes), of_fit.classes
         else:
             found, at = np.unique(np.asarray(self.target), return_inverse=True)
@@ -101,10 +115,10 @@ class JoinedRows:
             )
         return sums
 
-    def _blocks_of_fit(self, survey: DataSummary) -> DataSummary:
-        """Return the facts of the blocks of the fit, which end where its rows do."""
+    def _find_blocks_of_fit(self, survey: DataSummary) -> DataSummary:
+        """Return the summary of the blocks that hold the rows of the fit alone."""
         if self.of_blocks:
-            return self._first_blocks(survey, self.ends[0])
+            return self._take_first_blocks(survey, self.ends[0])
         infos, n_rows = sorted(survey.infos, key=lambda info: info.index), 0
         for number, info in enumerate(infos):
             if n_rows >= self.ends[0]:
@@ -112,25 +126,26 @@ class JoinedRows:
             n_rows += info.n_rows
         return DataSummary(infos)
 
-    def _first_blocks(self, survey: DataSummary, n: int) -> DataSummary:
+    def _take_first_blocks(self, survey: DataSummary, n: int) -> DataSummary:
         return DataSummary(sorted(survey.infos, key=lambda info: info.index)[:n])
 
 
-def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
+def join_rows(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
     """Return X, y and weights with those of the sets behind them."""
     _check_lengths(given, ("X", "y", "sample_weight"))
     for inputs, arguments in zip(sets.inputs, sets.arguments, strict=True):
-        _check_alike(given[0], inputs[0], arguments[0])
+        _check_same_form(given[0], inputs[0], arguments[0])
         _check_lengths(inputs, arguments)
     every = [given, *sets.inputs]
+    # Either all inputs have weights, or none has.
     if len({inputs[2] is None for inputs in every}) > 1:
-        every = [_with_weights(inputs) for inputs in every]
+        every = [_with_unit_weights(inputs) for inputs in every]
     lazy = any(is_dask(a) for inputs in every for a in inputs)
-    counts = [_length(X) for X, _, _ in every]
+    counts = [_count_known_rows(X) for X, _, _ in every]
     of_blocks = any(n is None for n in counts)
     if of_blocks:
-        # Rows in memory become one block.
-        counts = [_n_blocks(X) for X, _, _ in every]
+        # Where some lengths are unknown, blocks are counted; rows in memory become one.
+        counts = [_count_blocks(X) for X, _, _ in every]
     where = JoinedRows(
         tuple(accumulate(n or 0 for n in counts)),
         of_blocks,
@@ -140,13 +155,13 @@ def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
     )
     columns = zip(*every, strict=True)
     found: Any = tuple(
-        None if parts[0] is None else _in_a_row(parts, -1 if of_blocks else "auto")
+        None if parts[0] is None else _concatenate_rows(parts, -1 if of_blocks else "auto")
         for parts in columns
     )
     return found, where
 
 
-def _check_alike(X: Any, X_val: Any, name: str) -> None:
+def _check_same_form(X: Any, X_val: Any, name: str) -> None:
     if issparse(X) or issparse(X_val):
         raise sparse_rows_error()
     frames = is_dataframe_like(X), is_dataframe_like(X_val)
@@ -169,36 +184,41 @@ def _check_alike(X: Any, X_val: Any, name: str) -> None:
 
 
 def _check_lengths(inputs: Inputs, names: tuple[str, str, str]) -> None:
-    for what in (_length, _n_partitions):
+    for what in (_count_known_rows, _count_partitions):
         known = {
             name: n for name, a in zip(names, inputs, strict=True) if (n := what(a)) is not None
         }
         if len(set(known.values())) > 1:
             told = ", ".join(f"{name} has {n}" for name, n in known.items())
-            unit = "rows" if what is _length else "partitions"
+            unit = "rows" if what is _count_known_rows else "partitions"
             raise InvalidDataError(
                 f"Found input variables with inconsistent numbers of samples: {told} {unit}. Pass "
                 "the same rows in each, in the same order."
             )
 
 
-def _with_weights(inputs: Inputs) -> Inputs:
-    """Weights of 1 where there are none."""
+def _with_unit_weights(inputs: Inputs) -> Inputs:
+    """Return the inputs with weights of 1 where there are none."""
     X, y, weight = inputs
     if weight is not None:
         return inputs
     if is_dask(y):
-        ones = y.map_partitions(_ones_like) if is_series_like(y) else da.ones_like(y, dtype=float)
+        ones = (
+            y.map_partitions(_make_unit_weights)
+            if is_series_like(y)
+            else da.ones_like(y, dtype=float)
+        )
         return X, y, ones
     return X, y, np.ones(len(y))
 
 
-def _ones_like(y: Any) -> Any:
+def _make_unit_weights(y: Any) -> Any:
+    # By way of objects: a categorical or nullable dtype would keep its kind.
     return y.astype(object).map(lambda _: 1.0).astype(float)
 
 
-def _length(X: Any) -> int | None:
-    """Rows, where they are known."""
+def _count_known_rows(X: Any) -> int | None:
+    """Return the number of rows; None where it is not known before they are read."""
     if X is None or np.isscalar(X):
         return None
     if is_dask(X) and (is_dataframe_like(X) or is_series_like(X) or np.isnan(X.shape[0])):
@@ -206,23 +226,23 @@ def _length(X: Any) -> int | None:
     return int(X.shape[0]) if hasattr(X, "shape") else len(X)
 
 
-def _n_partitions(X: Any) -> int | None:
-    """Partitions of what has no known length."""
-    return int(X.npartitions) if is_dask(X) and _length(X) is None else None
+def _count_partitions(X: Any) -> int | None:
+    """Return the number of partitions of rows of unknown number; else None."""
+    return int(X.npartitions) if is_dask(X) and _count_known_rows(X) is None else None
 
 
-def _n_blocks(X: Any) -> int:
-    """Return the blocks that rows have once they are joined with lazy ones (`_in_a_row`)."""
+def _count_blocks(X: Any) -> int:
+    """Return the number of blocks that rows have when `_concatenate_rows` has joined them."""
     if not is_dask(X):
         return 1
     is_frame = is_dataframe_like(X) or is_series_like(X)
     return int(X.npartitions) if is_frame else int(X.numblocks[0])
 
 
-def _in_a_row(parts: Sequence[Any], chunks: int | str) -> Any:
+def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
     """Return the rows of some inputs of one kind, one behind the other.
 
-    Where some are lazy, an array in memory is cut into blocks of so many rows (-1: one block).
+    Where some are lazy, an array in memory is cut into `chunks` (-1: one block).
     """
     first = parts[0]
     if any(np.isscalar(part) for part in parts):
@@ -232,7 +252,7 @@ def _in_a_row(parts: Sequence[Any], chunks: int | str) -> Any:
         )
     if any(is_dask(part) for part in parts):
         if is_dataframe_like(first) or is_series_like(first):
-            return _frames_in_a_row(parts)
+            return _concatenate_frames(parts)
         lazy = [p if is_dask(p) else da.from_array(np.asarray(p), chunks) for p in parts]
         if lazy[0].ndim == 2:
             lazy = [part.rechunk({1: -1}) for part in lazy]
@@ -244,7 +264,7 @@ def _in_a_row(parts: Sequence[Any], chunks: int | str) -> Any:
     return np.concatenate([np.asarray(part) for part in parts])
 
 
-def _frames_in_a_row(parts: Sequence[Any]) -> Any:
+def _concatenate_frames(parts: Sequence[Any]) -> Any:
     import dask.dataframe as dd
     import pandas as pd
 
@@ -257,10 +277,11 @@ def _frames_in_a_row(parts: Sequence[Any]) -> Any:
     return dd.concat(lazy)
 
 
-def held_out(
+def choose_held_out_rows(
     survey: DataSummary, classes: NDArray[Any] | None, share: float, seed: int
 ) -> StratifiedHoldout:
-    """Rows to hold out, of each class by its share."""
+    """Return the rows to hold out, of each class in proportion to its rows."""
+    # Rows of each class in each block: a worker can then draw its part of the held-out rows alone.
     infos = sorted(survey.infos, key=lambda info: info.index)
     counts = np.zeros((len(infos), 1 if classes is None else len(classes)), np.int64)
     for of_block, info in zip(counts, infos, strict=True):
@@ -283,7 +304,7 @@ Array = NDArray[Any]
 
 
 def check_scoring(scoring: Any) -> None:
-    """Check the parameter `scoring`."""
+    """Check the parameter `scoring` of a fit."""
     if scoring is None or callable(scoring) or scoring == "loss":
         return
     if not isinstance(scoring, str) or scoring not in get_scorer_names():
@@ -294,15 +315,17 @@ def check_scoring(scoring: Any) -> None:
         )
 
 
-def scorer_of(scoring: Any, classes: Array | None, link: Callable[[Array], Array]) -> Scorer | None:
-    """The scorer of a parameter that is checked; None for the loss."""
+def make_scorer(
+    scoring: Any, classes: Array | None, inverse_link: Callable[[Array], Array] | None
+) -> Scorer | None:
+    """Return the scorer of a parameter that is checked; None for the loss."""
     if isinstance(scoring, str) and scoring == "loss":
         return None
-    return _Scores(scoring, classes, link)
+    return _StoppingScore(scoring, classes, inverse_link)
 
 
-def shares(raw: Array) -> Array:
-    """Probabilities of the classes, of raw predictions."""
+def compute_probabilities(raw: Array) -> Array:
+    """Return the probabilities of the classes from raw predictions."""
     if raw.ndim == 1:
         found = np.empty((len(raw), 2))
         expit(raw, out=found[:, 1])
@@ -312,29 +335,34 @@ def shares(raw: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scores:
+class _StoppingScore:
     """Score of some rows by their raw predictions.
 
     Parameters
     ----------
     scoring : str, callable or None
     classes : ndarray or None
-    link : callable
-        From raw predictions to targets, without classes.
+    inverse_link : callable or None
+        From raw predictions to targets; of a regressor alone, which has no classes.
     """
 
     scoring: Any
     classes: Array | None
-    link: Callable[[Array], Array]
+    inverse_link: Callable[[Array], Array] | None
 
     def __call__(self, raw: Array, y: Array, weight: Array | None) -> float:
+        # One column is a regressor's, or the log odds of two classes.
         raw = raw[:, 0] if raw.shape[1] == 1 else raw
-        estimator: Any = _Regressor(self.link(raw))
-        if self.classes is not None:
-            estimator, y = _Classifier(raw, self.classes), self.classes[y.astype(np.intp)]
-        # Rows of X are places, so that a function may leave some out.
+        estimator: Any
+        if self.inverse_link is not None:
+            estimator = _KnownRegressor(self.inverse_link(raw))
+        else:
+            assert self.classes is not None
+            estimator, y = _KnownClassifier(raw, self.classes), self.classes[y.astype(np.intp)]
+        # X holds the row numbers, so that a user's function may score a part of the rows.
         given = (estimator, np.arange(len(y))[:, None], y)
         more = {} if weight is None else {"sample_weight": weight}
+        # scikit-learn's scorers get an error of the package; a user's function keeps its own.
         if isinstance(self.scoring, str):
             try:
                 return float(get_scorer(self.scoring)(*given, **more))
@@ -343,7 +371,7 @@ class _Scores:
                     f"scoring={self.scoring!r} cannot score the rows: {error}. Use a scorer of "
                     'such targets and predictions, or "loss".'
                 ) from error
-        found = (self.scoring or _own_score)(*given, **more)
+        found = (self.scoring or _score_by_estimator)(*given, **more)
         try:
             return float(found)
         except (TypeError, ValueError) as error:
@@ -352,12 +380,14 @@ class _Scores:
             ) from error
 
 
-def _own_score(estimator: Any, X: Array, y: Array, sample_weight: Array | None = None) -> Any:
+def _score_by_estimator(
+    estimator: Any, X: Array, y: Array, sample_weight: Array | None = None
+) -> Any:
     return estimator.score(X, y, sample_weight)
 
 
-class _Regressor(RegressorMixin, BaseEstimator):
-    """Regressor that answers what is known of places of rows."""
+class _KnownRegressor(RegressorMixin, BaseEstimator):
+    """Regressor whose predictions are known, and looked up by the row numbers in X."""
 
     def __init__(self, answers: Array) -> None:
         self.answers = answers
@@ -366,8 +396,8 @@ class _Regressor(RegressorMixin, BaseEstimator):
         return np.asarray(self.answers[np.asarray(X)[:, 0]])
 
 
-class _Classifier(ClassifierMixin, BaseEstimator):
-    """Classifier that answers by the raw predictions of places of rows."""
+class _KnownClassifier(ClassifierMixin, BaseEstimator):
+    """Classifier whose raw predictions are known, and looked up by the row numbers in X."""
 
     def __init__(self, raw: Array, classes: Array) -> None:
         self.raw, self.classes = raw, classes
@@ -377,7 +407,7 @@ class _Classifier(ClassifierMixin, BaseEstimator):
         return np.asarray(self.raw[np.asarray(X)[:, 0]])
 
     def predict_proba(self, X: Array) -> Array:
-        return shares(self.decision_function(X))
+        return compute_probabilities(self.decision_function(X))
 
     def predict(self, X: Array) -> Array:
         raw = self.decision_function(X)

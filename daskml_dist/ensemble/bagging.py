@@ -1,4 +1,9 @@
-"""Bagging: members fitted to rows and columns that each draws."""
+"""Bagging of any estimator: each member is fitted to rows and columns that it draws.
+
+Rows in memory are left to scikit-learn. On a Dask collection `BaggingMixin.fit` draws rows by
+hashing their numbers (`RowDraws`), so a draw needs no message between blocks; it then fits the
+members as one batched fit or one by one, and scores them out of bag where that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
+from operator import methodcaller
 from typing import Any, ClassVar, Self
 
 import dask.array as da
@@ -48,16 +54,23 @@ from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-__all__ = ["BaggingClassifier", "BaggingRegressor", "Draws"]
+__all__ = ["BaggingClassifier", "BaggingRegressor", "RowDraws"]
 
-_BITS = np.uint64(11)
-#: Draws of a row, the most that a table of their chances has.
-_MOST = 64
+#: Bits of a 64-bit hash beyond the 53 that a float64 holds, which are shifted out.
+_SURPLUS_HASH_BITS = np.uint64(11)
+#: Draws of one row that the table of Poisson probabilities goes up to: at 10 draws a row on
+#: average, more have a probability below 1e-28.
+_POISSON_TABLE_SIZE = 64
+#: Seeds of members are below this number, as in scikit-learn.
+_SEED_LIMIT = np.iinfo(np.int32).max
+
+
+# --- draws of rows ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
-    """Draws of each row by each member, which follow from the row's number among all.
+class RowDraws:
+    """Number of times that each member draws each row, computed from the row's global number.
 
     Parameters
     ----------
@@ -65,18 +78,17 @@ class Draws:
     n_rows : int
         Of all blocks.
     n_drawn : int
-        Rows that a member draws: exactly so many without replacement, else on average.
+        Rows that a member draws: exactly without replacement, on average with it.
     replace : bool
         Whether a row may be drawn again.
     weight : float or None
-        Sum of the weights of all rows, which these are drawn by; None: all alike.
+        Sum of the weights of all rows, which rows are drawn in proportion to; None: all alike.
 
     Notes
     -----
-    With replacement the draws of a row are Poisson-distributed, which is what n draws of n rows
-    come to for many rows, and what rows that do not know of each other can draw (N. Oza and
-    S. Russell, "Online bagging and boosting", AISTATS 2001). Without, rows are ranked by a
-    permutation.
+    With replacement the draws of a row are Poisson-distributed, the limit of n draws from n rows
+    for many rows, and independent of all other rows (N. Oza and S. Russell, "Online bagging and
+    boosting", AISTATS 2001). Without, rows are ranked by a permutation and the first are taken.
     """
 
     seeds: NDArray[np.int64]
@@ -85,61 +97,50 @@ class Draws:
     replace: bool
     weight: float | None = None
 
-    def of(
+    def count_range(
         self, member: int, first: int, n: int, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """Draws of the `n` rows from number `first` on, of these weights."""
-        return self.of_rows(member, np.arange(first, first + n), weights)
+        """Return the draws of the `n` rows from number `first` on."""
+        return self.count_rows(member, np.arange(first, first + n), weights)
 
-    def of_rows(
+    def count_rows(
         self, member: int, rows: NDArray[np.int64], weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """Draws of the rows of these numbers, and weights."""
+        """Return the draws of the rows with these global numbers."""
         n, seed = len(rows), int(self.seeds[member])
         if not self.replace:
             if self.n_drawn >= self.n_rows:
                 return np.ones(n, np.int64)
             return (Permutation(self.n_rows, (seed,))(rows) < self.n_drawn).astype(np.int64)
+        # Hash the row's number twice, with two keys of the member's seed, to a uniform number of
+        # [0, 1); then invert the Poisson distribution at it.
         key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-        chance = hash_numbers(hash_numbers(rows.astype(np.uint64), key[0]), key[1]) >> _BITS
-        uniform = chance.astype(np.float64) * 2.0**-53
+        hashes = hash_numbers(hash_numbers(rows.astype(np.uint64), key[0]), key[1])
+        uniform = (hashes >> _SURPLUS_HASH_BITS).astype(np.float64) * 2.0**-53
         if weights is None or self.weight is None:
-            chances = stats.poisson.cdf(np.arange(_MOST), self.n_drawn / self.n_rows)
-            return np.searchsorted(chances, uniform, side="right").astype(np.int64)
+            # All rows have one rate: a lookup in a table is several times as fast as `ppf`.
+            table = stats.poisson.cdf(np.arange(_POISSON_TABLE_SIZE), self.n_drawn / self.n_rows)
+            return np.searchsorted(table, uniform, side="right").astype(np.int64)
         rates = self.n_drawn * weights / self.weight
+        # `ppf` is -1 where the rate is 0.
         return np.asarray(np.maximum(stats.poisson.ppf(uniform, rates), 0), np.int64)
 
 
-def weights_of(n: int, given: Any) -> NDArray[np.float64] | None:
-    """Weights of a block's rows, of which there may be one for all."""
-    if given is None:
-        return None
-    return np.full(n, float(given)) if np.ndim(given) == 0 else np.asarray(given, np.float64)
-
-
 @dataclass(frozen=True, eq=False)
-class DrawnRows:
-    """Draws of a fit, told without its rows.
+class DrawnSamples:
+    """Draws of a finished fit, kept without its rows; a block's weights are lazy or a float."""
 
-    Parameters
-    ----------
-    draws : Draws
-    starts : ndarray of int64 of shape (n_blocks,)
-    weights : list of Delayed or float, or None
-        Of the rows of each block, where they are drawn by these.
-    """
-
-    draws: Draws
+    draws: RowDraws
     starts: NDArray[np.int64]
     weights: list[Any] | None
 
-    def of(self, member: int) -> da.Array:
-        """Numbers of the rows that a member has drawn, lazy."""
-        number = delayed(partial(_numbers, self.draws, member), pure=False)
+    def find_rows(self, member: int) -> da.Array:
+        """Return the numbers of the rows that a member has drawn, as often as it did, lazily."""
+        find = delayed(partial(_repeat_row_numbers, self.draws, member), pure=False)
         stops = np.append(self.starts[1:], self.draws.n_rows)
         weights = self.weights or [None] * len(stops)
         pieces = [
-            number(int(start), int(stop), weight)
+            find(int(start), int(stop), weight)
             for start, stop, weight in zip(self.starts, stops, weights, strict=True)
         ]
         numbers: da.Array = da.concatenate(
@@ -148,51 +149,151 @@ class DrawnRows:
         return numbers
 
 
-def _numbers(draws: Draws, member: int, start: int, stop: int, weight: Any) -> NDArray[np.int64]:
-    counts = draws.of(member, start, stop - start, weights_of(stop - start, weight))
+def _repeat_row_numbers(
+    draws: RowDraws, member: int, start: int, stop: int, weight: Any
+) -> NDArray[np.int64]:
+    counts = draws.count_range(member, start, stop - start, _expand_weights(stop - start, weight))
     return np.repeat(np.arange(start, stop), counts)
 
 
+def _expand_weights(n: int, given: Any) -> NDArray[np.float64] | None:
+    """Return one weight per row of a block, which may be given one for all; None stays None."""
+    if given is None:
+        return None
+    return np.full(n, float(given)) if np.ndim(given) == 0 else np.asarray(given, np.float64)
+
+
 @dataclass(frozen=True, eq=False)
-class DrawnRoles(FoldAssignment):
-    """Draws of rows, whose codes are their numbers; a split is a member.
+class BaggedRows:
+    """Rows of a fit, what members draw of them, and the inputs of each member's fit.
 
     Parameters
     ----------
-    draws : Draws
-        By no weights.
+    rows : Collection
+        With targets and, where rows are drawn by them, weights.
+    starts : ndarray of int64 of shape (n_blocks,)
+        Number of each block's first row.
+    draws : RowDraws
+    features : list of ndarray of int
+        Columns of each member.
+    all_features : bool
+        Whether every member has all columns, in their order.
     """
 
-    draws: Draws
+    rows: Collection
+    starts: NDArray[np.int64]
+    draws: RowDraws
+    features: list[NDArray[np.int64]]
+    all_features: bool
+
+    def draw_counts(self, member: int) -> list[Delayed]:
+        """Return the draws of the rows of each block, lazily."""
+        count = delayed(partial(_count_block_draws, self.draws, member), pure=False)
+        each = zip(self.rows.parts, self.starts, strict=True)
+        return [count(int(start), X, weight) for (X, _, weight), start in each]
+
+    def member_inputs(self, member: int, sample: Any, by_weight: bool) -> tuple[Any, Any, Any]:
+        """Return X, y and weights of a member's fit; without weights, drawn rows are repeated."""
+        X, y = self.rows.inputs[0], self._target_array()
+        counts = self.draw_counts(member)
+        features = None if self.all_features else self.features[member]
+        # Columns are selected per block; an array of which all are taken is passed on as it is.
+        if not (by_weight and self.all_features and not hasattr(X, "columns")):
+            X = self._map_parts(0, partial(_select_columns, features), sample)
+        if by_weight:
+            # Counts as sample weights: no row is copied.
+            as_floats = delayed(methodcaller("astype", np.float64), pure=False)
+            return X, y, as_array([as_floats(one) for one in counts], self.rows, np.empty(0))
+        # How many rows a block has after its draws is not known before it is computed.
+        unknown = Collection(**{**vars(self.rows), "row_counts": None})
+        repeat = delayed(_repeat_rows, pure=False)
+        samples = _select_columns(features, sample), np.empty(0, y.dtype)
+        repeated = []
+        for value, like in zip((X, y), samples, strict=True):
+            pieces = zip(value.to_delayed().ravel(), counts, strict=True)
+            repeated.append(as_array([repeat(one, count) for one, count in pieces], unknown, like))
+        return repeated[0], repeated[1], None
+
+    def numbered_inputs(self, sample: Any) -> tuple[Any, Any]:
+        """Return X, and targets with the global numbers of the rows as a second column."""
+        X = self.rows.inputs[0]
+        if hasattr(X, "columns"):
+            X = self._map_parts(0, partial(_select_columns, None), sample)
+        number = delayed(_append_row_numbers, pure=False)
+        each = zip(self.rows.parts, self.starts, strict=True)
+        pieces = [number(part[1], int(start)) for part, start in each]
+        return X, as_array(pieces, self.rows, np.empty((0, 2)))
+
+    def _target_array(self) -> Any:
+        dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
+        return self._map_parts(1, partial(as_column, name="y"), np.empty(0, dtype))
+
+    def _map_parts(self, place: int, function: Any, sample: Any) -> da.Array:
+        """Apply a function to X (0) or y (1) of each block; `sample` is rows, or an empty y."""
+        lazy = delayed(function, pure=False)
+        like = function(sample) if place == 0 else sample
+        return as_array([lazy(part[place]) for part in self.rows.parts], self.rows, like)
+
+
+def _count_block_draws(
+    draws: RowDraws, member: int, first: int, X: Any, weight: Any
+) -> NDArray[np.int64]:
+    n = X.shape[0]
+    return draws.count_range(member, first, n, _expand_weights(n, weight))
+
+
+def _append_row_numbers(y: Any, start: int) -> NDArray[np.float64]:
+    targets = as_column(y, name="y")
+    return np.column_stack([targets, np.arange(start, start + len(targets))]).astype(np.float64)
+
+
+def _select_columns(features: NDArray[np.int64] | None, X: Any) -> Any:
+    rows = X if sparse.issparse(X) else np.asarray(X)
+    return rows if features is None else rows[:, features]
+
+
+def _repeat_rows(rows: Any, counts: NDArray[np.int64]) -> Any:
+    return rows[np.repeat(np.arange(len(counts)), counts)]
+
+
+# --- linear members as one fit ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DrawAssignment(FoldAssignment):
+    """Assignment of a batched fit in which a split is a member, and rows weigh by their draws.
+
+    Codes of rows are their global numbers; rows are drawn by no weights.
+    """
+
+    draws: RowDraws
     counted: ClassVar[bool] = True
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
-        """Number of members."""
+        """Return the number of members."""
         return len(self.draws.seeds)
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int64]:
-        """Draws of each row."""
-        return self.draws.of_rows(split, codes)
+        """Return the draws of each row."""
+        return self.draws.count_rows(split, codes)
 
 
-def can_be_drawn(members: Sequence[Any], classes: NDArray[Any] | None) -> bool:
-    """Return whether members can be one fit, as far as they and the labels tell."""
-    return len(members) > 1 and (classes is None or len(classes) > 1) and can_stack(members)
-
-
-def fit_drawn(
-    members: Sequence[Any], draws: Draws, X: Any, y: Any, classes: NDArray[Any] | None
+def _fit_batched(
+    members: Sequence[Any], draws: RowDraws, X: Any, y: Any, classes: NDArray[Any] | None
 ) -> list[Any] | None:
-    """Fit clones of members, each to the rows that it draws, in one fit."""
-    # Codes of a stack's rows begin with 1.
+    """Fit clones of linear members as the columns of one fit; None where that cannot be."""
+    # Codes of the rows of a batched fit begin with 1.
     collection = as_collection(X, y + np.array([0.0, 1.0]), None, multi_output=True)
     for member in members:
         member._check_params()
-    own = [(k, k) for k in range(len(members))]
+    # Each member is a candidate of its own, fitted to the split of the same number alone.
+    pairs = [(k, k) for k in range(len(members))]
     try:
-        with open_stack(members[0], collection, DrawnRoles(draws), classes, False) as stack:
-            fitted = [fit.estimator for fit in Fits(stack, members, own, (), ScoreParts()).found()]
+        with open_stack(members[0], collection, DrawAssignment(draws), classes, False) as stack:
+            fitted = [
+                fit.estimator for fit in Fits(stack, members, pairs, (), ScoreParts()).found()
+            ]
             for one in fitted:
                 one.history_ = stack.job.make_history(*stack.last)
                 remember_dtypes(one, X)
@@ -201,45 +302,52 @@ def fit_drawn(
     return fitted
 
 
-def unseen_answers(bagged: Any, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
-    """Of each block, sums of what members say of rows they have not drawn, and who says it."""
-    once = share_in_graph(partial(_given, fitted, bagged.features, bagged.draws, n_classes))
-    ask = delayed(_asked, pure=False)
+# --- out-of-bag scores -----------------------------------------------------------------------
+
+
+def _sum_oob_answers(bagged: BaggedRows, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
+    """Return, of each block, the sums of the answers to rows that members have not drawn.
+
+    And beside them how many members answered each row.
+    """
+    once = share_in_graph(partial(tuple, (fitted, bagged.features, bagged.draws, n_classes)))
+    ask = delayed(_sum_block_oob_answers, pure=False)
     each = zip(bagged.rows.parts, bagged.starts, strict=True)
     return [ask(once, int(start), X, weight) for (X, _, weight), start in each]
 
 
-def _given(*values: Any) -> tuple[Any, ...]:
-    return values
-
-
-def _asked(once: Any, first: int, X: Any, weight: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def _sum_block_oob_answers(
+    once: Any, first: int, X: Any, weight: Any
+) -> tuple[NDArray[Any], NDArray[Any]]:
     fitted, each_features, draws, n_classes = once()
     n = X.shape[0]
     rows = X if sparse.issparse(X) else np.asarray(X)
     sums = np.zeros(n if n_classes is None else (n, n_classes))
     n_members = np.zeros(n, np.int64)
-    weight = weights_of(n, weight)
+    weight = _expand_weights(n, weight)
     for member, (one, features) in enumerate(zip(fitted, each_features, strict=True)):
-        at = np.flatnonzero(draws.of(member, first, n, weight) == 0)
+        at = np.flatnonzero(draws.count_range(member, first, n, weight) == 0)
         if not len(at):
             continue
-        some = rows[at][:, features]
+        unseen = rows[at][:, features]
         n_members[at] += 1
         if n_classes is None:
-            sums[at] += one.predict(some)
+            sums[at] += one.predict(unseen)
         elif hasattr(one, "predict_proba"):
-            sums[np.ix_(at, np.asarray(one.classes_, np.int64))] += one.predict_proba(some)
+            # A member may know fewer classes than there are: its own are its columns.
+            sums[np.ix_(at, np.asarray(one.classes_, np.int64))] += one.predict_proba(unseen)
         else:
-            sums[at, np.asarray(one.predict(some), np.int64)] += 1
+            sums[at, np.asarray(one.predict(unseen), np.int64)] += 1
     return sums, n_members
 
 
-def oob_scores(bagged: Any, answers: list[Delayed], n_classes: int | None) -> tuple[float, int]:
-    """Accuracy, or R^2, of the answers; and how many rows nobody answers."""
+def _score_oob_answers(
+    bagged: BaggedRows, answers: list[Delayed], n_classes: int | None
+) -> tuple[float, int]:
+    """Return the accuracy, or R^2, of the answers, and the number of rows without any."""
     parts = [(one, y, None) for one, (_, y, _) in zip(answers, bagged.rows.parts, strict=True)]
     rows = replace(bagged.rows, parts=parts, inputs=(None, None, None))  # answers are no rows
-    sums = reduce_parts(rows, partial(_sums, n_classes), _add_oob_sums)
+    sums = reduce_parts(rows, partial(_sum_block_scores, n_classes), _add_block_scores)
     if n_classes is not None:
         n, without, hits = sums
         return float(hits / n), int(without)
@@ -248,7 +356,7 @@ def oob_scores(bagged: Any, answers: list[Delayed], n_classes: int | None) -> tu
         return float((1 - errors / spread.squares).item()), int(without)
 
 
-def _sums(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) -> Any:
+def _sum_block_scores(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) -> Any:
     found, n_members = answers
     y = as_column(y, name="y", index=index)
     if not len(y):
@@ -263,7 +371,7 @@ def _sums(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) 
     )
 
 
-def _add_oob_sums(parts: list[Any]) -> Any:
+def _add_block_scores(parts: list[Any]) -> Any:
     filled = [part for part in parts if part is not None]
     if not filled:
         return None
@@ -275,81 +383,19 @@ def _add_oob_sums(parts: list[Any]) -> Any:
     return spread, sums
 
 
-_MOST_SEED = np.iinfo(np.int32).max
+def _average_oob_answers(answers: tuple[Any, Any]) -> NDArray[np.float64]:
+    """Return the out-of-bag shares of the classes of a block, or its means; NaN of no member."""
+    sums, n_members = answers
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if sums.ndim == 2:
+            return np.asarray(sums / sums.sum(axis=1)[:, None])
+        return np.asarray(sums / np.maximum(n_members, 1))
 
 
-@dataclass(frozen=True, eq=False)
-class Bagged:
-    """Rows of a fit, what members draw of them, and pieces for each member.
-
-    Parameters
-    ----------
-    rows : Collection
-        With targets and, where rows are drawn by them, weights.
-    starts : ndarray of int64 of shape (n_blocks,)
-        Number of each block's first row.
-    draws : Draws
-    features : list of ndarray of int
-        Columns of each member.
-    whole : bool
-        Whether every member has all columns, in their order.
-    """
-
-    rows: Collection
-    starts: NDArray[np.int64]
-    draws: Draws
-    features: list[NDArray[np.int64]]
-    whole: bool
-
-    def counts(self, member: int) -> list[Delayed]:
-        """Draws of the rows of each block."""
-        count = delayed(partial(_counted, self.draws, member), pure=False)
-        each = zip(self.rows.parts, self.starts, strict=True)
-        return [count(int(start), X, weight) for (X, _, weight), start in each]
-
-    def inputs(self, member: int, sample: Any, by_weight: bool) -> tuple[Any, Any, Any]:
-        """X, y and weights of a member's fit; without weights, rows are repeated."""
-        X, y, given = self.rows.inputs[0], self._targets(), None
-        counts = self.counts(member)
-        features = None if self.whole else self.features[member]
-        if not (by_weight and self.whole and not hasattr(X, "columns")):
-            take = delayed(partial(_columns, features), pure=False)
-            X = as_array(
-                [take(part[0]) for part in self.rows.parts], self.rows, _columns(features, sample)
-            )
-        if by_weight:
-            as_floats = delayed(_as_floats, pure=False)
-            given = as_array([as_floats(one) for one in counts], self.rows, np.empty(0))
-            return X, y, given
-        unknown = Collection(**{**vars(self.rows), "row_counts": None})
-        repeat = delayed(_repeated, pure=False)
-        samples = _columns(features, sample), np.empty(0, y.dtype)
-        repeated = []
-        for value, like in zip((X, y), samples, strict=True):
-            pieces = zip(value.to_delayed().ravel(), counts, strict=True)
-            repeated.append(as_array([repeat(one, count) for one, count in pieces], unknown, like))
-        return repeated[0], repeated[1], None
-
-    def numbered(self, sample: Any) -> tuple[Any, Any]:
-        """X, and targets with the numbers of the rows behind them."""
-        X = self.rows.inputs[0]
-        if hasattr(X, "columns"):
-            take = delayed(partial(_columns, None), pure=False)
-            X = as_array([take(part[0]) for part in self.rows.parts], self.rows, sample)
-        number = delayed(_with_numbers, pure=False)
-        each = zip(self.rows.parts, self.starts, strict=True)
-        pieces = [number(part[1], int(start)) for part, start in each]
-        return X, as_array(pieces, self.rows, np.empty((0, 2)))
-
-    def _targets(self) -> Any:
-        column = delayed(partial(as_column, name="y"), pure=False)
-        dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
-        return as_array(
-            [column(part[1]) for part in self.rows.parts], self.rows, np.empty(0, dtype)
-        )
+# --- estimators ------------------------------------------------------------------------------
 
 
-class Bagging(OnBlocks):
+class BaggingMixin(OnBlocks):
     """Mixin of the bagged ensembles, put before scikit-learn's class."""
 
     _reads_rows = True
@@ -366,11 +412,11 @@ class Bagging(OnBlocks):
     warm_start: bool
     random_state: Any
     n_features_in_: int
-    _drawn_rows: DrawnRows | None = None
+    _drawn_rows: DrawnSamples | None = None
 
     @taking_client
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any) -> Self:
-        """Fit each member to rows that it draws.
+        """Fit each member to rows and columns that it draws.
 
         Parameters
         ----------
@@ -379,9 +425,9 @@ class Bagging(OnBlocks):
         sample_weight : like `y`, optional
             Chances of rows to be drawn, as scikit-learn's newest versions have it.
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **fit_params
-            What scikit-learn's metadata routing sends to members.
+            Metadata that scikit-learn's routing sends to members.
 
         Returns
         -------
@@ -403,6 +449,7 @@ class Bagging(OnBlocks):
         with checked_as_theirs():
             self._validate_params()  # type: ignore[attr-defined]
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
+        # Members are fitted to numbers of classes, as in scikit-learn.
         X, y, params = taken(X, y, {"sample_weight": sample_weight})
         (more,) = params_of(self, [("estimator", self.estimator_)], fit_params)
         if is_classifier(self):
@@ -410,19 +457,19 @@ class Bagging(OnBlocks):
             self.n_classes_ = len(self.classes_)
             y = encoded(y, self.classes_)
         weight = params.get("sample_weight")
-        seeds = self._seeds_of_new()
+        seeds = self._draw_member_seeds()
         if not len(seeds):
             warnings.warn(
                 "Warm-start fitting without increasing n_estimators does not fit new trees.",
                 stacklevel=user_stack_level(),
             )
             return self
-        bagged = self._drawn(X, y, weight, seeds)
-        self._fit_drawn(bagged, make_sample_row(bagged.rows.inputs[0]), more)
+        bagged = self._draw_inputs(X, y, weight, seeds)
+        self._fit_members(bagged, make_sample_row(bagged.rows.inputs[0]), more)
         return self
 
-    def _seeds_of_new(self) -> NDArray[np.int64]:
-        """Seeds of the members that are to be fitted."""
+    def _draw_member_seeds(self) -> NDArray[np.int64]:
+        """Return the seeds of the members that are to be fitted."""
         if self.warm_start and self.oob_score:
             raise InvalidParameterError(
                 "Out of bag estimate only available if warm_start=False. Set one of them so."
@@ -442,96 +489,95 @@ class Bagging(OnBlocks):
         if not known:
             self.estimators_, self.estimators_features_ = [], []
         else:
-            state.randint(_MOST_SEED, size=known)
-        seeds: NDArray[np.int64] = state.randint(_MOST_SEED, size=self.n_estimators - known)
+            # Skip the seeds of the members that are kept, so that a warm start ends with the same
+            # ensemble as one fit of all.
+            state.randint(_SEED_LIMIT, size=known)
+        seeds: NDArray[np.int64] = state.randint(_SEED_LIMIT, size=self.n_estimators - known)
         return seeds
 
-    def _drawn(self, X: Any, y: Any, weight: Any, seeds: NDArray[np.int64]) -> Bagged:
+    def _draw_inputs(self, X: Any, y: Any, weight: Any, seeds: NDArray[np.int64]) -> BaggedRows:
+        """Resolve `max_samples` and `max_features` to numbers, and draw rows and columns."""
         rows = as_collection(X, y, weight, numeric=False)
         check_feature_names(self, X, reset=True)
         self.n_features_in_ = d = int(make_sample_row(rows.inputs[0]).shape[1])
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
         if weight is not None:
-            total = float(reduce_parts(rows, _weight_of, _add_weights))
+            total = reduce_parts(rows, _sum_block_weights, lambda parts: float(sum(parts)))
             if not self.bootstrap:
                 raise InvalidParameterError(
                     "On Dask collections rows are drawn by their sample_weight with replacement "
                     "alone. Use bootstrap=True, or leave the weights out."
                 )
-        m = self._n_drawn(n, total)
+        given = n if self.max_samples is None else self.max_samples
+        if isinstance(given, Integral):
+            m = int(given)
+        else:  # as in scikit-learn a share of the rows, or of the sum of their weights
+            m = max(int(float(given) * (n if total is None else total)), 1)
         if not self.bootstrap and m > n:
             raise InvalidParameterError(
                 f"Effective max_samples={m} must be <= n_samples={n} to be able to sample without "
                 "replacement. Lower max_samples."
             )
-        k = self._n_features(d)
-        self._max_samples, self._max_features, self._seeds = m, k, seeds
-        features = [_features(int(seed), d, k, self.bootstrap_features) for seed in seeds]
-        whole = k == d and not self.bootstrap_features
-        if whole:
-            features = [np.arange(d)] * len(seeds)
-        draws = Draws(seeds, n, m, self.bootstrap, total)
-        return Bagged(rows, counts.cumsum() - counts, draws, features, whole)
-
-    def _n_drawn(self, n: int, weight: float | None) -> int:
-        given = self.max_samples
-        if given is None:
-            return n
-        if isinstance(given, Integral):
-            return int(given)
-        return max(int(float(given) * (n if weight is None else weight)), 1)
-
-    def _n_features(self, d: int) -> int:
-        given = self.max_features
-        k = int(given) if isinstance(given, Integral) else int(given * d)
+        k = self.max_features
+        k = int(k) if isinstance(k, Integral) else int(k * d)
         if k > d:
             raise InvalidParameterError(
-                f"max_features must be <= n_features: {given} of {d}. Lower it."
+                f"max_features must be <= n_features: {self.max_features} of {d}. Lower it."
             )
-        return max(k, 1)
+        k = max(k, 1)
+        self._max_samples, self._max_features, self._seeds = m, k, seeds
+        all_features = k == d and not self.bootstrap_features
+        features = [
+            np.arange(d)
+            if all_features
+            else _draw_columns(int(seed), d, k, self.bootstrap_features)
+            for seed in seeds
+        ]
+        draws = RowDraws(seeds, n, m, self.bootstrap, total)
+        return BaggedRows(rows, counts.cumsum() - counts, draws, features, all_features)
 
-    def _fit_drawn(self, bagged: Bagged, sample: Any, params: dict[str, Any]) -> None:
-        by_weight = has_fit_parameter(self.estimator_, "sample_weight")
+    def _fit_members(self, bagged: BaggedRows, sample: Any, params: dict[str, Any]) -> None:
+        """Fit a member for each seed, as one batched fit where that can be, and set attributes."""
+        draws = bagged.draws
         members = [
             self._make_estimator(append=False, random_state=int(seed))  # type: ignore[attr-defined]
-            for seed in bagged.draws.seeds
+            for seed in draws.seeds
         ]
+        classes = np.arange(self.n_classes_) if is_classifier(self) else None
+        may_batch = (
+            not params
+            and bagged.all_features
+            and draws.weight is None
+            and len(members) > 1
+            and (classes is None or len(classes) > 1)
+            and can_stack(members)
+        )
         with doing(type(self).__name__, getattr(self, "verbose", 0)):
             tell(f"one fit of {len(members)} members")
-            fitted = None if params else self._fit_stacked(bagged, sample, members)
+            fitted = None
+            if may_batch:
+                fitted = _fit_batched(members, draws, *bagged.numbered_inputs(sample), classes)
             if fitted is None:
-                fitted = self._fit_apart(bagged, sample, members, by_weight, params)
+                by_weight = has_fit_parameter(self.estimator_, "sample_weight")
+                jobs = []
+                for i, member in enumerate(members):
+                    X, y, weight = bagged.member_inputs(i, sample, by_weight)
+                    given = params if weight is None else {**params, "sample_weight": weight}
+                    jobs.append((member, X, y, given))
+                fitted = fit_members(jobs)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
-        weights = [part[2] for part in bagged.rows.parts] if bagged.draws.weight else None
-        self._drawn_rows = DrawnRows(bagged.draws, bagged.starts, weights)
+        weights = [part[2] for part in bagged.rows.parts] if draws.weight else None
+        self._drawn_rows = DrawnSamples(draws, bagged.starts, weights)
         self.__dict__.pop("oob_score_", None)
         if self.oob_score:
-            self._set_unseen(bagged)
+            self._set_oob_attributes(bagged)
 
-    def _fit_stacked(self, bagged: Bagged, sample: Any, members: list[Any]) -> list[Any] | None:
-        """Members as columns of one fit; None where they cannot be."""
-        classes = np.arange(self.n_classes_) if is_classifier(self) else None
-        if not (bagged.whole and bagged.draws.weight is None and can_be_drawn(members, classes)):
-            return None
-        return fit_drawn(members, bagged.draws, *bagged.numbered(sample), classes)
-
-    @staticmethod
-    def _fit_apart(
-        bagged: Bagged, sample: Any, members: list[Any], by_weight: bool, params: dict[str, Any]
-    ) -> list[Any]:
-        jobs = []
-        for i, member in enumerate(members):
-            X, y, weight = bagged.inputs(i, sample, by_weight)
-            given = params if weight is None else {**params, "sample_weight": weight}
-            jobs.append((member, X, y, given))
-        return fit_members(jobs)
-
-    def _set_unseen(self, bagged: Bagged) -> None:
+    def _set_oob_attributes(self, bagged: BaggedRows) -> None:
         n_classes = self.n_classes_ if is_classifier(self) else None
-        answers = unseen_answers(bagged, self.estimators_, n_classes)
-        self.oob_score_, n_without = oob_scores(bagged, answers, n_classes)
+        answers = _sum_oob_answers(bagged, self.estimators_, n_classes)
+        self.oob_score_, n_without = _score_oob_answers(bagged, answers, n_classes)
         if n_without:
             warnings.warn(
                 f"Some inputs ({n_without}) do not have OOB scores. This probably means too few "
@@ -539,11 +585,8 @@ class Bagging(OnBlocks):
                 stacklevel=user_stack_level(),
             )
         width = () if n_classes is None else (n_classes,)
-        table = as_array(
-            [delayed(_shares, pure=False)(one) for one in answers],
-            bagged.rows,
-            np.empty((0, *width)),
-        )
+        average = delayed(_average_oob_answers, pure=False)
+        table = as_array([average(one) for one in answers], bagged.rows, np.empty((0, *width)))
         name = "oob_prediction_" if n_classes is None else "oob_decision_function_"
         setattr(self, name, table)
 
@@ -554,68 +597,33 @@ class Bagging(OnBlocks):
         if drawn is None:
             found: list[Any] = super().estimators_samples_  # type: ignore[misc]
             return found
-        return [drawn.of(i) for i in range(len(drawn.draws.seeds))]
+        return [drawn.find_rows(i) for i in range(len(drawn.draws.seeds))]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Lazy attributes go with their collection.
+        # Lazy attributes refer to the collection of the fit, which a pickle does not hold.
         state: Any = super().__getstate__()
         if self._drawn_rows is not None and self._drawn_rows.weights is not None:
             state.pop("_drawn_rows")
         return {name: value for name, value in state.items() if not is_dask(value)}
 
 
-def _features(seed: int, d: int, k: int, replace: bool) -> NDArray[np.int64]:
+def _draw_columns(seed: int, d: int, k: int, replace: bool) -> NDArray[np.int64]:
     state = check_random_state(seed)
     if replace:
         return np.asarray(state.randint(0, d, k), np.int64)
     return np.asarray(sample_without_replacement(d, k, random_state=state), np.int64)
 
 
-def _weight_of(index: int, X: Any, y: Any, weight: Any) -> float:
-    values = np.full(X.shape[0], weight) if np.ndim(weight) == 0 else np.asarray(weight, np.float64)
-    if not np.isfinite(values).all() or (values < 0).any():
+def _sum_block_weights(index: int, X: Any, y: Any, weight: Any) -> float:
+    values = _expand_weights(X.shape[0], weight)
+    if values is None or not np.isfinite(values).all() or (values < 0).any():
         raise InvalidDataError(
             f"Weights of block {index} are negative or not finite. Drop these rows."
         )
     return float(values.sum())
 
 
-def _counted(draws: Draws, member: int, first: int, X: Any, weight: Any) -> NDArray[np.int64]:
-    return draws.of(member, first, X.shape[0], weights_of(X.shape[0], weight))
-
-
-def _with_numbers(y: Any, start: int) -> NDArray[np.float64]:
-    targets = as_column(y, name="y")
-    return np.column_stack([targets, np.arange(start, start + len(targets))]).astype(np.float64)
-
-
-def _add_weights(parts: list[float]) -> float:
-    return float(sum(parts))
-
-
-def _as_floats(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    return counts.astype(np.float64)
-
-
-def _columns(features: NDArray[np.int64] | None, X: Any) -> Any:
-    rows = X if sparse.issparse(X) else np.asarray(X)
-    return rows if features is None else rows[:, features]
-
-
-def _repeated(rows: Any, counts: NDArray[np.int64]) -> Any:
-    return rows[np.repeat(np.arange(len(counts)), counts)]
-
-
-def _shares(answers: tuple[Any, Any]) -> NDArray[np.float64]:
-    """Out-of-bag answers of a block: shares of the classes, or means."""
-    sums, n_members = answers
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if sums.ndim == 2:
-            return np.asarray(sums / sums.sum(axis=1)[:, None])
-        return np.asarray(sums / np.maximum(n_members, 1))
-
-
-class BaggingClassifier(Bagging, ensemble.BaggingClassifier):
+class BaggingClassifier(BaggingMixin, ensemble.BaggingClassifier):
     """Classifier by the mean probabilities, or votes, of members that each draw rows and columns.
 
     Rows in memory are scikit-learn's affair. On a Dask collection a row's draws follow from the
@@ -662,7 +670,7 @@ n_features_in_, feature_names_in_, oob_score_, oob_decision_function_
         return DecisionTreeClassifier() if self.estimator is None else self.estimator
 
 
-class BaggingRegressor(Bagging, ensemble.BaggingRegressor):
+class BaggingRegressor(BaggingMixin, ensemble.BaggingRegressor):
     """Regressor by the mean of what members predict that each draw rows and columns.
 
     Rows in memory are scikit-learn's affair; Dask collections as in :class:`BaggingClassifier`.

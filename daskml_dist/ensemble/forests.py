@@ -1,4 +1,7 @@
-"""Random forests and extremely randomised trees, grown in lock-step over binned rows."""
+"""Random forests and extremely randomised trees, grown over binned rows.
+
+`BaseForest` adds to `BaseTrees` draws of rows for each tree, `warm_start` and out-of-bag scores.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ __all__ = [
 Array = NDArray[Any]
 
 
-def check_scored(columns: Sequence[Array]) -> None:
-    """Check that classes can be scored: of several outputs, two of each."""
+def _check_oob_classes(columns: Sequence[Array]) -> None:
+    """Check that out-of-bag scores are defined: with several outputs, for two classes each."""
     if len(columns) > 1 and max(map(len, columns)) > 2:
         raise InvalidDataError(
             "The type of target cannot be used to compute OOB estimates. Got "
@@ -51,16 +54,17 @@ def check_scored(columns: Sequence[Array]) -> None:
         )
 
 
-def accuracy(y: Array, labels: Array) -> float:
-    """Share of rows whose labels are all right."""
+def _score_exact_matches(y: Array, labels: Array) -> float:
+    """Return the share of the rows whose labels are right, in all outputs."""
     right = y == labels
     return float(np.mean(right.all(axis=1) if right.ndim == 2 else right))
 
 
-def shares_and_labels(answers: Array, y: Array, classes: Any) -> tuple[Array, Array, Array]:
-    """Shares of the classes, the likeliest labels, and the true ones."""
+def _split_oob_shares(answers: Array, y: Array, classes: Any) -> tuple[Array, Array, Array]:
+    """Return shares of the classes, and the most probable and the true labels, by output."""
     if not isinstance(classes, list):
         return answers, classes[answers.argmax(axis=1)], classes[y.astype(np.intp)]
+    # The shares of all outputs lie side by side; the result pads each output to the most classes.
     ends = [0, *np.cumsum([len(of) for of in classes])]
     shares = np.zeros((len(y), max(map(len, classes)), len(classes)))
     for k, (a, b) in enumerate(pairwise(ends)):
@@ -73,12 +77,13 @@ def shares_and_labels(answers: Array, y: Array, classes: Any) -> tuple[Array, Ar
     return shares, labels, truth
 
 
-#: Draws of a row by a tree that may be expected.
-_MOST_DRAWS = 4
+#: Largest `max_samples`, in multiples of the rows: the table that draws are looked up in ends at 24
+#: draws of a row, of which there are more with a probability of 1e-11 at a mean of 4.
+_MAX_EXPECTED_DRAWS = 4
 
 
 class BaseForest(BaseTrees):
-    """Base class of forests."""
+    """Base class of forests: draws of rows, trees kept and added to, out-of-bag scores."""
 
     n_estimators: int
     bootstrap: bool
@@ -107,22 +112,22 @@ class BaseForest(BaseTrees):
                 "`max_sample` cannot be set if `bootstrap=False`. Either switch to "
                 "`bootstrap=True` or set `max_sample=None`."
             )
-        self._rate(2**62)
+        self._expected_draws(2**62)  # checks `max_samples`, where any number of rows is allowed
         super()._check_params()
 
-    def _rate(self, n_rows: int) -> float | None:
+    def _expected_draws(self, n_rows: int) -> float | None:
         if not self.bootstrap:
             return None
         given = self.max_samples
         if given is None:
             return 1.0
-        if is_count(given) and 1 <= given <= _MOST_DRAWS * n_rows:
+        if is_count(given) and 1 <= given <= _MAX_EXPECTED_DRAWS * n_rows:
             return int(given) / n_rows
-        if is_share(given) and 0 < given <= _MOST_DRAWS:
+        if is_share(given) and 0 < given <= _MAX_EXPECTED_DRAWS:
             return max(int(n_rows * float(given)), 1) / n_rows
         raise InvalidParameterError(
             f"max_samples={given!r}: use an integer >= 1, a share of the rows above 0 (at most "
-            f"{_MOST_DRAWS} times the rows), or None for as many as there are."
+            f"{_MAX_EXPECTED_DRAWS} times the rows), or None for as many as there are."
         )
 
     @property
@@ -143,13 +148,13 @@ class BaseForest(BaseTrees):
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
 
-    def _columns(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
-        columns = super()._columns(rows)
+    def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
+        columns = super()._labels_by_output(rows)
         if self.oob_score:
-            check_scored(columns)
+            _check_oob_classes(columns)
         return columns
 
-    def _begin(self, n_values: int) -> dict[str, NDArray[Any]] | None:
+    def _resume_state(self, n_values: int) -> dict[str, NDArray[Any]] | None:
         trees: Trees | None = vars(self).get("_trees")
         if trees is None or not self.warm_start:
             return None
@@ -175,12 +180,12 @@ class BaseForest(BaseTrees):
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self._n_samples = rows.survey.n_rows
-        self._drawn_rate = self._rate(self._n_samples)
+        self._drawn_rate = self._expected_draws(self._n_samples)
         if "oob_times" in solution.extra:
-            self._set_oob(solution.extra)
+            self._set_oob_attributes(solution.extra)
 
-    def _set_oob(self, found: Any) -> None:
-        """Set the scores of rows by the trees that did not draw them."""
+    def _set_oob_attributes(self, found: Any) -> None:
+        """Set the out-of-bag score, and predictions of rows by the trees that did not draw them."""
         times, y = found["oob_times"], found["oob_y"]
         if not times.all():
             warnings.warn(
@@ -189,12 +194,13 @@ class BaseForest(BaseTrees):
                 UserWarning,
                 stacklevel=user_stack_level(),
             )
+        # Means over the trees that did not draw a row; 0 where each tree drew it.
         answers = found["oob_sums"] / np.maximum(times, 1)[:, None]
         score: Any = self.oob_score
         if self._classification:
-            shares, labels, y = shares_and_labels(answers, y, self.classes_)
+            shares, labels, y = _split_oob_shares(answers, y, self.classes_)
             self.oob_decision_function_ = shares
-            self.oob_score_ = float((score if callable(score) else accuracy)(y, labels))
+            self.oob_score_ = float((score if callable(score) else _score_exact_matches)(y, labels))
         else:
             self.oob_prediction_ = answers if answers.shape[1] > 1 else answers[:, 0]
             scorer = score if callable(score) else r2_score
@@ -203,17 +209,17 @@ class BaseForest(BaseTrees):
     # -- trees ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of trees."""
+        """Return the number of trees."""
         self._check_fitted()
         return len(self._trees)
 
     def __getitem__(self, number: int) -> Any:
-        """One of the trees."""
+        """Return the tree of this number."""
         return self.estimators_[number]
 
     @property
     def estimators_(self) -> list[Any]:
-        """The trees, each as an estimator of its own; of classes by their numbers."""
+        """The trees, each as an estimator of its own, whose labels are the numbers of classes."""
         self._check_fitted()
         kind = DecisionTreeClassifier if self._classification else DecisionTreeRegressor
         n_outputs = self.n_outputs_
@@ -222,17 +228,19 @@ class BaseForest(BaseTrees):
             n = self.n_classes_
             numbers = [np.arange(of, dtype=np.float64) for of in np.atleast_1d(n)]
             shared |= {"classes_": numbers if n_outputs > 1 else numbers[0], "n_classes_": n}
+        # All trees share the bins and classes of the forest; labels of a tree are class numbers, as
+        # in scikit-learn.
         found, roots = [], self._trees.roots
         for k in range(len(self._trees)):
             tree = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
-            one = kind._of(tree, self._impurity[roots[k] : roots[k + 1]], **shared)
+            one = kind.from_forest(tree, self._impurity[roots[k] : roots[k + 1]], **shared)
             of_forest = self._all_params()
             known = one.get_params(deep=False)
             found.append(one.set_params(**{n: v for n, v in of_forest.items() if n in known}))
         return found
 
     def decision_path(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
-        """Nodes that rows come through.
+        """Return the nodes that each row passes, in each tree.
 
         Parameters
         ----------
@@ -241,11 +249,11 @@ class BaseForest(BaseTrees):
         Returns
         -------
         csr_matrix of int64 of shape (n_rows, n_nodes)
-            Of the trees behind each other.
+            With the nodes of the trees side by side.
         ndarray of int64 of shape (n_trees + 1,)
-            First column of each tree, and their number.
+            First column of each tree, and the number of columns.
         """
-        return self._paths(X)
+        return self._find_paths(X)
 
 
 class RandomForestClassifier(TreesClassifier, BaseForest):
@@ -282,7 +290,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         the seed, the tree and the row's number. False: each tree takes all rows.
     oob_score : bool or callable, default=False
         Score each row by the trees that did not draw it. A callable of targets and predictions
-        takes the place of the accuracy, or of R^2.
+        takes the place of the _score_exact_matches, or of R^2.
     n_jobs : int or None, default=None
         There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
     random_state : int, RandomState instance or None, default=None
@@ -440,7 +448,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         the seed, the tree and the row's number. False: each tree takes all rows.
     oob_score : bool or callable, default=False
         Score each row by the trees that did not draw it. A callable of targets and predictions
-        takes the place of the accuracy, or of R^2.
+        takes the place of the _score_exact_matches, or of R^2.
     n_jobs : int or None, default=None
         There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
     random_state : int, RandomState instance or None, default=None
@@ -584,7 +592,7 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         the seed, the tree and the row's number. False: each tree takes all rows.
     oob_score : bool or callable, default=False
         Score each row by the trees that did not draw it. A callable of targets and predictions
-        takes the place of the accuracy, or of R^2.
+        takes the place of the _score_exact_matches, or of R^2.
     n_jobs : int or None, default=None
         There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
     random_state : int, RandomState instance or None, default=None
@@ -744,7 +752,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         the seed, the tree and the row's number. False: each tree takes all rows.
     oob_score : bool or callable, default=False
         Score each row by the trees that did not draw it. A callable of targets and predictions
-        takes the place of the accuracy, or of R^2.
+        takes the place of the _score_exact_matches, or of R^2.
     n_jobs : int or None, default=None
         There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
     random_state : int, RandomState instance or None, default=None

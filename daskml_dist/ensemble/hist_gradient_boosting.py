@@ -1,4 +1,9 @@
-"""Gradient boosting."""
+"""Gradient boosting of trees over binned features, as LightGBM and scikit-learn have it.
+
+`BaseBoosting` reads the inputs (categories, held-out sets), plans the scores and the rule that
+stops a fit early, and hands `GradientBoostingSolver` its settings; the classifier and the regressor
+choose the loss and make predictions of the raw ones.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -20,26 +24,27 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.ensemble._boosting_inputs import (
-    categories_of,
-    categories_remedy,
-    groups_of,
-    numbered,
-    signs_of,
-    which_are_categorical,
+    encode_categories,
+    find_categorical_features,
+    find_categories,
+    resolve_interaction_cst,
+    resolve_monotonic_cst,
+    suggest_categories,
 )
 from daskml_dist.ensemble._boosting_validation import (
     GivenSets,
     JoinedRows,
     check_scoring,
-    held_out,
-    joined,
-    scorer_of,
-    shares,
+    choose_held_out_rows,
+    compute_probabilities,
+    join_rows,
+    make_scorer,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.estimators.trees import check_tree_size, is_count
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.inference.row_mapping import map_rows, write_in_place
 from daskml_dist.models.row_models import TreeRowsModel
@@ -74,10 +79,10 @@ from daskml_dist.training.job import FitJob
 
 __all__ = ["HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
 
-#: Rows from which on early stopping is automatic.
-_MANY_ROWS = 10_000
-#: Arguments of `fit` that are the rows to stop early by.
-_ARGUMENTS_VAL = ("X_val", "y_val", "sample_weight_val")
+#: Rows above which ``early_stopping="auto"`` is on, as in scikit-learn.
+_AUTO_EARLY_STOPPING_ROWS = 10_000
+#: Arguments of `fit` that hold the rows to stop early by.
+_VALIDATION_ARGUMENTS = ("X_val", "y_val", "sample_weight_val")
 
 
 class BaseBoosting(BaseRounds):
@@ -92,17 +97,17 @@ class BaseBoosting(BaseRounds):
     n_iter_: int
     _trees: Trees
     _baseline: NDArray[np.float64]
-    #: Which features are categories, and the categories of a frame's columns.
-    _mask: NDArray[np.bool_] | None
+    #: Mask of the categorical features, and the categories of a frame's columns.
+    _is_category: NDArray[np.bool_] | None
     _categories: dict[Any, NDArray[Any]]
     categorical_features: Any
     max_bins: int
     _made_share = 0.5
-    #: During a fit: sets of rows that the user gives beside it, and where all of them lie.
+    #: During a fit: sets of rows given beside it, and their ranges among the joined rows.
     _given_sets: GivenSets | None = None
     _joined_rows: JoinedRows | None = None
-    _is_numbered: bool = False
-    #: Whether rows were weighted, which counts of nodes do not tell.
+    _is_encoded: bool = False
+    #: Whether rows were weighted; counts of nodes do not tell.
     _has_weights: bool = False
 
     def __sklearn_tags__(self) -> Any:
@@ -111,65 +116,63 @@ class BaseBoosting(BaseRounds):
         tags.input_tags.sparse = False
         return tags
 
-    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """From raw predictions to targets, for a regressor."""
-        return np.asarray
-
     @abstractmethod
-    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
-        """The loss of some rows, which are checked for it."""
+    def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
+        """Return the loss to boost by; raise where the targets are not of its domain."""
 
     # -- categories ----------------------------------------------------------------------------
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         X, y, sample_weight = self._prepare_inputs(X, y, sample_weight)
+        # A warm start keeps the categories and bins of the trees that it adds to.
         goes_on = self._continues_last_fit
         if not goes_on:
-            self._learn_categories(X)
+            self._find_categories(X)
         reset = reset and not goes_on
-        rows = self._numbered(X, known=not goes_on), y, sample_weight
+        rows = self._encode_categories(X, known=not goes_on), y, sample_weight
         if self._given_sets is not None:
             taken = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
-            # Those of the fit alone are known: others in X_val are missing, as in a prediction.
-            inputs = tuple((self._numbered(X_val), *others) for X_val, *others in taken)
-            rows, self._joined_rows = joined(rows, replace(self._given_sets, inputs=inputs))
-        self._is_numbered = True
+            # Categories that only a held-out set has are missing values, as in a prediction.
+            inputs = tuple((self._encode_categories(X_val), *others) for X_val, *others in taken)
+            rows, self._joined_rows = join_rows(rows, replace(self._given_sets, inputs=inputs))
+        self._is_encoded = True  # for `_align_inputs`, which the base class calls
         try:
             found = super()._make_collection(*rows, reset=reset)
         except InvalidDataError as error:
-            error.args = (f"{error}{categories_remedy(X)}",)
+            error.args = (f"{error}{suggest_categories(X)}",)
             raise
         if reset and self._categories:
             remember_dtypes(self, X)  # not those of the numbers
         return found
 
-    def _learn_categories(self, X: Any) -> None:
-        """Find which features are categories, and those of a frame."""
-        X = _as_rows(X)
-        self._mask, self._categories = None, {}
+    def _find_categories(self, X: Any) -> None:
+        """Set the mask of categorical features, and the categories of a frame's columns."""
+        X = _as_rows_or_columns(X)
+        self._is_category, self._categories = None, {}
         if len(getattr(X, "shape", (0, 0))) != 2:
-            return  # which is told of elsewhere
-        self._mask = which_are_categorical(X, self.categorical_features)
-        if self._mask is not None and is_dataframe_like(X):
-            self._categories = categories_of(X, self._mask, int(self.max_bins))
+            return  # a wrong shape is reported where rows are checked
+        self._is_category = find_categorical_features(X, self.categorical_features)
+        if self._is_category is not None and is_dataframe_like(X):
+            self._categories = find_categories(X, self._is_category, int(self.max_bins))
 
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
-        X = X if self._is_numbered else self._numbered(X)
+        X = X if self._is_encoded else self._encode_categories(X)
         return super()._align_inputs(X, y, sample_weight)
 
-    def _numbered(self, X: Any, known: bool = False) -> Any:
-        return numbered(_as_rows(X), self._categories, known)
+    def _encode_categories(self, X: Any, known: bool = False) -> Any:
+        return encode_categories(_as_rows_or_columns(X), self._categories, known)
 
     @property
     def _continues_last_fit(self) -> bool:
         """Return whether a fit goes on from the trees of the one before."""
         return self.warm_start and "_trees" in vars(self)
 
-    def _known_categories(self, rows: DatasetInfo) -> tuple[NDArray[np.float64] | None, ...]:
-        """Categories of each feature, None where it is a number; none where they are looked for."""
-        mask = self._mask
+    def _list_categories(self, rows: DatasetInfo) -> tuple[NDArray[np.float64] | None, ...]:
+        """Return the categories of each feature: None for a number, empty where not yet known."""
+        mask = self._is_category
         if mask is None:
             return (None,) * rows.survey.n_features
+        # A frame's categories are their numbers by now; those of arrays are found while binning.
         known = [np.arange(float(len(found))) for found in self._categories.values()]
         given = iter(known or [np.empty(0)] * int(mask.sum()))
         return tuple(next(given) if is_one else None for is_one in mask)
@@ -189,7 +192,7 @@ class BaseBoosting(BaseRounds):
         scoring: Any = None,
         client: Any = None,
     ) -> Self:
-        """Boost.
+        """Fit an ensemble of boosted trees.
 
         Parameters
         ----------
@@ -199,8 +202,8 @@ class BaseBoosting(BaseRounds):
         X_val, y_val, sample_weight_val
             Rows to stop early by, beside those of the fit, in the same forms.
         eval_set : tuple of (X, y), or of (X, y, sample_weight), or list of these, or dict, optional
-            Sets of rows that are scored after each iteration, in the forms of X and y, which fits
-            know nothing of. A dict gives them names, a list the names ``"0"``, ``"1"``. The
+            Sets of rows that are scored after each iteration, in the forms of X and y, and are not
+            trained on. A dict gives them names, a list the names ``"0"``, ``"1"``. The
             scores are those of :attr:`history_`: ``eval_score_SET_SCORE``, and the first of all
             is ``eval_score``. Where early stopping is on, and without `X_val`, the last score of
             the last set decides.
@@ -227,7 +230,7 @@ class BaseBoosting(BaseRounds):
                 'False. Set it to True or "auto".'
             )
         val = None if X_val is None else (X_val, y_val, sample_weight_val)
-        self._given_sets = self._sets_of(val, eval_set, scoring)
+        self._given_sets = self._collect_given_sets(val, eval_set, scoring)
         try:
             self._clear_fitted()
             self._fit(X, y, sample_weight, client)
@@ -235,10 +238,10 @@ class BaseBoosting(BaseRounds):
         finally:
             self.__dict__.pop("_given_sets", None)
             self.__dict__.pop("_joined_rows", None)
-            self.__dict__.pop("_is_numbered", None)
+            self.__dict__.pop("_is_encoded", None)
         return self
 
-    def _sets_of(self, val: Any, eval_set: Any, scoring: Any) -> GivenSets | None:
+    def _collect_given_sets(self, val: Any, eval_set: Any, scoring: Any) -> GivenSets | None:
         """Return the sets of rows that a call of `fit` gives; None where it gives none."""
         if eval_set is None:
             if scoring is not None:
@@ -247,7 +250,9 @@ class BaseBoosting(BaseRounds):
                     "eval_set=(X, y). What stops early is scored by the parameter of the "
                     f"constructor, {type(self).__name__}(scoring=...)."
                 )
-            return None if val is None else GivenSets((val,), (_ARGUMENTS_VAL,))
+            return None if val is None else GivenSets((val,), (_VALIDATION_ARGUMENTS,))
+        # All sets are scored by all scorings; X_val comes last, and stops the fit without being
+        # watched.
         sets = name_eval_sets(eval_set)
         scores = name_scores(self.scoring if scoring is None else scoring)
         for one in scores.values():
@@ -256,7 +261,7 @@ class BaseBoosting(BaseRounds):
         names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
         arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
         if val is not None:
-            inputs, arguments = (*inputs, val), (*arguments, _ARGUMENTS_VAL)
+            inputs, arguments = (*inputs, val), (*arguments, _VALIDATION_ARGUMENTS)
         keys = tuple(record_keys(sets, scores))
         return GivenSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
 
@@ -269,54 +274,46 @@ class BaseBoosting(BaseRounds):
         p = self._params()
         check_number("learning_rate", p["learning_rate"], lambda v: v > 0, "> 0")
         check_count("max_iter", p["max_iter"])
-        for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
-            value = p[name]
-            if value is not None and (not _is_count(value) or value < least):
-                raise InvalidParameterError(
-                    f"{name}={value!r}: use an integer >= {least}, or None for no bound."
-                )
+        check_tree_size(p)
         check_count("min_samples_leaf", p["min_samples_leaf"])
         check_number("l2_regularization", p["l2_regularization"])
         check_number("max_features", p["max_features"], lambda v: 0 < v <= 1, "of (0, 1]")
-        if not _is_count(p["max_bins"]) or not 2 <= p["max_bins"] <= 255:
-            raise InvalidParameterError(
-                f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and "
-                "one is for missing values."
-            )
         check_flag("warm_start", p["warm_start"])
         if not (isinstance(p["early_stopping"], str) and p["early_stopping"] == "auto"):
             check_flag("early_stopping", p["early_stopping"])
         check_scoring(p["scoring"])
-        self._check_fraction(p["validation_fraction"])
+        self._check_validation_fraction(p["validation_fraction"])
         check_count("n_iter_no_change", p["n_iter_no_change"])
         check_number("tol", p["tol"])
         check_one_of("device", p["device"], DEVICES)
 
-    def _check_fraction(self, value: Any) -> None:
-        if value is None or (_is_count(value) and value >= 1):
+    def _check_validation_fraction(self, value: Any) -> None:
+        if value is None or (is_count(value) and value >= 1):
             return
         check_number("validation_fraction", value, lambda v: 0 < v < 1, "of (0, 1)")
 
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
+        """Return the facts of the rows, with weights as given: hessian sums have bounds."""
         given, where = self._given_sets, self._joined_rows
+        # Weights of one set give all rows weights, of 1 where none are given (`join_rows`).
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise sparse_rows_error()
+        # Classes are balanced by the rows of the fit alone, without the sets behind them.
         if where is not None and rows.classes is not None:
             sums = where.label_weights(rows.survey, rows.classes)
             if class_weight == "balanced":
                 rows = replace(rows, class_weight=balanced_weights(sums))
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
-    def _growth(self, d: int, n_outputs: int) -> TreeParams:
-        """Bounds of the growth of trees on rows of so many features."""
+    def _make_growth_params(self, d: int, n_outputs: int) -> TreeParams:
+        """Return the parameters of the growth of trees on rows of `d` features."""
         p = self._params()
-        signs = signs_of(self, p["monotonic_cst"], d, n_outputs)
-        if self._mask is not None and (signs[self._mask] != 0).any():
+        signs = resolve_monotonic_cst(self, p["monotonic_cst"], d, n_outputs)
+        if self._is_category is not None and (signs[self._is_category] != 0).any():
             raise InvalidParameterError(
                 "Categorical features cannot have monotonic constraints: they have no order. Set "
                 "those of monotonic_cst to 0."
@@ -328,24 +325,24 @@ class BaseBoosting(BaseRounds):
             l2_regularization=float(p["l2_regularization"]),
             max_features=float(p["max_features"]),
             signs=signs,
-            groups=groups_of(p["interaction_cst"], d),
+            groups=resolve_interaction_cst(p["interaction_cst"], d),
         )
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         p, d = self._params(), rows.survey.n_features
-        loss = self._boost_loss(rows)
-        growth = self._growth(d, loss.n_outputs)
-        begin = self._begin(loss, rows)
+        loss = self._make_boosting_loss(rows)
+        growth = self._make_growth_params(d, loss.n_outputs)
+        begin = self._resume_state(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)
-        stopping, aside, watching = self._scored_rows(rows)
+        stopping, aside, watching = self._plan_scores(rows)
         solver = GradientBoostingSolver(
             loss=loss,
             learning_rate=float(p["learning_rate"]),
             max_iter=int(p["max_iter"]),
             growth=growth,
             max_bins=int(p["max_bins"]),
-            categories=self._known_categories(rows),
+            categories=self._list_categories(rows),
             seed=self._seed,
             stopping=stopping,
             aside=aside,
@@ -354,8 +351,8 @@ class BaseBoosting(BaseRounds):
         )
         return TreeRowsModel(d), solver
 
-    def _begin(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
-        """State of the fit before, where this one goes on from it."""
+    def _resume_state(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
+        """Return the state of the last fit where this one continues it (`warm_start`)."""
         if not self._continues_last_fit:
             return None
         trees = self._trees
@@ -364,6 +361,7 @@ class BaseBoosting(BaseRounds):
                 f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} "
                 "when warm_start==True. Raise it, or set warm_start=False."
             )
+        # One tree per class and iteration: other classes would need other trees.
         known = vars(self).get("classes_", np.empty(0))
         if trees.n_per_iteration != loss.n_outputs or (
             rows.classes is not None and not np.array_equal(known, rows.classes)
@@ -372,7 +370,7 @@ class BaseBoosting(BaseRounds):
                 "warm_start=True goes on with the classes of the fit before, and y has others. "
                 "Set warm_start=False."
             )
-        # Scores of another kind are not to be compared with.
+        # Scores by another scorer cannot be compared with the new ones.
         alike = self._scored_by == self._stop_scoring
         scores = {
             name: vars(self)[f"{name}_"] if alike else np.empty(0)
@@ -380,47 +378,56 @@ class BaseBoosting(BaseRounds):
         }
         return {**trees.packed(), "baseline": self._baseline, **scores}
 
-    def _scored_rows(
+    def _plan_scores(
         self, rows: DatasetInfo
     ) -> tuple[StoppingRule | None, HoldoutMask | None, WatchedScores | None]:
-        """Return what stops the fit early, the rows that are held out, and what is watched."""
+        """Return the rule that stops the fit early, the held-out rows, and the watched scores."""
         p, given = self._params(), self._given_sets
         ends = [rows.survey.n_rows]
         if self._joined_rows is not None:
             ends = self._joined_rows.row_ends(rows.survey)
         stops = p["early_stopping"]
         if isinstance(stops, str):
-            stops = ends[0] > _MANY_ROWS
+            stops = ends[0] > _AUTO_EARLY_STOPPING_ROWS
         self.do_early_stopping_ = bool(stops)
+        # `aside`: rows kept out of training. `watching`: sets scored in each iteration. `within`:
+        # the range of the set that stops the fit; None: all rows aside.
         aside: HoldoutMask | None = None
         watching, within = None, None
         if given is not None:
+            # Given sets lie behind the rows of the fit (`join_rows`).
             aside = TrailingRows(ends[0], rows.class_weight)
             ranges = list(pairwise(ends))
-            _check_not_empty(ranges, given.arguments)
+            _check_sets_not_empty(ranges, given.arguments)
             watched = ranges[:-1] if given.has_stopping_set else ranges
             if watched:
-                scorers = tuple(self._scorer(one, rows) for one in given.scorings)
+                scorers = tuple(self._make_scorer(one, rows) for one in given.scorings)
                 watching = WatchedScores(tuple(watched), scorers, given.keys)
                 within = ranges[-1]
         if not stops:
             return None, aside, watching
+        # Without given rows a share of the fit's is held out; without a share, all are scored.
         if given is None and p["validation_fraction"] is not None:
-            aside = held_out(rows.survey, rows.classes, p["validation_fraction"], self._seed)
+            aside = choose_held_out_rows(
+                rows.survey, rows.classes, p["validation_fraction"], self._seed
+            )
         stopping = StoppingRule(
             int(p["n_iter_no_change"]), float(p["tol"]), aside is not None,
-            self._scorer(self._stop_scoring, rows), within,
+            self._make_scorer(self._stop_scoring, rows), within,
         )  # fmt: skip
         return stopping, aside, watching
 
     @property
     def _stop_scoring(self) -> Any:
-        """Score that stops the fit: the parameter, or the last one of the last set."""
+        """Return the score that stops the fit: the parameter, or the last one of the last set."""
         given = self._given_sets
         return self.scoring if given is None or given.has_stopping_set else given.scorings[-1]
 
-    def _scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
-        return scorer_of(scoring, rows.classes, self._link())
+    def _make_scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
+        # A regressor's scores are of targets, a classifier's of raw predictions.
+        regressor: Any = self
+        inverse_link = regressor._inverse_link() if rows.classes is None else None
+        return make_scorer(scoring, rows.classes, inverse_link)
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         state = solution.extra
@@ -434,14 +441,14 @@ class BaseBoosting(BaseRounds):
 
     @property
     def n_trees_per_iteration_(self) -> int:
-        """Trees of an iteration: one, or one a class."""
+        """Number of trees of an iteration: 1, or 1 for each class."""
         self._check_fitted()
         return self._trees.n_per_iteration
 
     # -- functions of rows ---------------------------------------------------------------------
 
     def apply(self, X: Any) -> Any:
-        """Leaves that rows end in, by their numbers in the tree.
+        """Return the number of the leaf that each row ends in, in each tree.
 
         Parameters
         ----------
@@ -459,41 +466,37 @@ class BaseBoosting(BaseRounds):
         """
         self._check_fitted(X)
         return map_rows(
-            TreeLeaves(self._trees), numbered(X, self._categories), dtype=np.int64,
+            TreeLeaves(self._trees), encode_categories(X, self._categories), dtype=np.int64,
             n_outputs=len(self._trees), name=type(self).__name__, row_shape=self._row_shape,
         )  # fmt: skip
 
     def _map_raw_predictions(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)
-        return super()._map_raw_predictions(then, numbered(X, self._categories), dtype, n_outputs)
+        return super()._map_raw_predictions(
+            then, encode_categories(X, self._categories), dtype, n_outputs
+        )
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return RawTrees(self._trees, self._baseline)
 
-    def _stages(self) -> list[Any]:
-        """The estimator as it was after each iteration."""
-        found = []
-        for n in range(1, self._trees.n_iter + 1):
+    def _iterate_stages(self) -> Iterator[Any]:
+        """Yield the estimator as it was after each iteration."""
+        fitted = dict(vars(self))  # a later fit must not change the stages
+        for n in range(1, fitted["_trees"].n_iter + 1):
             stage = object.__new__(type(self))
-            stage.__dict__.update(self.__dict__)
-            stage._trees = self._trees.first(n)
-            found.append(stage)
-        return found
+            stage.__dict__.update(fitted, _trees=fitted["_trees"].first(n))
+            yield stage
 
 
-def _check_not_empty(ranges: Sequence[RowRange], arguments: Sequence[tuple[str, ...]]) -> None:
+def _check_sets_not_empty(ranges: Sequence[RowRange], arguments: Sequence[tuple[str, ...]]) -> None:
     for (first, end), (name, *_) in zip(ranges, arguments, strict=True):
         if first == end:
             raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
 
 
-def _as_rows(X: Any) -> Any:
-    """Return rows with a shape or columns; lists of delayed blocks stay lazy."""
+def _as_rows_or_columns(X: Any) -> Any:
+    """Return rows that have a shape or columns; lists of delayed blocks stay lazy."""
     return X if hasattr(X, "shape") or is_dataframe_like(X) or is_dask(X) else np.asarray(X)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
@@ -645,7 +648,7 @@ default=None
         check_class_weight(self.class_weight)
         super()._check_params()
 
-    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
+    def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
         assert rows.classes is not None
         n = len(rows.classes)
         return BinomialBoostLoss() if n == 2 else MultinomialBoostLoss(n)
@@ -656,7 +659,7 @@ default=None
         super()._set_fitted(solution, model, rows)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes.
+        """Predict the probabilities of the classes.
 
         Parameters
         ----------
@@ -673,7 +676,7 @@ default=None
         )
 
     def decision_function(self, X: Any) -> Any:
-        """Raw predictions: the log odds of the second of two classes, or a number a class.
+        """Return raw predictions: the log odds of the second of two classes, or a number per class.
 
         Parameters
         ----------
@@ -688,21 +691,21 @@ default=None
         return self._map_raw_predictions(None, X, np.float64, None if n == 2 else n)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
-        """Most likely labels after each iteration, as :meth:`predict`."""
+        """Yield the labels after each iteration, as of :meth:`predict`."""
         self._check_fitted(X)
-        for stage in self._stages():
+        for stage in self._iterate_stages():
             yield stage.predict(X)
 
     def staged_predict_proba(self, X: Any) -> Iterator[Any]:
-        """Probabilities of the classes after each iteration, as :meth:`predict_proba`."""
+        """Yield the probabilities after each iteration, as of :meth:`predict_proba`."""
         self._check_fitted(X)
-        for stage in self._stages():
+        for stage in self._iterate_stages():
             yield stage.predict_proba(X)
 
     def staged_decision_function(self, X: Any) -> Iterator[Any]:
-        """Raw predictions after each iteration, as :meth:`decision_function`."""
+        """Yield raw predictions after each iteration, as of :meth:`decision_function`."""
         self._check_fitted(X)
-        for stage in self._stages():
+        for stage in self._iterate_stages():
             yield stage.decision_function(X)
 
 
@@ -712,10 +715,10 @@ def _write_two_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    out[...] = shares(raw)
+    out[...] = compute_probabilities(raw)
 
 
-_LOSSES: dict[str, type[BoostLoss]] = {
+_LOSSES_BY_NAME: dict[str, type[BoostLoss]] = {
     "squared_error": SquaredErrorBoostLoss,
     "absolute_error": AbsoluteErrorBoostLoss,
     "gamma": GammaBoostLoss,
@@ -723,7 +726,7 @@ _LOSSES: dict[str, type[BoostLoss]] = {
     "quantile": PinballBoostLoss,
 }
 #: Those whose raw predictions are logarithms.
-_LOG = ("gamma", "poisson")
+_LOG_LINK_LOSSES = ("gamma", "poisson")
 
 
 class HistGradientBoostingRegressor(BaseRegressor, BaseBoosting):
@@ -873,14 +876,14 @@ default=None
         self.callbacks = callbacks
 
     def _check_params(self) -> None:
-        check_one_of("loss", self.loss, tuple(_LOSSES))
+        check_one_of("loss", self.loss, tuple(_LOSSES_BY_NAME))
         if self.loss == "quantile":
             if self.quantile is None:
                 raise InvalidParameterError('loss="quantile" needs a quantile. Set quantile=0.5.')
             check_number("quantile", self.quantile, lambda v: 0 <= v <= 1, "from 0 to 1")
         super()._check_params()
 
-    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
+    def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
         least = rows.survey.target_range.min()
         if self.loss == "gamma" and least <= 0:
             raise InvalidDataError(
@@ -895,16 +898,13 @@ default=None
                 )
         if self.quantile is not None and self.loss == "quantile":
             return PinballBoostLoss(float(self.quantile))
-        return _LOSSES[self.loss]()
+        return _LOSSES_BY_NAME[self.loss]()
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        return np.exp if self.loss in _LOG else _same
-
-    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        return self._inverse_link()
+        return np.exp if self.loss in _LOG_LINK_LOSSES else _return_raw
 
     def predict(self, X: Any) -> Any:
-        """Predicted targets.
+        """Predict targets.
 
         Parameters
         ----------
@@ -918,7 +918,7 @@ default=None
         return self._map_raw_predictions(write_in_place(self._inverse_link()), X, np.float64, None)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
-        """Predicted targets after each iteration.
+        """Yield the predicted targets after each iteration.
 
         Parameters
         ----------
@@ -929,10 +929,10 @@ default=None
         ndarray or lazy dask Array of float64 of shape (n_rows,)
         """
         self._check_fitted(X)
-        for stage in self._stages():
+        for stage in self._iterate_stages():
             yield stage.predict(X)
 
 
 @declare_independent_rows
-def _same(raw: NDArray[Any]) -> NDArray[Any]:
+def _return_raw(raw: NDArray[Any]) -> NDArray[Any]:
     return raw

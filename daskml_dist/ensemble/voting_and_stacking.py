@@ -1,4 +1,9 @@
-"""Voting and stacking."""
+"""Voting and stacking: ensembles of named members of any kind.
+
+Rows in memory are left to scikit-learn. On a Dask collection `NamedMembersMixin.fit` checks the
+members and encodes the labels; voting then fits all members to all rows, and stacking fits its last
+estimator to the out-of-fold answers of the others, made block by block.
+"""
 
 from __future__ import annotations
 
@@ -44,31 +49,31 @@ from daskml_dist.parameters.checks import taking_client
 __all__ = ["StackingClassifier", "StackingRegressor", "VotingClassifier", "VotingRegressor"]
 
 
-def label_encoder(labels: Any) -> LabelEncoder:
-    """scikit-learn's encoder of sorted labels."""
+def _make_label_encoder(labels: Any) -> LabelEncoder:
+    """Return scikit-learn's encoder of sorted labels."""
     encoder = LabelEncoder()
     encoder.classes_ = labels
     return encoder
 
 
-class Named(OnBlocks):
+class NamedMembersMixin(OnBlocks):
     """Mixin of ensembles of named members, put before scikit-learn's class."""
 
     estimators: Any
     estimators_: list[Any]
-    #: scikit-learn's name for the encoder of labels.
-    _encoder: ClassVar[str]
+    #: Attribute in which scikit-learn keeps the encoder of labels.
+    _encoder_attribute: ClassVar[str]
 
     @taking_client
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
-        """Fit every member to all rows, and what else the ensemble consists of.
+        """Fit every member to all rows, and the last estimator of stacking to their answers.
 
         Parameters
         ----------
         X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
         y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **fit_params
             `sample_weight`, or what scikit-learn's metadata routing sends to members.
 
@@ -80,23 +85,23 @@ class Named(OnBlocks):
         ------
         InvalidParameterError, InvalidDataError
         """
-        self._check_named()
+        self._check_names_given()
         X, y = convert_named_columns(*convert_to_host(X, y))
         if not is_dask(X):
             X, y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)
-        named = self._checked_members(params)
+        named = self._check_members(params)
         given = params_of(self, named, params)
-        y, n_rows = self._encoded(y) if is_classifier(self) else (y, None)
+        y, n_rows = self._encode_labels(y) if is_classifier(self) else (y, None)
         few = has_few_entries(X, n_rows)
         with doing(type(self).__name__, getattr(self, "verbose", 0)):
-            self._fit_lazy(named, given, X, y, params, few)
+            self._fit_collection(named, given, X, y, params, few)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
-        """Fit, and answer the same rows by every member; arguments and errors as :meth:`fit`.
+        """Fit, and transform the same rows; arguments and errors as :meth:`fit`.
 
         Parameters
         ----------
@@ -111,8 +116,8 @@ class Named(OnBlocks):
         # scikit-learn's own would make one frame in memory where ``set_output`` asks for frames.
         return self.fit(X, y, **fit_params).transform(X)  # type: ignore[attr-defined]
 
-    def _check_named(self) -> None:
-        """Check that members are given with their names, which scikit-learn unpacks unseen."""
+    def _check_names_given(self) -> None:
+        """Check that `estimators` holds pairs: scikit-learn would fail to unpack others."""
         given = self.estimators if isinstance(self.estimators, list | tuple) else ()
         if not all(isinstance(one, list | tuple) and len(one) == 2 for one in given):
             raise InvalidParameterError(
@@ -120,31 +125,26 @@ class Named(OnBlocks):
                 '[("nb", GaussianNB())].'
             )
 
-    def _encoded(self, y: Any) -> tuple[Any, int | None]:
-        """Return numbers for the labels of a Dask collection, which are set, and how many rows."""
+    def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
+        """Set `classes_` from the labels of a Dask collection; return their numbers and n_rows."""
         self.classes_: Any
         self.classes_, counts = counted_labels(y)
-        setattr(self, self._encoder, label_encoder(self.classes_))
+        setattr(self, self._encoder_attribute, _make_label_encoder(self.classes_))
         return encoded(y, self.classes_), int(counts.sum())
 
     @abstractmethod
-    def _fit_lazy(
+    def _fit_collection(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
         params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
-        """Fit to a Dask collection, and numbers of its labels; `given` is for each member.
+        """Fit to a Dask collection whose labels are encoded.
 
-        `few` is whether one process should fit a member.
+        `given` holds the arguments of each member's ``fit``; `few` says whether the rows are few
+        enough for a member to be fitted in one task.
         """
 
-    @property
-    def n_features_in_(self) -> int:
-        """Columns of X of the fit."""
-        n: int = super().n_features_in_  # type: ignore[misc]
-        return n
-
-    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Names and members, but for dropped ones; parameters are checked, before any pass."""
+    def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Check the parameters, before any pass; return names and members that are not dropped."""
         with checked_as_theirs():
             self._validate_params()  # type: ignore[attr-defined]
             names, members = self._validate_estimators()  # type: ignore[attr-defined]
@@ -153,27 +153,31 @@ class Named(OnBlocks):
                 raise InvalidParameterError(f"Member {name!r}:{nearest(member, ())}")
         return [(n, m) for n, m in zip(names, members, strict=True) if m != "drop"]
 
-    def _set_members(self, fitted: list[Any]) -> None:
-        """Set the fitted members, under their names too."""
+    def _set_fitted_members(self, fitted: list[Any]) -> None:
+        """Set `estimators_`, `named_estimators_` and the feature names."""
         self.estimators_ = fitted
-        left = iter(fitted)
+        remaining = iter(fitted)
         self.named_estimators_ = Bunch(
-            **{name: "drop" if member == "drop" else next(left) for name, member in self.estimators}
+            **{
+                name: "drop" if member == "drop" else next(remaining)
+                for name, member in self.estimators
+            }
         )
+        # As in scikit-learn the names are those that the last member has.
         self.__dict__.pop("feature_names_in_", None)
         for member in fitted:
             if hasattr(member, "feature_names_in_"):
                 self.feature_names_in_ = member.feature_names_in_
 
 
-class Voting(Named):
+class VotingMixin(NamedMembersMixin):
     """Mixin of the voting ensembles, put before scikit-learn's class."""
 
     weights: Any
-    _encoder = "le_"
+    _encoder_attribute = "le_"
 
-    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        named = super()._checked_members(params)
+    def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        named = super()._check_members(params)
         if self.weights is not None and len(self.weights) != len(self.estimators):
             raise InvalidParameterError(
                 f"Number of `estimators` and weights must be equal; got {len(self.weights)} "
@@ -181,15 +185,15 @@ class Voting(Named):
             )
         return named
 
-    def _fit_lazy(
+    def _fit_collection(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
         params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
         jobs = [(member, X, y, own) for (_, member), own in zip(named, given, strict=True)]
-        self._set_members(fit_members(jobs, few))
+        self._set_fitted_members(fit_members(jobs, few))
 
 
-class VotingClassifier(Voting, ensemble.VotingClassifier):
+class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
     """Classifier by the votes of several, or by their mean probabilities.
 
     Rows in memory are scikit-learn's affair. On a Dask collection members that know such (those of
@@ -221,7 +225,7 @@ class VotingClassifier(Voting, ensemble.VotingClassifier):
     """
 
 
-class VotingRegressor(Voting, ensemble.VotingRegressor):
+class VotingRegressor(VotingMixin, ensemble.VotingRegressor):
     """Regressor by the mean of what several predict.
 
     Rows in memory are scikit-learn's affair; Dask collections as in :class:`VotingClassifier`.
@@ -249,7 +253,7 @@ class VotingRegressor(Voting, ensemble.VotingRegressor):
     """
 
 
-class Stacking(Named):
+class StackingMixin(NamedMembersMixin):
     """Mixin of the stacking ensembles, put before scikit-learn's class."""
 
     cv: Any
@@ -257,34 +261,37 @@ class Stacking(Named):
     passthrough: bool
     final_estimator: Any
     final_estimator_: Any
-    _encoder = "_label_encoder"
+    _encoder_attribute = "_label_encoder"
+    #: Class of the last estimator where the user gives none.
+    _default_final_estimator: ClassVar[type[Any]]
 
     def _will_have(self, name: str) -> bool:
-        # scikit-learn asks the last estimator: where none is given, there is none before the fit.
+        # scikit-learn asks the last estimator for its methods; where the user gives none, ours
+        # answers until the fit has made one.
         is_fitted = hasattr(self, "final_estimator_")
-        return self.final_estimator is None and not is_fitted and hasattr(self._default(), name)
+        return (
+            self.final_estimator is None
+            and not is_fitted
+            and hasattr(self._default_final_estimator(), name)
+        )
 
-    @abstractmethod
-    def _default(self) -> Any:
-        """The last estimator, where the user gives none."""
-
-    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        named = super()._checked_members(params)
+    def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        named = super()._check_members(params)
         with checked_as_theirs():
             self._validate_final_estimator()  # type: ignore[attr-defined]
-        del self.final_estimator_  # until it is fitted
-        check_weighable([("final_estimator", self._final())], params)
+        del self.final_estimator_  # scikit-learn's check has set an unfitted clone
+        check_weighable([("final_estimator", self._make_final_estimator())], params)
         return named
 
-    def _encoded(self, y: Any) -> tuple[Any, int | None]:
+    def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
         if not has_columns(y):
-            return super()._encoded(y)
+            return super()._encode_labels(y)
         n_labels = check_indicators(y)  # of several labels a row: 0 and 1, as they are
         self.classes_ = [np.array([0, 1]) for _ in range(n_labels)]
-        self._label_encoder = [label_encoder(labels) for labels in self.classes_]
+        self._label_encoder = [_make_label_encoder(labels) for labels in self.classes_]
         return y, None
 
-    def _fit_lazy(
+    def _fit_collection(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
         params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
@@ -294,83 +301,90 @@ class Stacking(Named):
                 self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
                 for name, member in named
             ]
+        # The last estimator learns from answers: of fitted members to all rows, or, so that it
+        # does not trust those that overfit, of fits that have not seen the row.
         if self.cv == "prefit":
             for member in members:
                 check_fitted(member)
-            self._set_members(members)
+            self._set_fitted_members(members)
             self.stack_method_ = methods
-            meta = self._answers(X)
+            meta = self._predict_fitted(X)
         else:
             jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
-            self._set_members(fit_members(jobs, few))
+            self._set_fitted_members(fit_members(jobs, few))
             self.stack_method_ = methods
-            meta = self._out_of_fold(members, X, y, given, few)
-        final = self._final(), meta, *_aligned(X, y, params)
+            meta = self._predict_out_of_fold(members, X, y, given, few)
+        final = self._make_final_estimator(), meta, *_align_targets(X, y, params)
         (self.final_estimator_,) = fit_members([final], few)
 
-    def _final(self) -> Any:
-        return clone(self._default() if self.final_estimator is None else self.final_estimator)
+    def _make_final_estimator(self) -> Any:
+        return clone(
+            self._default_final_estimator()
+            if self.final_estimator is None
+            else self.final_estimator
+        )
 
-    def _answers(self, X: Any) -> Any:
-        """Answers of fitted members, lazy."""
-        function = partial(_joined, self._plain(), self.estimators_)
+    def _predict_fitted(self, X: Any) -> Any:
+        """Return the answers of fitted members, lazily."""
+        function = partial(_predict_and_concatenate, self._without_members(), self.estimators_)
         meta = function(make_sample_row(X))
-        self._set_widths(make_sample_row(X))
+        self._remember_widths(make_sample_row(X))
         return map_blocks(function, X, meta=meta)
 
-    def _out_of_fold(
+    def _predict_out_of_fold(
         self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]], few: bool
     ) -> Any:
-        """Answers to rows by members that have not seen them, lazy."""
+        """Return the answers to each row by the fits that have not seen it, lazily."""
         fits = []
-        cv = _fixed(self.cv)
+        cv = _fix_random_state(self.cv)
         for member, params in zip(members, given, strict=True):
             splits = Splits(self, X, y, None, params, cv)
             fits.append(fit_folds(member, splits, few))
         several = is_classifier(self) and isinstance(self.classes_, list)
         n_classes = len(self.classes_) if is_classifier(self) and not several else None
         own = OutOfFold(fits, self.stack_method_, n_classes)
-        plain = self._plain()
+        plain = self._without_members()
+        # The answers to a sample tell scikit-learn the widths, and Dask dtype and kind.
         sample = make_sample_row(X)
         found = plain._concatenate_predictions(sample, own.of_rows(sample))
-        self._set_widths(sample)
+        self._remember_widths(sample)
         rows = splits.rows
-        blocks = own.blocks(rows, partial(_concatenated, plain, found[:0]))
+        blocks = own.blocks(rows, partial(_concatenate_or_empty, plain, found[:0]))
         return as_array(blocks, rows.columns, found)
 
-    def _plain(self) -> Any:
-        """Ensemble without members: all that puts answers side by side."""
+    def _without_members(self) -> Any:
+        """Return a copy without members, small enough to be part of every task."""
         plain = copy(self)
         for name in ("estimators_", "named_estimators_", "final_estimator_"):
             vars(plain).pop(name, None)
         plain.estimators, plain.final_estimator = [], None
         return plain
 
-    def _set_widths(self, X: Any) -> None:
-        """Set the columns of each member's answers, which names of features are made of."""
-        _joined(self, self.estimators_, X)
+    def _remember_widths(self, X: Any) -> None:
+        """Let scikit-learn set the width of each member's answers, for `get_feature_names_out`."""
+        _predict_and_concatenate(self, self.estimators_, X)
 
 
-def _joined(plain: Any, fitted: list[Any], X: Any) -> Any:
-    """Answers of fitted members to a block, side by side."""
+def _predict_and_concatenate(plain: Any, fitted: list[Any], X: Any) -> Any:
+    """Return the answers of fitted members to a block, side by side."""
     each = zip(fitted, plain.stack_method_, strict=True)
     return plain._concatenate_predictions(X, [getattr(one, method)(X) for one, method in each])
 
 
-def _concatenated(plain: Any, none: Any, X: Any, answers: list[Any]) -> Any:
+def _concatenate_or_empty(plain: Any, none: Any, X: Any, answers: list[Any]) -> Any:
     return plain._concatenate_predictions(X, answers) if answers else none
 
 
-def _fixed(cv: Any) -> Any:
-    """A splitter that splits alike for every member."""
+def _fix_random_state(cv: Any) -> Any:
+    """Return a splitter that splits alike for every member."""
     if hasattr(cv, "random_state") and not isinstance(cv.random_state, int | np.integer):
         cv = copy(cv)
         cv.random_state = int(np.random.RandomState().randint(2**31 - 1))
     return cv
 
 
-def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Targets and arguments of the last fit, cut as the rows are."""
+def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return targets and arguments of the last fit, chunked as the rows are."""
     weight = params.get("sample_weight")
     rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
     column = delayed(partial(as_column, name="y", several=True), pure=False)
@@ -384,7 +398,7 @@ def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any
     return y, {**params, "sample_weight": weights}
 
 
-class StackingClassifier(Stacking, ensemble.StackingClassifier):
+class StackingClassifier(StackingMixin, ensemble.StackingClassifier):
     """Classifier fitted to the answers of several estimators to rows that these have not seen.
 
     Rows in memory are scikit-learn's affair. On a Dask collection every member is fitted to all
@@ -421,11 +435,10 @@ feature_names_in_
     True
     """
 
-    def _default(self) -> Any:
-        return LogisticRegression()
+    _default_final_estimator = LogisticRegression
 
 
-class StackingRegressor(Stacking, ensemble.StackingRegressor):
+class StackingRegressor(StackingMixin, ensemble.StackingRegressor):
     """Regressor fitted to what several predict for rows that they have not seen.
 
     Rows in memory are scikit-learn's affair; Dask collections as in :class:`StackingClassifier`.
@@ -456,5 +469,4 @@ feature_names_in_
 
     stack_method = "predict"
 
-    def _default(self) -> Any:
-        return RidgeCV()
+    _default_final_estimator = RidgeCV

@@ -180,12 +180,12 @@ class DivergedError(TrainingError, ValueError):
         self.clock = clock
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What Dask sends keeps the arguments alone.
+        # Pickling an exception keeps `args` alone.
         return type(self), (*self.args, self.snapshot, self.clock)
 
 
 def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
-    """An error about rows, of scikit-learn's or ours, as one of the package, which says where.
+    """Return an error about rows as one of the package, with a remedy and the place `where`.
 
     Examples
     --------

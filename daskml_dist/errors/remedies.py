@@ -1,4 +1,7 @@
-"""Remedies that scikit-learn's messages leave out."""
+"""Remedies that messages of scikit-learn leave out, found by parts of the messages.
+
+This module does not import scikit-learn, which workers train without.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _CATEGORIES = (
 )
 _MEMBERS = 'Give (name, estimator) pairs, such as [("nb", GaussianNB())].'
 
-#: Part of a message of scikit-learn's, a regular expression, and the sentence that is added.
+#: Regular expression of a message, and the sentence to add.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("Found unknown categories", _CATEGORIES),
     (
@@ -157,9 +160,9 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 
 def with_remedy(said: str) -> str:
-    """Return a message of scikit-learn's with the remedy, where it names none.
+    """Return a message of scikit-learn's with a remedy, if one is known.
 
-    Of a parameter that must be one of some names, the nearest is told.
+    For a parameter that must be one of some names, the nearest name is suggested.
     """
     for words, remedy in _REMEDIES:
         if re.search(words, said):

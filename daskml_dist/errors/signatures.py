@@ -1,4 +1,8 @@
-"""Signatures."""
+"""Errors of calls with arguments that a constructor, function or method does not have.
+
+Estimators derive from `NamedParameters`, which checks the arguments of constructors; functions and
+methods are wrapped, so that Python's own TypeError becomes an error that suggests the right name.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +35,12 @@ class ConstructorSignature:
 
     def __get__(self, made: Any, kind: type) -> inspect.Signature | None:
         if made is not None:
-            return None  # of an object that is called, as Python finds it
-        if kind.__init__ is object.__init__:  # type: ignore[misc]
-            return inspect.Signature()
-        own = inspect.signature(kind.__init__)  # type: ignore[misc]
-        without_self = list(own.parameters.values())[1:]
-        return own.replace(parameters=without_self, return_annotation=inspect.Signature.empty)
+            return None  # of a callable object, whose signature Python finds itself
+        return inspect.Signature(_list_parameters(kind) or ())
 
 
 class NamedParameters:
-    """Base class of objects whose constructor says which parameter was meant by an unknown name.
+    """Base class of objects whose constructor suggests a parameter in place of an unknown name.
 
     Raises
     ------
@@ -51,10 +51,10 @@ class NamedParameters:
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        check_names(cls, params)  # here, since signatures are those of each __init__
+        check_names(cls, params)  # in __new__: each class has its own __init__
         if args:
             check_places(cls, args)
-        if args and cls.__init__ is object.__init__:  # which leaves them to us
+        if args and cls.__init__ is object.__init__:  # it would ignore them here
             raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
         return super().__new__(cls)
 
@@ -71,40 +71,40 @@ def check_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
 
 
 def check_places(kind: type, args: tuple[Any, ...]) -> None:
-    """Check that a constructor takes as many arguments by their places."""
-    most = _n_places(kind)
+    """Check that a constructor takes as many positional arguments as it is given."""
+    most = _count_positional(kind)
     if len(args) <= most:
         return
+    names = [p.name for p in _list_parameters(kind) or ()]
+    example = names[min(int(most), len(names) - 1)] if names else "name"
     raise InvalidTypeError(
         f"{kind.__name__}() takes {most or 'no'} argument{'s' * (most != 1)} by place, and "
         f"{len(args)} are given. Give the others by their names, such as "
-        f"{kind.__name__}({_example(kind, most)}=...)."
+        f"{kind.__name__}({example}=...)."
     )
 
 
 @cache
-def _n_places(kind: type) -> float:
-    """Arguments that a constructor takes by their places; infinity where it takes any."""
+def _list_parameters(kind: type) -> tuple[inspect.Parameter, ...] | None:
+    """Return the parameters of a class's ``__init__`` without self; None where it has none."""
     if kind.__init__ is object.__init__:  # type: ignore[misc]
-        return float("inf")  # which is told elsewhere
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return tuple(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+
+
+@cache
+def _count_positional(kind: type) -> float:
+    """Return how many positional arguments a constructor takes; infinity where it takes any."""
+    parameters = _list_parameters(kind)
+    if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return float("inf")
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _example(kind: type, most: float) -> str:
-    """Name of the first parameter that has no place."""
-    names = list(inspect.signature(kind.__init__).parameters)[1:]  # type: ignore[misc]
-    return names[min(int(most), len(names) - 1)] if names else "name"
-
-
 @cache
 def names_of(kind: type) -> frozenset[str] | None:
-    """Names of a constructor's parameters; None where it takes any."""
-    if kind.__init__ is object.__init__:  # type: ignore[misc]
-        return frozenset()
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+    """Return the names of a constructor's parameters; None where it takes any."""
+    parameters = _list_parameters(kind) or ()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return frozenset(p.name for p in parameters)
@@ -113,8 +113,8 @@ def names_of(kind: type) -> frozenset[str] | None:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What arguments of methods are called in other libraries, and in this package.
-_OUR_ARGUMENTS: dict[str, tuple[str, ...]] = {
+#: Names of methods' arguments in other libraries, and their names here.
+_ARGUMENTS_OF_OTHERS: dict[str, tuple[str, ...]] = {
     "eval_set": ("X_val",),
     "evals": ("eval_set", "X_val"),
     "valid_sets": ("eval_set", "X_val"),
@@ -123,14 +123,14 @@ _OUR_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "weights": ("sample_weight",),
     "y_proba": ("y_prob", "y_score", "y_pred"),
 }
-#: Arguments of scikit-learn's functions that are gone, and what to call in their place.
-_GONE = {"squared": "root_mean_squared_error is the function of the root."}
+#: Arguments that scikit-learn's functions had once, and what replaces them.
+_REMOVED_ARGUMENTS = {"squared": "root_mean_squared_error is the function of the root."}
 
 
 def is_of_the_call(error: BaseException) -> bool:
     """Return whether a TypeError was raised by the call in the frame that caught it.
 
-    Then Python could not begin the function: it had no frame of its own.
+    Then Python refused the arguments: the traceback has no frame of the function itself.
     """
     return type(error) is TypeError and getattr(error.__traceback__, "tb_next", error) is None
 
@@ -144,7 +144,7 @@ def wrong_arguments(
 ) -> InvalidTypeError:
     """Return the error of a call that Python refused."""
     own = inspect.signature(function)
-    # Without annotations, which are longer than what is to be told.
+    # Without annotations, which would make the message several lines long.
     shown = [p.replace(annotation=p.empty) for p in own.parameters.values() if p.name != "self"]
     names = [p.name for p in shown]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in shown)
@@ -152,14 +152,20 @@ def wrong_arguments(
     hint = ""
     if unknown is not None:
         said = f"got an unexpected keyword argument {unknown!r}"
-        hint = _hint(unknown, names, *constructor)
+        hint = _suggest_argument(unknown, names, *constructor)
     else:
-        said = _refusal(own, args, params)
-    return InvalidTypeError(f"{name}(): {said}.{hint} Its arguments are {_listed(shown)}.")
+        said = "its arguments are others"
+        try:
+            own.bind(*args, **params)  # says what is missing or too many
+        except TypeError as error:
+            said = str(error)
+    return InvalidTypeError(
+        f"{name}(): {said}.{hint} Its arguments are {inspect.Signature(shown)}."
+    )
 
 
 def telling_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function tell which argument was meant by one that it does not have."""
+    """Decorate a public function to suggest an argument in place of one that it does not have."""
 
     @wraps(function)
     def told(*args: P.args, **params: P.kwargs) -> R:
@@ -173,20 +179,13 @@ def telling_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return told
 
 
-def _refusal(signature: inspect.Signature, args: tuple[Any, ...], params: Mapping[str, Any]) -> str:
-    """Return why a signature does not take some arguments."""
-    try:
-        signature.bind(*args, **params)
-    except TypeError as error:
-        return str(error)
-    return "its arguments are others"
-
-
-def _hint(unknown: str, names: Collection[str], owner: str, of_owner: Collection[str]) -> str:
-    """Return what was meant by an argument that there is none of."""
-    if unknown in _GONE:
-        return f" {_GONE[unknown]}"
-    here = next((other for other in _OUR_ARGUMENTS.get(unknown, ()) if other in names), None)
+def _suggest_argument(
+    unknown: str, names: Collection[str], owner: str, of_owner: Collection[str]
+) -> str:
+    """Return a sentence that suggests what an unknown argument was meant to be; or nothing."""
+    if unknown in _REMOVED_ARGUMENTS:
+        return f" {_REMOVED_ARGUMENTS[unknown]}"
+    here = next((other for other in _ARGUMENTS_OF_OTHERS.get(unknown, ()) if other in names), None)
     if here is not None:
         return f" Here it is called {here!r}."
     if unknown in of_owner:
@@ -195,7 +194,3 @@ def _hint(unknown: str, names: Collection[str], owner: str, of_owner: Collection
     if "called" in of_constructor:
         return f"{of_constructor[:-1]}, a parameter of the constructor of {owner}."
     return nearest(unknown, names)
-
-
-def _listed(parameters: list[inspect.Parameter]) -> str:
-    return str(inspect.Signature(parameters))

@@ -1,4 +1,8 @@
-"""Errors that scikit-learn raises, told as errors of the package."""
+"""Errors of scikit-learn, translated to errors of the package with the same words and a remedy.
+
+`TranslatesSklearnErrors` wraps the public methods of classes that derive from scikit-learn's;
+`telling_errors` and `checked_as_theirs` translate what is raised inside a block.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +37,22 @@ __all__ = [
     "telling_errors",
 ]
 
-#: Packages whose plain errors are told; those of a user's own functions stay as they are.
-_OWN = {"sklearn", "daskml_dist"}
-#: Libraries that these call: what one of them raises is told of by whoever called it.
-_CALLED = {"joblib", "numpy", "pandas", "scipy"}
-#: Errors about values that say no more by their class.
-_PLAIN = (ValueError, TypeError, DTypePromotionError)
-#: Classes that have what is the same of all estimators.
-_ROOTS = frozenset(BaseEstimator.__mro__)
-#: Methods that answer few rows in microseconds, of which a wrapper would take a share.
-_SWIFT = {"predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
-#: Methods that are given parameters alone.
-_OF_PARAMETERS = {"__init__", "set_params"}
+#: Packages whose plain errors are translated; errors of a user's own functions are left.
+_TRANSLATED_PACKAGES = {"sklearn", "daskml_dist"}
+#: Libraries that these call: an error counts as raised by the caller of the library.
+_CALLED_PACKAGES = {"joblib", "numpy", "pandas", "scipy"}
+#: Error classes that say no more than that a value is wrong.
+_PLAIN_ERRORS = (ValueError, TypeError, DTypePromotionError)
+#: Base classes of all estimators, whose methods are not wrapped.
+_ROOT_CLASSES = frozenset(BaseEstimator.__mro__)
+#: Methods that take few rows in microseconds, so that a wrapper would be noticed.
+_FAST_METHODS = {"predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
+#: Methods whose errors are about parameters, not about data.
+_PARAMETER_METHODS = {"__init__", "set_params"}
 
 
 def not_fitted(estimator: Any) -> NotFittedError:
-    """The error of an estimator that is not fitted."""
+    """Return the error of an estimator that is not fitted."""
     return NotFittedError(
         f"This {type(estimator).__name__} instance is not fitted yet. Call 'fit' with "
         "appropriate arguments before using this estimator."
@@ -63,8 +67,8 @@ def check_fitted(estimator: Any) -> None:
         raise NotFittedError(str(error)) from error
 
 
-def _told(error: Exception, kind: type[DaskMLDistError]) -> DaskMLDistError:
-    """An error about values as one of the package, in the same words and with the remedy."""
+def _convert_value_error(error: Exception, kind: type[DaskMLDistError]) -> DaskMLDistError:
+    """Return an error about values as one of the package, in the same words, with a remedy."""
     if isinstance(error, SklearnParameterError):
         kind = InvalidParameterError
     elif isinstance(error, TypeError):
@@ -72,12 +76,13 @@ def _told(error: Exception, kind: type[DaskMLDistError]) -> DaskMLDistError:
     return kind(with_remedy(str(error)))
 
 
-def _ours(
+def _convert_error(
     error: Exception, owner: Any = None, kind: type[DaskMLDistError] = InvalidDataError
 ) -> DaskMLDistError | None:
-    """The error of the package for one of scikit-learn's; None: it stays what it is.
+    """Return the error of the package for one of scikit-learn's; None leaves it as it is.
 
-    `owner` is the estimator whose method raised it: one that asked for what a fit sets.
+    `owner` is the estimator whose method raised it: a missing fitted attribute of it means that it
+    is not fitted.
     """
     if isinstance(error, DaskMLDistError):
         return None
@@ -86,121 +91,125 @@ def _ours(
     if isinstance(error, AttributeError):
         asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
         return not_fitted(owner) if asked else None
-    # Others that derive from these say more than they do: UnicodeDecodeError, for one.
-    plain = type(error) in _PLAIN or isinstance(error, SklearnParameterError)
-    return _told(error, kind) if plain and _raised_by(error) in _OWN else None
+    # Classes derived from these, such as UnicodeDecodeError, say more and are left.
+    plain = type(error) in _PLAIN_ERRORS or isinstance(error, SklearnParameterError)
+    return (
+        _convert_value_error(error, kind)
+        if plain and _find_raising_package(error) in _TRANSLATED_PACKAGES
+        else None
+    )
 
 
-def _raised_by(error: Exception) -> str:
-    """Package of the innermost function that an error comes from, but for called libraries."""
+def _find_raising_package(error: Exception) -> str:
+    """Return the package of the innermost function in the traceback, without called libraries."""
     found, at = "", error.__traceback__
     while at is not None:
         package = at.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-        found, at = found if package in _CALLED else package, at.tb_next
+        found, at = found if package in _CALLED_PACKAGES else package, at.tb_next
     return found
 
 
 @contextmanager
 def telling_errors() -> Iterator[None]:
-    """Calls of scikit-learn's functions, whose errors are the package's; a decorator too."""
+    """Translate errors of scikit-learn raised in a block; also usable as a decorator."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        if (found := _ours(error)) is None:
+        if (found := _convert_error(error)) is None:
             raise
         raise found from error
 
 
 class TranslatesSklearnErrors:
-    """Mixin of classes before scikit-learn's own: what their methods raise is the package's.
+    """Mixin of classes before scikit-learn's own, whose methods raise errors of the package.
 
-    Meant are public methods that scikit-learn's classes have too, inherited or not. Of others, but
-    for the swift ones, calls with arguments that they do not have are told.
+    All errors of public methods that scikit-learn's classes have too are translated; of other
+    methods, but for the fast ones, only those of calls with unknown arguments.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         theirs = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
-        names = {name for kind in theirs if kind not in _ROOTS for name in vars(kind)}
+        names = {name for kind in theirs if kind not in _ROOT_CLASSES for name in vars(kind)}
         for name in names | {"set_params"}:
-            if not name.startswith("_") or name in _OF_PARAMETERS:
-                _let_tell(cls, name)
-        own = [cls, *(kind for kind in cls.__mro__ if _is_mixin(kind))]
+            if not name.startswith("_") or name in _PARAMETER_METHODS:
+                _wrap_method_errors(cls, name)
+        own = [cls, *(kind for kind in cls.__mro__ if _is_untranslated_mixin(kind))]
         for name, method in [item for kind in own for item in vars(kind).items()]:
-            if inspect.isfunction(method) and not (name.startswith("_") or name in _SWIFT):
+            if inspect.isfunction(method) and not (name.startswith("_") or name in _FAST_METHODS):
                 if inspect.getattr_static(cls, name) is method:
-                    _let_tell_calls(cls, name, method)
+                    _wrap_call_errors(cls, name, method)
 
 
-def _is_mixin(kind: type) -> bool:
-    """Return whether a class is of this package, and tells no errors itself."""
+def _is_untranslated_mixin(kind: type) -> bool:
+    """Return whether a class is of this package and not wrapped itself."""
     return kind.__module__.partition(".")[0] == "daskml_dist" and not issubclass(
         kind, TranslatesSklearnErrors
     )
 
 
-def _let_tell_calls(cls: type, name: str, method: Callable[..., Any]) -> None:
+def _wrap_call_errors(cls: type, name: str, method: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(method) or hasattr(method, "_tells"):
         return
 
     @wraps(method)
-    def told(self: Any, *args: Any, **params: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **params: Any) -> Any:
         try:
             return method(self, *args, **params)
         except TypeError as error:
             if not is_of_the_call(error):
                 raise
-            raise _of_arguments(self, name, method, args, params) from None
+            raise _make_call_error(self, name, method, args, params) from None
 
-    setattr(cls, name, told)
+    setattr(cls, name, wrapper)
 
 
-def _of_arguments(
+def _make_call_error(
     owner: Any, name: str, method: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]
 ) -> InvalidTypeError:
-    """The error of a call with arguments that a method does not have."""
+    """Return the error of a call with arguments that a method does not have."""
     kind: Any = type(owner)  # of which mypy thinks that it has no hash
     called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
     constructor = kind.__name__, names_of(kind) or ()
     return wrong_arguments(called, method, (owner, *args), params, constructor)
 
 
-def _let_tell(cls: type, name: str) -> None:
+def _wrap_method_errors(cls: type, name: str) -> None:
     found = inspect.getattr_static(cls, name, None)
     method = found.fn if (is_conditional := hasattr(found, "check")) else found
     if not inspect.isfunction(method) or hasattr(method, "_tells"):
         return
     if inspect.isgeneratorfunction(method):
-        return  # it raises where it is gone through
-    told = _telling(cls, name, method)
-    setattr(cls, name, available_if(found.check)(told) if is_conditional else told)
+        return  # it raises when it is iterated over
+    wrapper = _translate_method(cls, name, method)
+    setattr(cls, name, available_if(found.check)(wrapper) if is_conditional else wrapper)
 
 
-def _telling(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    kind = InvalidParameterError if name in _OF_PARAMETERS else InvalidDataError
+def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    kind = InvalidParameterError if name in _PARAMETER_METHODS else InvalidDataError
     is_own = name in vars(cls)
 
     @wraps(method)
-    def told(self: Any, *args: Any, **params: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **params: Any) -> Any:
         try:
             if is_own:
                 return method(self, *args, **params)
-            # Of a class that derives from this one, too, whichever comes next.
+            # The next class in the MRO of the object, which may derive from `cls`.
             return getattr(super(cls, self), name)(*args, **params)
         except (ValueError, TypeError, AttributeError) as error:
             if is_of_the_call(error):
-                raise _of_arguments(self, name, method, args, params) from None
-            if (found := _ours(error, self, kind)) is None:
+                raise _make_call_error(self, name, method, args, params) from None
+            if (found := _convert_error(error, self, kind)) is None:
                 raise
             raise found from error
 
-    told._tells = True  # type: ignore[attr-defined]
-    return told
+    wrapper._tells = True  # type: ignore[attr-defined]
+    return wrapper
 
 
 @contextmanager
 def checked_as_theirs() -> Iterator[None]:
-    """Checks of parameters that scikit-learn makes, with errors of the package."""
+    """Translate errors of scikit-learn's checks of parameters that are raised in a block."""
     try:
         yield
     except DaskMLDistError:

@@ -1,4 +1,4 @@
-"""Place of the user's call, which a warning is to name."""
+"""Stack level of the user's call, for warnings that point at it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 __all__ = ["user_stack_level"]
 
 #: Packages whose frames lie between a user's call and a warning.
-_INSIDE = {"contextlib", "daskml_dist", "joblib", "sklearn"}
+_PACKAGES_INSIDE = {"contextlib", "daskml_dist", "joblib", "sklearn"}
 
 
 def user_stack_level() -> int:
-    """Return the `stacklevel` of ``warnings.warn`` that names the innermost call from outside.
+    """Return the `stacklevel` that makes a warning point at the innermost call from outside.
 
-    To be called in the arguments of ``warnings.warn``.
+    It is called in the arguments of ``warnings.warn``.
     """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _package_of(frame) in _INSIDE:
+    while frame.f_back is not None and _find_package(frame) in _PACKAGES_INSIDE:
         level, frame = level + 1, frame.f_back
     return level
 
 
-def _package_of(frame: object) -> str:
+def _find_package(frame: object) -> str:
     name: str = getattr(frame, "f_globals", {}).get("__name__", "")
     return name.partition(".")[0]

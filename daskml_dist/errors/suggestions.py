@@ -1,4 +1,8 @@
-"""Suggestions."""
+"""Ends of error messages that suggest the value or parameter that was probably meant.
+
+Two tables translate the words of other libraries (XGBoost, Keras, PyTorch, older scikit-learn);
+misspelt words are matched by similarity.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from typing import Any
 
 __all__ = ["called_here", "nearest"]
 
-#: What values are called elsewhere, and in this package: the first that is valid is meant.
-_OUR_VALUES: dict[str, tuple[str | None, ...]] = {
+#: Values by their names in other libraries, and their names here: the first valid one is suggested.
+_VALUES_OF_OTHERS: dict[str, tuple[str | None, ...]] = {
     "acc": ("accuracy",),
     "all_reduce": ("allreduce",),
     "asynchronous": ("async",),
@@ -56,16 +60,16 @@ _OUR_VALUES: dict[str, tuple[str | None, ...]] = {
 
 
 def nearest(value: Any, valid: Iterable[Any]) -> str:
-    """End of a message: the name that was meant, or that an object of a class was; or nothing."""
+    """Return a sentence that suggests a valid name, or an object for a class; or nothing."""
     if isinstance(value, type):
         name = value.__name__
         return f" {name} is a class: pass an object of it, {name}()."
     if not isinstance(value, str):
         return ""
-    plain, valid = _plain(value), list(valid)
-    names = {_plain(name): name for name in valid if isinstance(name, str)}
+    plain, valid = _normalize_name(value), list(valid)
+    names = {_normalize_name(name): name for name in valid if isinstance(name, str)}
     # "cuda:0" is a device by the name that others have for its kind.
-    elsewhere = _OUR_VALUES.get(plain) or _OUR_VALUES.get(plain.partition(":")[0], ())
+    elsewhere = _VALUES_OF_OTHERS.get(plain) or _VALUES_OF_OTHERS.get(plain.partition(":")[0], ())
     for here in () if plain in names else elsewhere:
         if here in valid:
             return f" Did you mean {here!r}?"
@@ -73,13 +77,13 @@ def nearest(value: Any, valid: Iterable[Any]) -> str:
     return f" Did you mean {names[found[0]]!r}?" if found else ""
 
 
-def _plain(name: str) -> str:
-    """A name as it is compared: in small letters, with one kind of break."""
+def _normalize_name(name: str) -> str:
+    """Return a name in lower case, with underscores for hyphens and spaces."""
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
-#: What parameters are called elsewhere, and in this package: the first that an estimator has.
-_OUR_PARAMETERS: dict[str, tuple[str, ...]] = {
+#: Parameters by their names in other libraries, and their names here: the first that is there.
+_PARAMETERS_OF_OTHERS: dict[str, tuple[str, ...]] = {
     "batch": ("batch_size",),
     "early_stopping_rounds": ("n_iter_no_change",),
     "epochs": ("max_iter",),
@@ -109,6 +113,6 @@ _OUR_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 
 def called_here(name: str, valid: Collection[str]) -> str:
-    """End of a message: what a parameter of another library's is called here; or nothing."""
-    known = next((here for here in _OUR_PARAMETERS.get(name, ()) if here in valid), None)
+    """Return a sentence that suggests the parameter that a name stands for; or nothing."""
+    known = next((here for here in _PARAMETERS_OF_OTHERS.get(name, ()) if here in valid), None)
     return nearest(name, valid) if known is None else f" Here it is called {known!r}."

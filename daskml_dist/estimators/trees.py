@@ -1,4 +1,8 @@
-"""Base classes of decision trees and forests: parameters, importances, functions of rows."""
+"""Base classes of decision trees and forests: parameters, the solver of a fit, functions of rows.
+
+`BaseTrees` turns the parameters into a `ForestSolver` and holds the grown trees; `TreesClassifier`
+and `TreesRegressor` are put before it and make labels, probabilities or numbers of leaves.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +46,20 @@ from daskml_dist.parameters.checks import check_class_weight, check_number, chec
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest import ForestSolver
 from daskml_dist.solvers.forest_growth import ForestParams
-from daskml_dist.training.dataset_info import DataSummary, named_weights
+from daskml_dist.training.dataset_info import DataSummary, balanced_weights, named_weights
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseTrees", "TreesClassifier", "TreesRegressor", "is_count", "is_share"]
+__all__ = [
+    "BaseTrees",
+    "TreesClassifier",
+    "TreesRegressor",
+    "check_tree_size",
+    "is_count",
+    "is_share",
+]
 
-#: Criteria by the names that users call them by.
+#: Split criteria by their names.
 CRITERIA: dict[str, Criterion] = {
     "gini": GiniCriterion(),
     "entropy": EntropyCriterion(),
@@ -61,7 +72,7 @@ CRITERIA: dict[str, Criterion] = {
 
 
 def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
-    """Check the parameters of trees, before any work is started."""
+    """Check the parameters of trees and forests, before any work is started."""
     names = [name for name, c in CRITERIA.items() if c.of_classes == classification]
     check_one_of("criterion", p["criterion"], names)
     if p["criterion"] == "friedman_mse":
@@ -72,32 +83,33 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             stacklevel=user_stack_level(),
         )
     if CRITERIA[p["criterion"]].needs_rows:
-        _check_together(p)
-    _check_bounds(p)
-    check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
-    check_one_of("device", p["device"], DEVICES)
-    weights = p["class_weight"]
-    for weight in weights if isinstance(weights, list) else [weights]:
-        if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
-            check_class_weight(weight)
-
-
-def _check_bounds(p: Mapping[str, Any]) -> None:
-    """Check what bounds the growth of trees."""
-    for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
-        value = p[name]
-        if value is not None and (not is_count(value) or value < least):
-            raise InvalidParameterError(
-                f"{name}={value!r}: use an integer >= {least}, or None for no bound."
-            )
-    _check_rows("min_samples_split", p["min_samples_split"], 2, 1.0)
-    _check_rows("min_samples_leaf", p["min_samples_leaf"], 1, float(np.nextafter(1.0, 0)))
+        _check_rows_together(p)
+    check_tree_size(p)
+    _check_count_or_share("min_samples_split", p["min_samples_split"], 2, 1.0)
+    _check_count_or_share("min_samples_leaf", p["min_samples_leaf"], 1, float(np.nextafter(1.0, 0)))
     check_number(
         "min_weight_fraction_leaf", p["min_weight_fraction_leaf"], lambda v: 0 <= v <= 0.5,
         "of [0, 0.5]",
     )  # fmt: skip
     check_number("min_impurity_decrease", p["min_impurity_decrease"])
     check_number("ccp_alpha", p["ccp_alpha"])
+    check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
+    check_one_of("device", p["device"], DEVICES)
+    weights = p["class_weight"]
+    for weight in weights if isinstance(weights, list) else [weights]:
+        # "balanced_subsample" is for forests, which alone have `bootstrap`.
+        if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
+            check_class_weight(weight)
+
+
+def check_tree_size(p: Mapping[str, Any]) -> None:
+    """Check the bounds of a tree's size, `max_leaf_nodes`, `max_depth` and `max_bins`."""
+    for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
+        value = p[name]
+        if value is not None and (not is_count(value) or value < least):
+            raise InvalidParameterError(
+                f"{name}={value!r}: use an integer >= {least}, or None for no bound."
+            )
     if not is_count(p["max_bins"]) or not 2 <= p["max_bins"] <= 255:
         raise InvalidParameterError(
             f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and one "
@@ -105,8 +117,8 @@ def _check_bounds(p: Mapping[str, Any]) -> None:
         )
 
 
-def _check_together(p: Mapping[str, Any]) -> None:
-    """Check what needs a node's rows together."""
+def _check_rows_together(p: Mapping[str, Any]) -> None:
+    """Check the parameters of a criterion that needs all rows of a node in one process."""
     why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
     if p["device"] == "gpu":
         raise InvalidParameterError(
@@ -126,16 +138,16 @@ def is_count(value: Any) -> bool:
 
 
 def is_share(value: Any) -> bool:
-    """Return whether a parameter is a number, and no whole one."""
+    """Return whether a parameter is a number, but not a whole one."""
     return isinstance(value, Real) and not isinstance(value, Integral)
 
 
-def count_of_share(given: Any, n: int) -> int:
-    """Number of rows, given as such or as a share of `n`."""
+def resolve_count(given: Any, n: int) -> int:
+    """Return a number of rows that is given as such, or as a share of `n`."""
     return int(given) if is_count(given) else ceil(given * n)
 
 
-def _check_rows(name: str, value: Any, least: int, most: float) -> None:
+def _check_count_or_share(name: str, value: Any, least: int, most: float) -> None:
     if is_count(value) and value >= least:
         return
     if is_share(value) and 0 < value <= most:
@@ -145,32 +157,23 @@ def _check_rows(name: str, value: Any, least: int, most: float) -> None:
     )
 
 
-def class_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
-    """Weight of each class of each output; empty for none."""
+def resolve_output_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
+    """Return the weights of the classes of each of several outputs; empty without any."""
     if given is None:
         return ()
     columns = survey.label_columns
     if given == "balanced":
-        return tuple(
-            np.divide(sums.sum(), len(sums) * sums, out=np.zeros(len(sums)), where=sums > 0)
-            for _, sums in columns
-        )
+        return tuple(balanced_weights(sums) for _, sums in columns)
     if isinstance(given, dict):
         raise InvalidParameterError(
             "For multi-output, class_weight should be a list of dicts, or the string 'balanced'. "
             "Give a dict for each output."
         )
-    _check_number(given, len(columns))
+    _check_n_dicts(given, len(columns))
     return tuple(named_weights(of, labels) for of, (labels, _) in zip(given, columns, strict=True))
 
 
-def common_weights(given: list[Any]) -> list[Any]:
-    """The weights of the classes of one output, given as a list of one."""
-    _check_number(given, 1)
-    return given
-
-
-def _check_number(given: list[Any], n_outputs: int) -> None:
+def _check_n_dicts(given: list[Any], n_outputs: int) -> None:
     if len(given) != n_outputs:
         raise InvalidParameterError(
             f"The number of elements in class_weight should match number of outputs. Got "
@@ -182,9 +185,9 @@ Array = NDArray[Any]
 
 
 class TreesClassifier(BaseClassifier):
-    """Base class of classifying trees and forests: probabilities of the classes.
+    """Base class of classification trees and forests.
 
-    Of several outputs `classes_`, `n_classes_` and probabilities are lists, of one each.
+    With several outputs `classes_`, `n_classes_` and probabilities are lists, an entry for each.
     """
 
     _min_classes = 1
@@ -205,23 +208,23 @@ class TreesClassifier(BaseClassifier):
         super()._set_fitted(solution, model, rows)
 
     @property
-    def _ends(self) -> list[int]:
-        """Columns at which the probabilities of each output begin, and their number."""
+    def _output_ends(self) -> list[int]:
+        """Return the first column of each output in the raw predictions, and their number."""
         return [0, *np.cumsum(self.n_classes_).tolist()]
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         if self.n_outputs_ == 1:
             return super()._labels_written()
-        write = partial(_write_several, self.classes_, self._ends)
+        write = partial(_write_output_labels, self.classes_, self._output_ends)
         return write, np.result_type(*self.classes_), self.n_outputs_
 
     def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
         if self.n_outputs_ == 1:
             return super()._hits_counted()
-        return partial(_all_hits, self.classes_, self._ends)
+        return partial(_count_all_hits, self.classes_, self._output_ends)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes: means of their shares in the trees' leaves.
+        """Predict probabilities of the classes: means of their shares in the trees' leaves.
 
         Parameters
         ----------
@@ -230,50 +233,50 @@ class TreesClassifier(BaseClassifier):
         Returns
         -------
         ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
-            Of several outputs a list of them.
+            With several outputs a list of them.
         """
-        return self._shares(None, X)
+        return self._map_probabilities(None, X)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithms of :meth:`predict_proba`."""
-        return self._shares(_write_logs, X)
+        """Predict the logarithms of :meth:`predict_proba`; parameters as there."""
+        return self._map_probabilities(_write_logarithms, X)
 
-    def _shares(self, then: Any, X: Any) -> Any:
+    def _map_probabilities(self, then: Any, X: Any) -> Any:
         self._check_fitted(X)
-        ends = self._ends
+        ends = self._output_ends
         found = self._map_raw_predictions(then, X, np.float64, ends[-1])
         if self.n_outputs_ == 1:
             return found
         return [found[:, a:b] for a, b in pairwise(ends)]
 
 
-def _write_logs(raw: Array, out: Array) -> None:
+def _write_logarithms(raw: Array, out: Array) -> None:
     with np.errstate(divide="ignore"):
         np.log(raw, out=out)
 
 
 @declare_independent_rows
-def _write_several(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
+def _write_output_labels(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
     for k, (a, b) in enumerate(pairwise(ends)):
         out[:, k] = classes[k][raw[:, a:b].argmax(axis=1)]
 
 
-def _all_hits(
+def _count_all_hits(
     classes: list[Array], ends: list[int], y: Array, raw: Array, weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     found = np.empty(y.shape, np.result_type(*classes))
-    _write_several(classes, ends, raw, found)
+    _write_output_labels(classes, ends, raw, found)
     return np.array([weight.sum(), weight @ (found == y).all(axis=1)])
 
 
 class BaseTrees(BaseRounds):
-    """Base class of trees and forests, fitted by growing trees over binned features."""
+    """Base class of a decision tree and of forests, which are grown over binned features."""
 
     random_state: Any
     monotonic_cst: Any
     _trees: Trees
     _impurity: NDArray[np.float64]
-    #: Whether thresholds are drawn.
+    #: Whether the thresholds of splits are drawn, as in extremely randomised trees.
     _random_cuts: Any = False
     _made_share = 0.5
 
@@ -288,14 +291,14 @@ class BaseTrees(BaseRounds):
     @property
     @abstractmethod
     def _n_trees(self) -> int:
-        """Trees that are to be grown."""
+        """Return the number of trees to be grown."""
 
     def _check_params(self) -> None:
         check_tree_params(self._params(), self._classification)
-        self._features_of(2)
+        self._resolve_max_features(2)
 
-    def _features_of(self, d: int) -> int:
-        """Features that are looked at for a split."""
+    def _resolve_max_features(self, d: int) -> int:
+        """Return the number of features, out of `d`, that a split looks at."""
         given = self._params()["max_features"]
         if given is None:
             return d
@@ -310,8 +313,8 @@ class BaseTrees(BaseRounds):
             "None for all."
         )
 
-    def _rate(self, n_rows: int) -> float | None:
-        """Draws of a row that a tree makes, as their expected number; None: it takes all rows."""
+    def _expected_draws(self, n_rows: int) -> float | None:
+        """Return how often a tree draws a row on average; None where it takes each row once."""
         return None
 
     # -- fitting -------------------------------------------------------------------------------
@@ -319,50 +322,53 @@ class BaseTrees(BaseRounds):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Facts of the rows, whose weights stay as they are."""
+        """Return the facts of the rows, whose weights are not scaled to a mean of 1."""
+        # Each tree balances the classes among its own draws; without draws these are all rows.
         if class_weight == "balanced_subsample":
-            class_weight = None if self._rate(1) is not None else "balanced"
+            class_weight = None if self._expected_draws(1) is not None else "balanced"
         rows = super()._dataset_info(job, classes, None, weighted)
-        self._of_outputs: tuple[NDArray[np.float64], ...] = ()
+        # With one output class weights become weights of rows; with several the solver multiplies
+        # the weights of a row's labels.
+        self._output_class_weights: tuple[NDArray[np.float64], ...] = ()
         if rows.survey.n_targets is not None:
-            self._of_outputs = class_weights(class_weight, rows.survey)
+            self._output_class_weights = resolve_output_weights(class_weight, rows.survey)
         elif class_weight is not None:
-            (only,) = (
-                [class_weight]
-                if not isinstance(class_weight, list)
-                else common_weights(class_weight)
-            )
-            rows = DatasetInfo.of(rows.survey, rows.classes, only, weighted)
+            if isinstance(class_weight, list):
+                _check_n_dicts(class_weight, 1)
+                (class_weight,) = class_weight
+            rows = DatasetInfo.of(rows.survey, rows.classes, class_weight, weighted)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
-    def _columns(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
-        """Sorted labels of each output; none in regression."""
+    def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
+        """Return the sorted labels of each output; an empty tuple in regression."""
         if rows.classes is None:
             return ()
         if rows.survey.n_targets is None:
             return (rows.classes,)
         return tuple(labels for labels, _ in rows.survey.label_columns)
 
-    def _growth(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
-        """Bounds of the growth of trees on some rows."""
+    def _make_growth_params(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
+        """Return the parameters of the growth, with shares of rows resolved to numbers of rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
-        leaf, n_outputs = count_of_share(p["min_samples_leaf"], n), rows.survey.n_targets or 1
+        leaf, n_outputs = resolve_count(p["min_samples_leaf"], n), rows.survey.n_targets or 1
         growth = ForestParams(
             criterion=CRITERIA[p["criterion"]],
             classes=n_classes,
             n_outputs=n_outputs,
             max_depth=p["max_depth"],
             max_leaf_nodes=p["max_leaf_nodes"],
-            min_samples_split=max(2, count_of_share(p["min_samples_split"], n), 2 * leaf),
+            # A node with fewer rows than two leaves cannot be split.
+            min_samples_split=max(2, resolve_count(p["min_samples_split"], n), 2 * leaf),
             min_samples_leaf=leaf,
             min_weight_fraction_leaf=float(p["min_weight_fraction_leaf"]),
-            max_features=self._features_of(d),
+            max_features=self._resolve_max_features(d),
             min_impurity_decrease=float(p["min_impurity_decrease"]),
             ccp_alpha=float(p["ccp_alpha"]),
-            rate=self._rate(n),
+            rate=self._expected_draws(n),
             random_cuts=self._random_cuts,
-            signs=self._signs(d, n_classes, n_outputs),
-            balanced=p["class_weight"] == "balanced_subsample" and self._rate(n) is not None,
+            signs=self._resolve_monotonic_cst(d, n_classes, n_outputs),
+            balanced=p["class_weight"] == "balanced_subsample"
+            and self._expected_draws(n) is not None,
         )
         if growth.balanced and n_outputs > 1:
             raise InvalidParameterError(
@@ -372,9 +378,11 @@ class BaseTrees(BaseRounds):
         return growth
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
-        p, columns = self._params(), self._columns(rows)
-        growth = self._growth(rows, tuple(len(labels) for labels in columns))
-        begin = self._begin(growth.n_values)
+        p, columns = self._params(), self._labels_by_output(rows)
+        growth = self._make_growth_params(rows, tuple(len(labels) for labels in columns))
+        # A warm start goes on with the seed of the trees that it keeps: draws depend on the seed
+        # and on the number of the tree.
+        begin = self._resume_state(growth.n_values)
         if begin is None:
             self._seed = seed_of(self.random_state)
         solver = ForestSolver(
@@ -385,13 +393,15 @@ class BaseTrees(BaseRounds):
             decomposition=p.get("decomposition", "auto"),
             out_of_bag=bool(p.get("oob_score", False)),
             begin=begin,
-            class_weight=self._of_outputs,
+            class_weight=self._output_class_weights,
         )
         return TreeRowsModel(
             rows.survey.n_features, columns if growth.n_outputs > 1 else ()
         ), solver
 
-    def _signs(self, d: int, n_classes: tuple[int, ...], n_outputs: int) -> NDArray[np.int8]:
+    def _resolve_monotonic_cst(
+        self, d: int, n_classes: tuple[int, ...], n_outputs: int
+    ) -> NDArray[np.int8]:
         given = self.monotonic_cst
         if given is None:
             return np.zeros(d, np.int8)
@@ -418,30 +428,31 @@ class BaseTrees(BaseRounds):
             )
         return signs.astype(np.int8)
 
-    def _begin(self, n_values: int) -> dict[str, NDArray[Any]] | None:
-        """State of the forest before, where this one goes on from it."""
+    def _resume_state(self, n_values: int) -> dict[str, NDArray[Any]] | None:
+        """Return the packed trees of the last fit where this one continues it (`warm_start`)."""
         return None
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         self._trees, self._impurity = Trees.unpacked(solution.extra), solution.extra["impurity"]
         self.n_features_in_ = model.n_features
         self.n_outputs_ = rows.survey.n_targets or 1
-        self.max_features_ = self._features_of(model.n_features)
+        self.max_features_ = self._resolve_max_features(model.n_features)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Nothing: trees are grown one by one."""
+        """Set nothing: `n_iter_` has no meaning for trees that are grown at once."""
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
-        """Mean decrease of impurity by each feature, of shape (n_features,); its sum is 1."""
+        """Mean decrease of impurity by each feature, of shape (n_features,); the sum is 1."""
         self._check_fitted()
         nodes, d = self._trees.nodes, self.n_features_in_
         total = np.zeros(d)
         for a, b in zip(self._trees.roots, self._trees.roots[1:], strict=False):
             feature = nodes.feature[a:b]
-            inner = feature >= 0
+            inner = feature >= 0  # leaves have -1
             if not inner.any():
                 continue
+            # Each tree's importances sum to 1 before they are averaged, as in scikit-learn.
             found = np.bincount(feature[inner], nodes.gain[a:b][inner], minlength=d)
             total += found / found.sum() if found.sum() > 0 else found
         return total / total.sum() if total.sum() > 0 else total
@@ -452,7 +463,7 @@ class BaseTrees(BaseRounds):
         return RawForest(self._trees)
 
     def apply(self, X: Any) -> Any:
-        """Leaves that rows end in, by their numbers in the tree.
+        """Return the number of the leaf that each row ends in, in each tree.
 
         Parameters
         ----------
@@ -473,19 +484,21 @@ class BaseTrees(BaseRounds):
     def _n_leaf_columns(self) -> int | None:
         return len(self._trees)
 
-    def _paths(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
-        """Nodes that rows in memory come through, and where each tree's are among the columns."""
+    def _find_paths(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
+        """Return the nodes that rows pass, as a CSR matrix, and the first column of each tree."""
         if is_dask(X):
             raise InvalidDataError(
                 "decision_path makes a sparse matrix of rows in memory. Call it block by block, or "
                 "use apply, which is lazy."
             )
+        # Paths follow from the leaves, whose ancestors each tree knows. Not `self.apply`, which
+        # returns one column for a single tree.
         leaves = np.asarray(BaseTrees.apply(self, X)).reshape(-1, len(self._trees))
         return node_paths(self._trees, leaves), self._trees.roots
 
 
 class TreesRegressor(BaseRegressor):
-    """Base class of trees and forests of regression: means of the trees' answers."""
+    """Base class of regression trees and forests, which predict means of the trees' leaves."""
 
     _multi_output = True
     n_outputs_: int
@@ -495,7 +508,7 @@ class TreesRegressor(BaseRegressor):
         return X, as_columns(y), sample_weight
 
     def predict(self, X: Any) -> Any:
-        """Means of the trees' answers.
+        """Predict the mean of the trees' values.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Hashers."""
+"""Hashers of features: scikit-learn's for Dask collections, and Vowpal Wabbit's namespaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sklearn.utils import murmurhash3_32
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.transformer import BlockTransformer
-from daskml_dist.feature_extraction.text import check_items
+from daskml_dist.feature_extraction.text import check_no_table_of_items
 
 __all__ = ["FeatureHasher", "NamespaceHasher"]
 
@@ -51,7 +51,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.requires_fit = False  # which older versions of scikit-learn do not say
+        tags.requires_fit = False  # older versions of scikit-learn say otherwise
         return tags
 
     def fit(self, X: Any = None, y: Any = None) -> Self:
@@ -65,7 +65,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         -------
         self
         """
-        check_items(X)
+        check_no_table_of_items(X)
         feature_extraction.FeatureHasher.fit(self, None if is_dask(X) else X)
         return self
 
@@ -86,22 +86,22 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         InvalidDataError
             The items are a table.
         """
-        check_items(raw_X)
-        self._check_parameters()  # without a fit too: a remainder of 0 would end the process
+        check_no_table_of_items(raw_X)
+        self._check_parameters()  # also without a fit: n_features=0 would crash the process
         return self._transformed(raw_X)
 
     def _sample(self, X: Any) -> Any:
         return [{"dict": {"a": 1}, "pair": [("a", 1)], "string": ["a"]}[self.input_type]]
 
 
-#: Multiplier that combines two hashes; odd, so no bit is lost.
-_COMBINE = np.uint32(0x5BD1E995)
+#: Multiplier of the first hash of a product (MurmurHash2's); odd, so no bit is lost.
+_HASH_MULTIPLIER = np.uint32(0x5BD1E995)
 
 Features = tuple[NDArray[np.uint32], NDArray[np.float64]]
 
 
-class _NamespaceHasher(TransformerMixin, BaseEstimator):
-    """Rows in memory; see :class:`NamespaceHasher`."""
+class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
+    """Hasher of rows in memory, in the place of a scikit-learn class; see `NamespaceHasher`."""
 
     def __init__(
         self,
@@ -137,14 +137,15 @@ class _NamespaceHasher(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> Any:
         columns, values, lengths = [], [], []
         for row in X:
-            hashes, numbers = self._row(row)
+            hashes, numbers = self._hash_row(row)
             columns.append(hashes)
             values.append(numbers)
             lengths.append(len(hashes))
+        # All rows at once: signs, columns and the row pointers of a CSR matrix.
         every = np.concatenate([np.empty(0, np.uint32), *columns])
         numbers = np.concatenate([np.empty(0), *values])
         if self.alternate_sign:
-            # The highest bit has no part in the column.
+            # The sign is the highest bit of the hash, which the column does not depend on.
             numbers = np.where(every >> np.uint32(31), -numbers, numbers)
         indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         at = ((every & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
@@ -154,23 +155,23 @@ class _NamespaceHasher(TransformerMixin, BaseEstimator):
         rows.sum_duplicates()
         return rows
 
-    def _row(self, row: Any) -> Features:
+    def _hash_row(self, row: Any) -> Features:
         if not isinstance(row, Mapping):
             raise InvalidDataError(
                 f"A row is a {type(row).__name__}. Pass dicts from namespace to text, tokens or "
                 "{name: value}."
             )
-        spaces = {space: _hash(space, features) for space, features in row.items()}
+        spaces = {space: _hash_namespace(space, features) for space, features in row.items()}
         found = list(spaces.values())
         for a, b in self.interactions:
             if a in spaces and b in spaces:
-                found.append(_products(spaces[a], spaces[b], same=a == b))
+                found.append(_multiply_features(spaces[a], spaces[b], same=a == b))
         if not found:
             return np.empty(0, np.uint32), np.empty(0)
         return np.concatenate([h for h, _ in found]), np.concatenate([v for _, v in found])
 
 
-class NamespaceHasher(BlockTransformer, _NamespaceHasher):
+class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
     """Hash features of namespaces, and the products of namespaces, to columns.
 
     Parameters
@@ -179,7 +180,7 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasher):
         Columns of the result.
     interactions : iterable of (str, str), default=()
         Pairs of namespaces whose features are multiplied, each with each; a namespace with itself
-        gives each unordered pair once. Nothing of it is stored: it is hashed on the fly.
+        gives each unordered pair once. Products are hashed on the fly, without being stored.
     alternate_sign : bool, default=True
         Give half of the features a negative sign, so that collisions cancel on average.
     dtype : dtype, default=float64
@@ -222,8 +223,8 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasher):
         InvalidParameterError
             `n_features` or `interactions` have no meaning.
         """
-        check_items(X)
-        _NamespaceHasher.fit(self)
+        check_no_table_of_items(X)
+        _NamespaceHasherInMemory.fit(self)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
@@ -234,8 +235,8 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasher):
         return [{"a": "b"}]
 
 
-def _hash(space: str, features: Any) -> Features:
-    """Hashes and values of a namespace's features."""
+def _hash_namespace(space: str, features: Any) -> Features:
+    """Return the hashes and values of a namespace's features."""
     if isinstance(features, str):
         features = features.split()
     if not isinstance(features, Iterable):
@@ -244,15 +245,17 @@ def _hash(space: str, features: Any) -> Features:
             "or a mapping of names to numbers, such as {'price': 2.5}."
         )
     pairs = features.items() if isinstance(features, Mapping) else zip(features, repeat(1.0))
+    # The hash of the namespace is the seed, so that equal names in two of them are told apart.
     seed = murmurhash3_32(space, positive=True)
     items = list(pairs)
     hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name, _ in items]
     return np.array(hashes, dtype=np.uint32), np.array([value for _, value in items], dtype=float)
 
 
-def _products(a: Features, b: Features, same: bool) -> Features:
-    """Hashes and values of the products of two namespaces' features."""
+def _multiply_features(a: Features, b: Features, same: bool) -> Features:
+    """Return the hashes and values of the products of two namespaces' features."""
+    # All pairs of features; of a namespace with itself each unordered pair, squares included.
     first, second = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
     if same:
         first, second = np.triu_indices(len(a[0]))
-    return a[0][first] * _COMBINE + b[0][second], a[1][first] * b[1][second]
+    return a[0][first] * _HASH_MULTIPLIER + b[0][second], a[1][first] * b[1][second]

@@ -1,4 +1,8 @@
-"""Texts."""
+"""Vectorizers of texts: terms counted over all documents, or hashed.
+
+`VocabularyTransformer` counts the documents that hold each term block by block (`TermCounts`), and
+selects the vocabulary from the merged counts; blocks are transformed by scikit-learn's class.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ __all__ = [
     "HashingVectorizer",
     "TfidfTransformer",
     "TfidfVectorizer",
-    "check_items",
+    "check_no_table_of_items",
 ]
 
 
@@ -46,15 +50,15 @@ class DocumentTransformer(BlockTransformer):
     _remedy: ClassVar[str] = 'Texts must be strings; fill missing ones first: X.fillna("").'
 
     def decode(self, doc: Any) -> Any:
-        """Decode a text; see scikit-learn, which knows one kind of missing value of the three."""
+        """Decode a text as scikit-learn does; None and pandas.NA are missing values too."""
         missing = doc is None or type(doc).__name__ == "NAType"
         return super().decode(np.nan if missing else doc)
 
     def build_preprocessor(self) -> Callable[[Any], str]:
-        """Make what prepares a text; see scikit-learn, whose own calls methods of numbers."""
+        """Return scikit-learn's preprocessor of a text, which refuses values that are no text."""
         plain: Callable[[Any], str] = super().build_preprocessor()
         own = self.preprocessor is not None or not (self.lowercase or self.strip_accents)
-        return plain if own else partial(_of_text, plain)
+        return plain if own else partial(_preprocess_text, plain)
 
     def _sample(self, X: Any) -> Any:
         return ["text"]
@@ -66,13 +70,13 @@ class DocumentTransformer(BlockTransformer):
 
 
 def check_documents(X: Any) -> None:
-    """Check that documents are not one text or a table, whose letters or names would be read."""
-    _check_several_texts(X)
-    _check_no_table(X)
+    """Check that documents are neither one text nor a table."""
+    _check_not_one_text(X)
+    _check_not_table(X)
 
 
-def _check_several_texts(X: Any) -> None:
-    """Check that documents are not one text, whose letters would be taken for them."""
+def _check_not_one_text(X: Any) -> None:
+    """Check that documents are not one text, whose letters would be read as documents."""
     if isinstance(X, str | bytes):
         raise InvalidDataError(
             "Iterable over raw text documents expected, string object received. Pass a list of "
@@ -80,8 +84,8 @@ def _check_several_texts(X: Any) -> None:
         )
 
 
-def _check_no_table(X: Any) -> None:
-    """Check that documents are no table, whose names of columns would be taken for them."""
+def _check_not_table(X: Any) -> None:
+    """Check that documents are no table, whose column names would be read as documents."""
     if _is_table(X):
         raise InvalidDataError(
             f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
@@ -94,8 +98,8 @@ def _is_table(X: Any) -> bool:
     return bool(is_dataframe_like(X) or getattr(X, "ndim", 1) > 1)
 
 
-def check_items(X: Any) -> None:
-    """Check that items to hash are no table, whose names of columns would be taken for them."""
+def check_no_table_of_items(X: Any) -> None:
+    """Check that items to hash are no table, whose column names would be read as items."""
     if _is_table(X):
         raise InvalidDataError(
             f"Items came as a table ({type(X).__name__}), and each is to be a dict. Make them of a "
@@ -103,7 +107,7 @@ def check_items(X: Any) -> None:
         )
 
 
-def _of_text(plain: Callable[[Any], str], document: Any) -> str:
+def _preprocess_text(plain: Callable[[Any], str], document: Any) -> str:
     if not isinstance(document, str):
         raise ValueError(f"a document is of type {type(document).__name__}")
     return plain(document)
@@ -117,9 +121,9 @@ class TermCounts:
     ----------
     n_documents : int
     documents : Counter
-        From terms to the number of documents that hold them.
+        Number of documents that hold each term.
     times : Counter
-        From terms to how often they come; empty where nobody asks.
+        Number of occurrences of each term; empty where `max_features` does not need them.
     """
 
     n_documents: int = 0
@@ -127,7 +131,7 @@ class TermCounts:
     times: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: TermCounts) -> None:
-        """Count what was found in other documents too."""
+        """Add the counts of other documents."""
         self.n_documents += other.n_documents
         self.documents.update(other.documents)
         self.times.update(other.times)
@@ -136,8 +140,8 @@ class TermCounts:
 class VocabularyTransformer(DocumentTransformer):
     """Base class of transformers of texts that learn the terms of all documents."""
 
-    #: Whether a fit with a given vocabulary needs no look at the documents.
-    _knows_all: ClassVar[bool] = True
+    #: Whether a given vocabulary is all that a fit learns, so that no document is read.
+    _needs_no_counts: ClassVar[bool] = True
 
     def fit(self, raw_documents: Any, y: Any = None) -> Self:
         """Learn the terms of all documents; of a Dask collection in one pass.
@@ -173,24 +177,25 @@ class VocabularyTransformer(DocumentTransformer):
         -------
         CSR matrix, or dask Array of such chunks, of shape (n_documents, n_terms)
         """
-        _check_several_texts(raw_documents)
-        self._check_ready()
-        _check_no_table(raw_documents)
+        _check_not_one_text(raw_documents)
+        self._check_vocabulary_known()
+        _check_not_table(raw_documents)
         return self._transformed(raw_documents)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         self._check_parameters()
         given = bool(self.fixed_vocabulary_)
         found = TermCounts()
-        if not (given and self._knows_all):
+        if not (given and self._needs_no_counts):
             plain = clone(self)
-            documents = Collection("dask", _document_blocks(X), None, None, None)
+            documents = Collection("dask", _read_document_blocks(X), None, None, None)
             with reading(type(self).__name__):
-                found = reduce_parts(documents, partial(_counted, plain), _added)
+                found = reduce_parts(documents, partial(_count_block, plain), _add_counts)
+        # A given vocabulary keeps its order of columns.
         if given:
             self._set_vocabulary(sorted(self.vocabulary_, key=self.vocabulary_.__getitem__), found)
         else:
-            self._set_vocabulary(self._chosen(found), found)
+            self._set_vocabulary(self._select_terms(found), found)
         return self
 
     def _check_parameters(self) -> None:
@@ -201,15 +206,19 @@ class VocabularyTransformer(DocumentTransformer):
             self._validate_vocabulary()
         except ValueError as error:
             raise InvalidParameterError(str(error)) from error
-        if self.fixed_vocabulary_ and self.lowercase and any(map(_has_capitals, self.vocabulary)):
+        if (
+            self.fixed_vocabulary_
+            and self.lowercase
+            and any(any(map(str.isupper, term)) for term in self.vocabulary)
+        ):
             warnings.warn(
                 "Upper case characters found in vocabulary while 'lowercase' is True. These "
                 "entries will not be matched with any documents",
                 stacklevel=user_stack_level(),
             )
 
-    def _limits(self, n_documents: int) -> tuple[float, float]:
-        """Documents that a term has at least, and at most."""
+    def _resolve_document_limits(self, n_documents: int) -> tuple[float, float]:
+        """Return the smallest and the largest number of documents that may hold a term."""
         most, least = (
             float(limit) if isinstance(limit, Integral) else limit * n_documents
             for limit in (self.max_df, self.min_df)
@@ -221,8 +230,8 @@ class VocabularyTransformer(DocumentTransformer):
             )
         return least, most
 
-    def _chosen(self, found: TermCounts) -> list[str]:
-        """Terms that neither too few nor too many documents hold, sorted."""
+    def _select_terms(self, found: TermCounts) -> list[str]:
+        """Return the sorted terms that neither too few nor too many documents hold."""
         terms = sorted(found.documents)
         if not terms:
             raise InvalidDataError(
@@ -230,12 +239,12 @@ class VocabularyTransformer(DocumentTransformer):
                 "`stop_words` and `token_pattern`, which by default takes words of two letters "
                 "or more, and at the filter or the path that made the collection."
             )
-        least, most = self._limits(found.n_documents)
-        documents = _numbers(found.documents, terms)
+        least, most = self._resolve_document_limits(found.n_documents)
+        documents = _collect_counts(found.documents, terms)
         keep = np.flatnonzero((documents >= least) & (documents <= most))
         if self.max_features is not None and len(keep) > self.max_features:
-            times = documents if self.binary else _numbers(found.times, terms)
-            # Of terms that come as often scikit-learn takes those that this sort takes.
+            times = documents if self.binary else _collect_counts(found.times, terms)
+            # The same (unstable) sort as scikit-learn's, so that ties are broken alike.
             keep = np.sort(keep[(-times[keep]).argsort()[: self.max_features]])
         if not len(keep):
             raise InvalidParameterError(
@@ -247,12 +256,8 @@ class VocabularyTransformer(DocumentTransformer):
         """Set the fitted attributes."""
         self.vocabulary_ = {term: i for i, term in enumerate(terms)}
 
-    def _documents_of(self, terms: list[str], found: TermCounts) -> NDArray[np.int64]:
-        """Number of documents that hold each term."""
-        return _numbers(found.documents, terms)
-
     def inverse_transform(self, X: Any) -> Any:
-        """Terms of each row of counts.
+        """Return the terms of each row of counts.
 
         Parameters
         ----------
@@ -264,31 +269,32 @@ class VocabularyTransformer(DocumentTransformer):
         """
         if not is_dask(X):
             return super().inverse_transform(X)
-        self._check_ready()
-        terms_of = delayed(partial(_terms_of, clone(self).set_params(vocabulary=self.vocabulary_)))
+        self._check_vocabulary_known()
+        known = clone(self).set_params(vocabulary=self.vocabulary_)
+        terms_of = delayed(known.inverse_transform)
         return db.from_delayed([terms_of(block) for block in X.to_delayed().ravel()])
 
     def _map(self, method: str, X: Any) -> Any:
-        self._check_ready()
+        self._check_vocabulary_known()
         return super()._map(method, join_delayed(X, 1))
 
-    def _check_ready(self) -> None:
+    def _check_vocabulary_known(self) -> None:
         """Check that the terms are known; a given vocabulary needs no fit."""
-        if not hasattr(self, "vocabulary_") and self.vocabulary is not None and self._knows_all:
+        if (
+            not hasattr(self, "vocabulary_")
+            and self.vocabulary is not None
+            and self._needs_no_counts
+        ):
             self._check_parameters()
         check_fitted(self)
 
 
-def _has_capitals(term: str) -> bool:
-    return any(map(str.isupper, term))
-
-
-def _numbers(counts: Counter[str], terms: Iterable[str]) -> NDArray[np.int64]:
+def _collect_counts(counts: Counter[str], terms: Iterable[str]) -> NDArray[np.int64]:
     return np.array([counts[term] for term in terms], dtype=np.int64)
 
 
-def _document_blocks(X: Any) -> list[tuple[Any, None, None]]:
-    """Lazy blocks of documents."""
+def _read_document_blocks(X: Any) -> list[tuple[Any, None, None]]:
+    """Return the lazy blocks of documents, as parts of a collection."""
     if isinstance(X, db.Bag):
         pieces = X.to_delayed()
     elif is_series_like(X):
@@ -303,22 +309,23 @@ def _document_blocks(X: Any) -> list[tuple[Any, None, None]]:
     return [(piece, None, None) for piece in pieces]
 
 
-def _counted(
+def _count_block(
     plain: VocabularyTransformer, index: int, X: Any, y: None, sample_weight: None
 ) -> TermCounts:
-    """Counts of the terms of a block."""
+    """Return the counts of the terms of a block."""
     own = clone(plain)
     documents = list(copy_to_host(X))
     try:
         own._validate_vocabulary()
-        return _count(own.build_analyzer(), documents, own)
+        return _count_terms(own.build_analyzer(), documents, own)
     except (ValueError, TypeError, AttributeError) as error:
         said = f"Block {index} of X: "
         raise as_ours(ValueError(f"{str(error).rstrip('. ')}. {own._remedy}"), said) from error
 
 
-def _count(analyse: Callable[[Any], Any], documents: list[Any], plain: Any) -> TermCounts:
+def _count_terms(analyse: Callable[[Any], Any], documents: list[Any], plain: Any) -> TermCounts:
     found = TermCounts(len(documents))
+    # Occurrences are needed to rank terms for `max_features`, and only if they are not binary.
     several = plain.max_features is not None and not plain.binary
     for document in documents:
         terms = analyse(document)
@@ -332,16 +339,11 @@ def _count(analyse: Callable[[Any], Any], documents: list[Any], plain: Any) -> T
     return found
 
 
-def _added(parts: list[TermCounts]) -> TermCounts:
+def _add_counts(parts: list[TermCounts]) -> TermCounts:
     total = TermCounts()
     for part in parts:
         total.add(part)
     return total
-
-
-def _terms_of(vectorizer: Any, X: Any) -> list[NDArray[Any]]:
-    found: list[NDArray[Any]] = vectorizer.inverse_transform(X)
-    return found
 
 
 class CountVectorizer(VocabularyTransformer, text.CountVectorizer):
@@ -392,7 +394,7 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.requires_fit = False  # which older versions of scikit-learn do not say
+        tags.requires_fit = False  # older versions of scikit-learn say otherwise
         return tags
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -479,15 +481,15 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
 
     def _finish(self, summary: Any) -> None:
         documents, n, dtype = summary
-        self.__dict__.pop("idf_", None)  # scikit-learn would apply that of an earlier fit
+        self.__dict__.pop("idf_", None)  # scikit-learn would apply the one of an earlier fit
         if self.use_idf:
-            self.idf_ = inverse_frequencies(documents, n, self.smooth_idf, dtype)
+            self.idf_ = _compute_idf(documents, n, self.smooth_idf, dtype)
 
 
-def inverse_frequencies(
+def _compute_idf(
     documents: NDArray[np.integer[Any]], n: int, smooth: bool, dtype: Any
 ) -> NDArray[np.floating[Any]]:
-    """Logarithms of n documents over those that hold each term, plus 1."""
+    """Return the logarithms of n documents over those that hold each term, plus 1."""
     more = int(smooth)
     with np.errstate(divide="ignore"):
         idf = np.log((n + more) / (documents.astype(dtype) + more)) + 1.0
@@ -521,7 +523,7 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
     ['bad', 'film', 'good']
     """
 
-    _knows_all = False
+    _needs_no_counts = False
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -537,11 +539,7 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
         )
         self._tfidf.n_features_in_ = len(terms)
         if self.use_idf:
-            documents = self._documents_of(terms, found)
-            self._tfidf.idf_ = inverse_frequencies(
-                documents, found.n_documents, self.smooth_idf, self._idf_dtype()
-            )
-
-    def _idf_dtype(self) -> Any:
-        """The dtype of scikit-learn's frequencies: that of the counts where it is of floats."""
-        return self.dtype if self.dtype in text.FLOAT_DTYPES else float
+            # As in scikit-learn: the dtype of the counts if it is a float.
+            dtype = self.dtype if self.dtype in text.FLOAT_DTYPES else float
+            documents = _collect_counts(found.documents, terms)
+            self._tfidf.idf_ = _compute_idf(documents, found.n_documents, self.smooth_idf, dtype)

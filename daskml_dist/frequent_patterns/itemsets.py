@@ -1,4 +1,8 @@
-"""`frequent_itemsets`."""
+"""`frequent_itemsets`: checks of the parameters, the search as a fit, and the frame of its result.
+
+The level-by-level counting (Apriori) is in `solvers/apriori.py`, long frames are made baskets by
+`data/baskets.py`.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +133,7 @@ def frequent_itemsets(
     check_flag("null_values", null_values)
     X = convert_foreign(X)
     if basket is None:
-        names = _names(X)
+        names = _read_item_names(X)
         X = mark_known(X) if null_values else X
     elif null_values:
         raise InvalidParameterError(
@@ -138,15 +142,15 @@ def frequent_itemsets(
         )
     else:
         X, items = make_baskets(X, basket, item, client)
-        names = _objects(items.tolist())
-    found = _Itemsets(min_support, max_length, max_candidates, null_values, run, callbacks)
-    with _telling_of_nulls(null_values):
+        names = _make_object_array(items.tolist())
+    found = _ItemsetSearch(min_support, max_length, max_candidates, null_values, run, callbacks)
+    with _suggest_null_values(null_values):
         found.fit(X, None, client=client)
-    return _frame(found.levels_, found.splits_, found.n_rows_, names)
+    return _make_frame_of_sets(found.levels_, found.splits_, found.n_rows_, names)
 
 
-class _Itemsets(BaseRounds):
-    """One search, run as the fit of an estimator."""
+class _ItemsetSearch(BaseRounds):
+    """Search of itemsets, run as the fit of an estimator that no user sees."""
 
     _tensors = True
     _run_used = ("n_lanes", "deterministic", "memory_budget", "on_lost_data")
@@ -203,11 +207,11 @@ class _Itemsets(BaseRounds):
             )
 
 
-def _names(X: Any) -> NDArray[Any] | None:
-    """Names of a frame's columns; None for what has none."""
+def _read_item_names(X: Any) -> NDArray[Any] | None:
+    """Return the names of the columns, checked to be distinct; None where X has no names."""
     if not is_dataframe_like(X):
         return get_column_names(X)
-    names = _objects(list(X.columns))
+    names = _make_object_array(list(X.columns))
     if twice := [name for name, n in Counter(names.tolist()).items() if n > 1]:
         raise InvalidDataError(
             f"X has several columns named {twice[:5]}, and each is an item. Rename them, or take "
@@ -217,8 +221,8 @@ def _names(X: Any) -> NDArray[Any] | None:
 
 
 @contextmanager
-def _telling_of_nulls(null_values: bool) -> Iterator[None]:
-    """Tell, of entries that are missing, that these may be asked for."""
+def _suggest_null_values(null_values: bool) -> Iterator[None]:
+    """Add to the error of missing entries that `null_values` allows them."""
     try:
         yield
     except InvalidDataError as error:
@@ -230,16 +234,16 @@ def _telling_of_nulls(null_values: bool) -> Iterator[None]:
         raise
 
 
-def _frame(
+def _make_frame_of_sets(
     levels: list[tuple[NDArray[Any], NDArray[Any]]], splits: list[NDArray[np.int64]] | None,
     n_rows: int, names: NDArray[Any] | None,
 ) -> Any:  # fmt: skip
-    """The sets of all lengths in one frame."""
+    """Return the sets of all lengths in one frame, the most frequent first."""
     n = sum(len(counts) for _, counts in levels)
     sets, count = np.empty(n, object), np.empty(n, np.int64)
     known, cuts = np.full(n, n_rows, np.int64), np.empty(n, object)
     has_nulls = any(counts.ndim == 2 for _, counts in levels)
-    # A set that another begins with comes before it.
+    # Sets of one count are sorted by their columns, padded with -1: a prefix comes first.
     columns = np.full((n, max([columns.shape[1] for columns, _ in levels], default=1)), -1)
     start = 0
     for level, (own, counts) in enumerate(levels):
@@ -247,10 +251,10 @@ def _frame(
         if has_nulls:
             counts, known[at] = counts.T
         if splits is not None:
-            cuts[at] = _objects(list(map(tuple, splits[level].tolist())))
+            cuts[at] = _make_object_array(list(map(tuple, splits[level].tolist())))
         columns[at, : own.shape[1]], count[at] = own, counts
         of = own if names is None else names[own]
-        sets[at] = _objects(list(zip(*of.T.tolist(), strict=True)))
+        sets[at] = _make_object_array(list(zip(*of.T.tolist(), strict=True)))
         start = at.stop
     order = np.lexsort((*columns.T[::-1], -count))
     count = count[order]
@@ -263,8 +267,8 @@ def _frame(
     return load_pandas().DataFrame(found)
 
 
-def _objects(things: list[Any]) -> NDArray[Any]:
-    """An array of things, which may be tuples."""
-    found = np.empty(len(things), object)
-    found[:] = things
+def _make_object_array(values: list[Any]) -> NDArray[Any]:
+    """Return a 1-D array of objects; NumPy alone would make tuples a second axis."""
+    found = np.empty(len(values), object)
+    found[:] = values
     return found

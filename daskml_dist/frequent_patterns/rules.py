@@ -1,4 +1,8 @@
-"""`association_rules`."""
+"""`association_rules`: all ways to cut frequent itemsets in two, measured at once for each way.
+
+Itemsets of one length are arrays of item numbers; a part of a set is found again by a binary search
+over byte keys (`_make_row_keys`), so no loop runs over the sets.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from daskml_dist.solvers.apriori import itemset_cuts
 
 __all__ = ["association_rules"]
 
-METRICS = (
+RULE_METRICS = (
     "support",
     "confidence",
     "lift",
@@ -108,14 +112,14 @@ def association_rules(
     0   (bread,)    (milk,)        0.67
     1    (milk,)   (bread,)        0.67
     """
-    check_one_of("metric", metric, METRICS)
+    check_one_of("metric", metric, RULE_METRICS)
     check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
-    sets = _Sets(itemsets)
+    sets = _ItemsetsByLength(itemsets)
     kept: list[dict[str, Array]] = []
     for rules in sets.rules():
         chosen = rules[metric] >= min_threshold
         kept.append({name: values[chosen] for name, values in rules.items()})
-    names: list[str] = ["antecedent", "consequent", *METRICS]
+    names: list[str] = ["antecedent", "consequent", *RULE_METRICS]
     if sets.split_counts is not None:
         names.append("representativity")
     found = {name: np.concatenate([part[name] for part in kept]) for name in names}
@@ -124,8 +128,8 @@ def association_rules(
     return load_pandas().DataFrame({name: values[order] for name, values in found.items()})
 
 
-class _Sets:
-    """The itemsets of a frame, by length.
+class _ItemsetsByLength:
+    """Itemsets of a frame, by their length.
 
     Parameters
     ----------
@@ -133,7 +137,7 @@ class _Sets:
     """
 
     def __init__(self, frame: Any) -> None:
-        _check_frame(frame)
+        _check_itemsets_frame(frame)
         self.sets = frame["itemset"].to_numpy()
         self.support = frame["support"].to_numpy(np.float64)
         self.count = frame["count"].to_numpy(np.float64)
@@ -143,53 +147,59 @@ class _Sets:
         if "split_counts" in frame.columns:
             self.split_counts = frame["split_counts"].to_numpy()
             self.representativity = frame["representativity"].to_numpy(np.float64)
+        # Items are numbered in the order in which they are first met.
         lengths = np.fromiter(map(len, self.sets), np.int64, len(self.sets))
         items = chain.from_iterable(self.sets)
         self._number: dict[Any, int] = {item: i for i, item in enumerate(dict.fromkeys(items))}
         self._lengths = [int(n) for n in np.unique(lengths)]
         #: For each length: places in the frame in the order of the keys; and these keys.
         self._at: dict[int, Array] = {}
-        self._keys: dict[int, Array] = {}
+        self._sorted_keys: dict[int, Array] = {}
         self._codes: dict[int, Array] = {}
         for length in self._lengths:
             (at,) = np.nonzero(lengths == length)
             each = chain.from_iterable(self.sets[at])
             codes = np.fromiter((self._number[item] for item in each), np.int64, len(at) * length)
             self._codes[length] = codes = codes.reshape(-1, length)
-            keys = _keys(codes)
+            keys = _make_row_keys(codes)
             order = np.argsort(keys, kind="stable")
-            self._at[length], self._keys[length] = at[order], keys[order]
+            self._at[length], self._sorted_keys[length] = at[order], keys[order]
 
     def rules(self) -> Iterator[dict[str, Array]]:
-        """Rules of all sets, some at a time; at first none."""
+        """Yield the rules of all sets, one cut of a length at a time; an empty part comes first."""
         none = np.empty(0, np.int64)
-        yield self._measured(none, none, none, (np.empty(0), np.empty(0)))
+        yield self._measure_rules(none, none, none, (np.empty(0), np.empty(0)))
         for length in self._lengths:
             codes = self._codes[length]
-            whole = self._find(codes)
+            whole = self._find_places(codes)
+            # Each cut is a choice of positions, the same for all sets of a length.
             cuts = {cut: number for number, cut in enumerate(itemset_cuts(length))}
             for own, number in cuts.items():
                 rest = tuple(j for j in range(length) if j not in own)
-                sides = self._find(codes[:, list(own)]), self._find(codes[:, list(rest)])
+                sides = (
+                    self._find_places(codes[:, list(own)]),
+                    self._find_places(codes[:, list(rest)]),
+                )
                 numbers = number, cuts[rest]
-                yield self._measured(whole, *sides, self._bases(whole, sides, numbers))
+                yield self._measure_rules(whole, *sides, self._count_bases(whole, sides, numbers))
 
-    def _bases(
+    def _count_bases(
         self, whole: Array, sides: tuple[Array, Array], numbers: tuple[int, int]
     ) -> tuple[Array, Array]:
-        """Return the baskets that confidences are shares of, of the rules and the other way round.
+        """Return the denominators of the confidences of rules, and of the reversed rules.
 
-        Those that hold the side, and in which the other side is known.
+        They count the baskets that hold a side, and in which the other side is known.
         """
         if self.split_counts is None or not len(whole):
             return self.count[sides[0]], self.count[sides[1]]
         counts = np.array(self.split_counts[whole].tolist(), np.float64)
         return counts[:, numbers[0]], counts[:, numbers[1]]
 
-    def _find(self, codes: Array) -> Array:
-        """Places of itemsets in the frame."""
-        length, wanted = codes.shape[1], _keys(codes)
-        keys = self._keys.get(length, wanted[:0])
+    def _find_places(self, codes: Array) -> Array:
+        """Return the places of itemsets in the frame."""
+        length, wanted = codes.shape[1], _make_row_keys(codes)
+        # Binary search among the sorted keys of this length; a miss is an incomplete frame.
+        keys = self._sorted_keys.get(length, wanted[:0])
         at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
         known = keys[at] == wanted if len(keys) else np.zeros(len(wanted), bool)
         if not known.all():
@@ -202,14 +212,15 @@ class _Sets:
             )
         return self._at[length][at]
 
-    def _measured(
+    def _measure_rules(
         self, whole: Array, antecedent: Array, consequent: Array, bases: tuple[Array, Array]
     ) -> dict[str, Array]:
-        """Rules of some sets, by the places of the whole and of both sides in the frame."""
+        """Return all measures of rules, by the places of whole sets and both sides in the frame."""
         support, own, other = (self.support[at] for at in (whole, antecedent, consequent))
+        # `own` and `other`: supports of antecedent and consequent.
         confidence, backwards = (self.count[whole] / base for base in bases)
         leverage = support - own * other
-        # The baskets that either side could have had alone are the limit of the leverage.
+        # The largest leverage that is possible with these supports (Zhang's denominator).
         most = np.maximum(support * (1 - own), own * (other - support))
         found = {
             "antecedent": self.sets[antecedent],
@@ -218,10 +229,10 @@ class _Sets:
             "confidence": confidence,
             "lift": confidence / other,
             "leverage": leverage,
-            "conviction": _ratio(1 - other, 1 - confidence, np.inf),
-            "zhangs_metric": _ratio(leverage, most, 0.0),
+            "conviction": _divide_or(1 - other, 1 - confidence, np.inf),
+            "zhangs_metric": _divide_or(leverage, most, 0.0),
             "jaccard": support / (own + other - support),
-            "certainty": _ratio(confidence - other, 1 - other, 0.0),
+            "certainty": _divide_or(confidence - other, 1 - other, 0.0),
             "kulczynski": (confidence + backwards) / 2,
         }
         if self.representativity is not None:
@@ -229,21 +240,21 @@ class _Sets:
         return found
 
 
-def _ratio(above: Array, below: Array, else_: float) -> Array:
-    """Return quotients; `else_` where there is nothing to divide by."""
-    found = np.full(len(above), else_)
+def _divide_or(above: Array, below: Array, default: float) -> Array:
+    """Return quotients; `default` where the divisor is not above 0."""
+    found = np.full(len(above), default)
     np.divide(above, below, out=found, where=below > 0)
     return found
 
 
-def _keys(codes: Array) -> Array:
-    """Numbers of items as one key a row, whatever their order."""
+def _make_row_keys(codes: Array) -> Array:
+    """Return the item numbers of each row as one byte string, independent of their order."""
     ordered = np.ascontiguousarray(np.sort(codes, axis=1).astype(">u4"))
-    # Of one length, so that zeros at the end, which such keys ignore, cannot mislead.
+    # NumPy ignores trailing zero bytes of such strings; all keys have one length, so none is lost.
     return ordered.view(f"S{4 * codes.shape[1]}").reshape(-1)
 
 
-def _check_frame(frame: Any) -> None:
+def _check_itemsets_frame(frame: Any) -> None:
     needed: Sequence[str] = ("support", "count", "itemset")
     if not is_dataframe_like(frame) or is_dask_frame(frame):
         raise InvalidDataError(

@@ -1,4 +1,8 @@
-"""Graphs"""
+"""Functions of graphs: PageRank, connected components, and iterations along edges of one's own.
+
+Each reads a frame of edges as entries of two keys (`_open_fit`), lets a solver of
+`solvers/graph.py` iterate over the vertices, and returns a frame with a value for each vertex.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +38,10 @@ from daskml_dist.training.job import KeyedJob
 
 __all__ = ["VertexProgram", "connected_components", "pagerank"]
 
-_USED = ("n_lanes", "deterministic")
+_USED_RUN_SETTINGS = ("n_lanes", "deterministic")
 
 
-def edges_fit(
+def _open_fit(
     edges: Any,
     names: tuple[Any, Any, Any],
     vertices: Any,
@@ -47,17 +51,17 @@ def edges_fit(
     name: str,
     callbacks: object,
 ) -> KeyedJob:
-    """A fit over the vertices of some edges, to be entered."""
+    """Return the fit over the vertices of some edges, a context manager that reads them."""
     source, target, weight = names
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
-    settings = check_run(run, "cpu", name=name, used=_USED)
+    settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
     more = None if vertices is None else convert_ids(vertices, "vertices")
     told = CallbackList(callbacks)
     return KeyedJob(read_frame_entries(edges, columns, sides, more), client, settings, told)
 
 
-def find_chosen(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares | None:
-    """Shares that a user gives some vertices, by their numbers."""
+def _find_vertex_shares(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares | None:
+    """Return the shares that a user gives some vertices, by the vertices' numbers; None of None."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -66,9 +70,9 @@ def find_chosen(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares
                 f"{name}={given!r}: give a dict from vertex to share, or a pandas Series."
             )
         given = given.to_dict()
-    ids = convert_ids(_column(list(given)), name)
-    shares = _shares(list(given.values()), name)
-    numbers = job.find_key_numbers(side, ids)
+    ids = convert_ids(_as_column_of_ids(list(given)), name)
+    shares = _convert_shares(list(given.values()), name)
+    numbers = job.find_key_numbers(side, ids)  # -1: no vertex of any edge
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(
@@ -79,8 +83,8 @@ def find_chosen(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares
     return VertexShares(numbers[order], shares[order] / shares.sum())
 
 
-def _shares(given: list[Any], name: str) -> NDArray[np.float64]:
-    """Shares as numbers, the largest of which is 1: their sum may be no finite number else."""
+def _convert_shares(given: list[Any], name: str) -> NDArray[np.float64]:
+    """Return shares as numbers, scaled to a largest of 1 so that their sum cannot overflow."""
     try:
         shares = np.array(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -93,19 +97,19 @@ def _shares(given: list[Any], name: str) -> NDArray[np.float64]:
     return scaled
 
 
-def _column(values: list[Any]) -> NDArray[Any]:
-    """Ids as a column would hold them."""
+def _as_column_of_ids(values: list[Any]) -> NDArray[Any]:
+    """Return ids in the dtype that pandas gives a column of them."""
     found: NDArray[Any] = np.asarray(load_pandas().Series(values))
     return found
 
 
-def result_frame(ids: NDArray[Any], name: str, values: NDArray[Any]) -> Any:
-    """A frame of vertices, sorted, and a value of each."""
+def _make_result_frame(ids: NDArray[Any], name: str, values: NDArray[Any]) -> Any:
+    """Return a frame of the sorted vertices and the value of each."""
     return load_pandas().DataFrame({"vertex": ids, name: values})
 
 
-def warn_unsettled(function: str, n_iter: int, message: str, remedy: str) -> None:
-    """Warn that an iteration ended before it settled."""
+def _warn_not_converged(function: str, n_iter: int, message: str, remedy: str) -> None:
+    """Warn that an iteration ended before it converged."""
     warnings.warn(
         f"{function} did not converge in {n_iter} iteration(s): {message}. {remedy}",
         ConvergenceWarning,
@@ -161,10 +165,11 @@ def connected_components(
     """
     names, sides = (source, target, None), ConnectedComponentsSolver.sides
     name = "connected_components"
-    with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
+    with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
         solution, _, _ = fit.solve(ConnectedComponentsSolver(), CallbackList(callbacks))
+    # The solver labels a component by its smallest vertex: these are numbered from 0.
     _, component = np.unique(solution.values["vertex"], return_inverse=True)
-    return result_frame(solution.ids["vertex"], "component", component)
+    return _make_result_frame(solution.ids["vertex"], "component", component)
 
 
 @telling_arguments
@@ -257,19 +262,21 @@ def pagerank(
     check_count("max_iter", max_iter)
     check_number("tol", tol)
     names, sides = (source, target, weight), PageRankSolver.sides
-    with edges_fit(edges, names, vertices, sides, run, client, "pagerank", callbacks) as fit:
+    with _open_fit(edges, names, vertices, sides, run, client, "pagerank", callbacks) as fit:
         solver = PageRankSolver(
             float(damping),
             int(max_iter),
             float(tol),
-            find_chosen(fit, "in", personalization, "personalization"),
-            find_chosen(fit, "in", dangling, "dangling"),
-            find_chosen(fit, "in", nstart, "nstart"),
+            _find_vertex_shares(fit, "in", personalization, "personalization"),
+            _find_vertex_shares(fit, "in", dangling, "dangling"),
+            _find_vertex_shares(fit, "in", nstart, "nstart"),
         )
         solution, _, _ = fit.solve(solver, CallbackList(callbacks))
     if not solution.converged:
-        warn_unsettled("pagerank", solution.n_iter, solution.message, "Increase max_iter, or tol.")
-    return result_frame(solution.ids["vertex"], "rank", solution.values["vertex"])
+        _warn_not_converged(
+            "pagerank", solution.n_iter, solution.message, "Increase max_iter, or tol."
+        )
+    return _make_result_frame(solution.ids["vertex"], "rank", solution.values["vertex"])
 
 
 class VertexProgram(ABC):
@@ -334,7 +341,7 @@ class VertexProgram(ABC):
 
     @abstractmethod
     def start(self, vertices: NDArray[Any], degree: NDArray[np.float64]) -> Any:
-        """First numbers of some vertices.
+        """Return the first numbers of some vertices.
 
         Parameters
         ----------
@@ -352,7 +359,7 @@ class VertexProgram(ABC):
     def gather(
         self, value: NDArray[np.float64], degree: NDArray[np.float64], weight: NDArray[np.float64]
     ) -> Any:
-        """Messages along some edges: by default the senders' numbers.
+        """Return the messages along some edges: by default the senders' numbers.
 
         Parameters
         ----------
@@ -369,7 +376,7 @@ class VertexProgram(ABC):
 
     @abstractmethod
     def apply(self, old: NDArray[np.float64], total: NDArray[np.float64]) -> Any:
-        """Next numbers of some vertices.
+        """Return the next numbers of some vertices.
 
         Parameters
         ----------
@@ -395,7 +402,7 @@ class VertexProgram(ABC):
         callbacks: Any = None,
         client: Any = None,
     ) -> Any:
-        """Iterate over a graph.
+        """Iterate over a graph until no number changes, or `max_iter` times.
 
         Parameters
         ----------
@@ -421,9 +428,11 @@ class VertexProgram(ABC):
         check_number("tol", self.tol)
         sides = edge_sides(self.direction)
         names = source, target, weight
-        with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
+        with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
             solution, _, _ = fit.solve(VertexSolver(self), CallbackList(callbacks))
         if not solution.converged:
-            warn_unsettled(name, solution.n_iter, solution.message, "Increase max_iter, or tol.")
+            _warn_not_converged(
+                name, solution.n_iter, solution.message, "Increase max_iter, or tol."
+            )
         space = VertexSolver.space
-        return result_frame(solution.ids[space], "value", solution.values[space])
+        return _make_result_frame(solution.ids[space], "value", solution.values[space])

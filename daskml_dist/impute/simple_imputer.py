@@ -1,4 +1,7 @@
-"""`SimpleImputer`."""
+"""`SimpleImputer`: statistics of each column, merged over blocks.
+
+`_finish` fits scikit-learn's class to two made-up rows that have the statistics of all rows.
+"""
 
 from __future__ import annotations
 
@@ -68,39 +71,40 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         is_frame = is_dataframe_like(X)
         X = densify_columns(X) if is_frame else np.asarray(X)
         dtypes = list(X.dtypes) if is_frame else [X.dtype] * X.shape[1]
-        if self._counts_numbers(dtypes):
-            return *self._of_numbers(as_rows(X, any_order=True)), dtypes, is_frame
+        if self._has_numeric_columns(dtypes):
+            return *self._summarise_numbers(as_rows(X, any_order=True)), dtypes, is_frame
         frame = X if is_frame else load_pandas().DataFrame(X)
         columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
-        missing = [self._is_missing(column) for column in columns]
-        values = [self._column(c[~m]) for c, m in zip(columns, missing, strict=True)]
+        missing = [self._find_missing(column) for column in columns]
+        values = [self._summarise_column(c[~m]) for c, m in zip(columns, missing, strict=True)]
         return values, np.array([bool(m.any()) for m in missing]), dtypes, is_frame
 
-    def _counts_numbers(self, dtypes: list[Any]) -> bool:
-        """Return whether the columns are numbers of NumPy, whose missing values are NaN."""
+    def _has_numeric_columns(self, dtypes: list[Any]) -> bool:
+        """Return whether means or medians of NumPy numbers are asked for, with NaN as missing."""
         are_numbers = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in dtypes)
         of_numbers = self.strategy in ("mean", "median")
         return of_numbers and are_numbers and is_scalar_nan(self.missing_values)
 
-    def _of_numbers(self, rows: NDArray[Any]) -> tuple[list[Any], NDArray[np.bool_]]:
-        """Summary of each column, and whether it has missing values."""
+    def _summarise_numbers(self, rows: NDArray[Any]) -> tuple[list[Any], NDArray[np.bool_]]:
+        """Return the summary of each column of numbers, and whether it has missing values."""
         if self.strategy == "median":
             sketches = [sketch_column(column) for column in rows.T]
             return sketches, np.array([s.n_rows < len(rows) for s in sketches])
+        # A column without values in this block has a count of 0, and any mean.
         count, mean, _ = compute_column_moments(rows)
         known = np.where(count > 0, mean, 0.0)
         return list(zip(count.astype(int), known, strict=True)), count < len(rows)
 
-    def _is_missing(self, column: Any) -> Any:
+    def _find_missing(self, column: Any) -> Any:
         given = self.missing_values
         if given is None or type(given).__name__ == "NAType" or given != given:
             return column.isna().to_numpy()
         return (column == given).fillna(False).to_numpy(dtype=bool)
 
-    def _column(self, values: Any) -> Any:
-        """Summary of a column's values in a block, as the strategy needs it."""
+    def _summarise_column(self, values: Any) -> Any:
+        """Return the summary of a column's values in a block that the strategy needs."""
         if self.strategy in ("mean", "median"):
-            # Objects may be numbers; none at all are of no dtype.
+            # Objects may be numbers; an empty column of objects has no dtype to infer.
             known = values.infer_objects() if len(values) else values.astype(float)
             try:
                 numbers = as_rows(known.to_frame())[:, 0].astype(np.float64)
@@ -124,34 +128,37 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     def _merge_column(self, parts: list[Any]) -> Any:
         if self.strategy == "mean":
             n = sum(count for count, _ in parts)
+            # Weighted means, not sums, which might overflow.
             return n, sum(mean * (count / n) for count, mean in parts) if n else 0.0
         if self.strategy == "median":
             return merge_sketches(parts)
         return sum(parts, Counter() if self.strategy == "most_frequent" else 0)
 
-    def _statistic(self, found: Any) -> Any:
-        """The value to fill with; None for a column without values."""
+    def _compute_statistic(self, found: Any) -> Any:
+        """Return the value to fill with; None for a column without values."""
         if self.strategy == "mean":
             return found[1] if found[0] else None
         if self.strategy == "median":
             return found.quantile(0.5) if len(found.values) else None
         if self.strategy == "most_frequent":
+            # Of several most frequent values the smallest, as in scikit-learn.
             most = max(found.values(), default=0)
             return min((v for v, n in found.items() if n == most), default=None)
         return 0 if found else None
 
     def _finish(self, summary: Any) -> None:
-        """Fit scikit-learn on two rows that have the statistics of all rows."""
+        """Fit scikit-learn's class to two rows that have the statistics of all rows."""
         columns, missing, dtypes, is_frame = summary
         if self.strategy == "median":
             self.rank_error_ = max(s.error / max(s.n_rows, 1) for s in columns)
         small = {}
         for j, (found, lacks, dtype) in enumerate(zip(columns, missing, dtypes, strict=True)):
-            value = self._statistic(found)
+            value = self._compute_statistic(found)
             if self.strategy == "constant" and value is not None:
                 value = "" if dtype.kind not in "biuf" else 0
             gap = self.missing_values
             first = gap if value is None else value
+            # One value and one gap (if the column has any) have this statistic and this indicator.
             small[j] = load_pandas().Series(
                 [first, gap if lacks or value is None else first], dtype=object
             )

@@ -55,10 +55,7 @@ def has_independent_rows(asked: RowFunctionCall) -> bool:
 def _says_so(function: Any) -> bool:
     if isinstance(function, partial):
         return _says_so(function.args[0] if function.func is _WRITES else function.func)
-    return (
-        isinstance(function, np.ufunc)
-        or getattr(function, "rows_apart", False) is True
-    )
+    return isinstance(function, np.ufunc) or getattr(function, "rows_apart", False) is True
 
 
 def make_each_row_function(asked: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:

@@ -1,4 +1,7 @@
-"""`GaussianMixture`."""
+"""`GaussianMixture`: parameters, given components, and functions of rows under the fitted mixture.
+
+The steps of EM are in `solvers/em.py`, the densities in `backends/mixture.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ __all__ = ["GaussianMixture"]
 Array = NDArray[np.float64]
 
 
-def given_weights(weights: Any, k: int) -> Array:
-    """Weights of the components."""
-    found = _numbers("weights", weights, (k,))
+def _check_weights_init(weights: Any, k: int) -> Array:
+    """Return given weights of the components, checked."""
+    found = _check_numbers("weights", weights, (k,))
     if (found < 0).any() or (found > 1).any():
         raise InvalidParameterError(
             "The parameter 'weights' should be in the range [0, 1], but got max value "
@@ -50,15 +53,10 @@ def given_weights(weights: Any, k: int) -> Array:
     return found
 
 
-def given_means(means: Any, k: int, d: int) -> Array:
-    """Means of the components."""
-    return _numbers("means", means, (k, d))
-
-
-def given_covariances(precisions: Any, kind: str, k: int, d: int) -> Array:
-    """Covariances of given precisions."""
+def _compute_covariances_init(precisions: Any, kind: str, k: int, d: int) -> Array:
+    """Return the covariances of given precisions, checked."""
     shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
-    found = _numbers(f"{kind} precision", precisions, shape)
+    found = _check_numbers(f"{kind} precision", precisions, shape)
     if kind in ("diag", "spherical"):
         if not (found > 0).all():
             raise InvalidParameterError(f"'{kind} precision' should be positive. Give all above 0.")
@@ -72,7 +70,7 @@ def given_covariances(precisions: Any, kind: str, k: int, d: int) -> Array:
     return np.asarray(np.linalg.inv(found))
 
 
-def _numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
+def _check_numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -92,16 +90,16 @@ def _numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class OfMixture:
-    """Function of rows by their log-densities in each component.
+class MixtureFunction:
+    """Function of rows by way of their log-densities under each component.
 
     Parameters
     ----------
     shift : ndarray of shape (n_features,)
-        What is taken from rows and means.
+        Subtracted from rows and means, so that float32 rows far from 0 keep their digits.
     constants, means, factors : ndarrays
     then : callable
-        Takes log-densities of shape (n, k).
+        Takes the weighted log-densities, of shape (n_rows, n_components).
     """
 
     shift: NDArray[np.float64]
@@ -110,39 +108,30 @@ class OfMixture:
     factors: NDArray[np.float64]
     then: Callable[[NDArray[Any]], NDArray[Any]]
 
-    @classmethod
-    def of(
-        cls, mixture: Mixture, factors: NDArray[Any], then: Callable[[NDArray[Any]], NDArray[Any]]
-    ) -> OfMixture:
-        """The function of a mixture, with the factors of its precisions."""
-        shift = mixture.means.mean(axis=0).astype(np.float32).astype(np.float64)
-        constants, factors = mixture.terms(factors)
-        return cls(shift, constants, mixture.means - shift, factors, then)
-
     def __call__(self, X: Any) -> NDArray[Any]:
-        """Answer for each row."""
+        """Return the value of each row."""
         terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
         near = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
         return self.then(log_densities(near, *terms).astype(np.float64))
 
 
-def labels(found: NDArray[Any]) -> NDArray[Any]:
-    """Number of the most probable component of each row."""
+def _find_labels(found: NDArray[Any]) -> NDArray[Any]:
+    """Return the number of the most probable component of each row."""
     return np.asarray(found.argmax(axis=1))
 
 
-def likelihoods(found: NDArray[Any]) -> NDArray[Any]:
-    """Log-likelihood of each row."""
+def _sum_densities(found: NDArray[Any]) -> NDArray[Any]:
+    """Return the log-likelihood of each row."""
     return np.asarray(logsumexp(found, axis=1))
 
 
-def shares(found: NDArray[Any]) -> NDArray[Any]:
-    """Probability of each component at each row."""
+def _find_probabilities(found: NDArray[Any]) -> NDArray[Any]:
+    """Return the probability of each component at each row."""
     return np.asarray(np.exp(found - logsumexp(found, axis=1, keepdims=True)))
 
 
-_KINDS = ("full", "tied", "diag", "spherical")
-_INITS = ("kmeans", "k-means++", "random", "random_from_data")
+_COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
+_INIT_METHODS = ("kmeans", "k-means++", "random", "random_from_data")
 
 
 class GaussianMixture(DensityMixin, BaseUnlabelled):
@@ -265,8 +254,8 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         check_count("n_init", self.n_init)
         if self.max_iter != 0:
             check_count("max_iter", self.max_iter, "0")
-        check_one_of("covariance_type", self.covariance_type, _KINDS)
-        check_one_of("init_params", self.init_params, _INITS)
+        check_one_of("covariance_type", self.covariance_type, _COVARIANCE_TYPES)
+        check_one_of("init_params", self.init_params, _INIT_METHODS)
         check_number("tol", self.tol)
         check_number("reg_covar", self.reg_covar)
         check_flag("warm_start", self.warm_start)
@@ -292,12 +281,12 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             reg_covar=float(self.reg_covar),
             seed=seed_of(self.random_state),
             sparse=survey.any_sparse,
-            **self._begin(k, survey.n_features),
+            **self._initial_components(k, survey.n_features),
         )
         return Unlabelled(survey.n_features), solver
 
-    def _begin(self, k: int, d: int) -> dict[str, Any]:
-        """Components that a run begins with."""
+    def _initial_components(self, k: int, d: int) -> dict[str, Any]:
+        """Return the components to begin with: the last fit's (`warm_start`), or given ones."""
         if self._continues_last_fit:
             last = (self.weights_, self.means_, self.covariances_)
             if len(self.weights_) != k or self._kind != self.covariance_type:
@@ -311,24 +300,23 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
         kind = self.covariance_type
         return {
-            "weights": None if weights is None else given_weights(weights, k),
-            "means": None if means is None else given_means(means, k, d),
+            "weights": None if weights is None else _check_weights_init(weights, k),
+            "means": None if means is None else _check_numbers("means", means, (k, d)),
             "covariances": (
-                None if precisions is None else given_covariances(precisions, kind, k, d)
+                None if precisions is None else _compute_covariances_init(precisions, kind, k, d)
             ),
         }
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
+        # The solver packs the components and, last, the bound and the state of convergence.
         *components, (bound, converged, *_) = solution.w
         kind, d = self.covariance_type, model.n_features
         found = Mixture.of_packed(np.array(components), kind, d)
         factors = found.factors
-        self.weights_, self.means_, self.covariances_ = (
-            found.weights,
-            found.means,
-            found.covariances,
-        )
+        self.weights_, self.means_ = found.weights, found.means
+        self.covariances_ = found.covariances
         self.precisions_cholesky_ = factors
+        # Precisions of full matrices are products of their Cholesky factors.
         self.precisions_ = (
             factors @ np.swapaxes(factors, -1, -2) if kind in ("full", "tied") else factors**2
         )
@@ -340,7 +328,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     # -- functions of rows ---------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
-        """Number of the most probable component of each row.
+        """Predict the number of the most probable component of each row.
 
         Parameters
         ----------
@@ -350,10 +338,10 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         -------
         ndarray or lazy dask Array of int64 of shape (n_rows,)
         """
-        return self._of_rows(labels, X, np.int64, None)
+        return self._map_function(_find_labels, X, np.int64, None)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probability of each component at each row.
+        """Predict the probability of each component at each row.
 
         Parameters
         ----------
@@ -363,10 +351,12 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         -------
         ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
         """
-        return self._of_rows(shares, X, np.float64, len(self._fitted().weights))
+        return self._map_function(
+            _find_probabilities, X, np.float64, len(self._fitted_mixture().weights)
+        )
 
     def score_samples(self, X: Any) -> Any:
-        """Log-likelihood of each row.
+        """Return the log-likelihood of each row.
 
         Parameters
         ----------
@@ -376,10 +366,10 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         -------
         ndarray or lazy dask Array of float64 of shape (n_rows,)
         """
-        return self._of_rows(likelihoods, X, np.float64, None)
+        return self._map_function(_sum_densities, X, np.float64, None)
 
     def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
-        """Mean log-likelihood of the rows, weighted.
+        """Return the weighted mean of the log-likelihoods of the rows.
 
         Parameters
         ----------
@@ -391,16 +381,16 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return total / weight
 
     def bic(self, X: Any, sample_weight: Any = None) -> float:
-        """Bayesian information criterion; the lower the better. Parameters as of :meth:`score`."""
+        """Return the Bayesian information criterion (lower is better); see :meth:`score`."""
         total, weight = self._sum_and_weight(X, sample_weight)
-        return -2 * total + self._n_parameters() * float(np.log(weight))
+        return -2 * total + self._count_parameters() * float(np.log(weight))
 
     def aic(self, X: Any, sample_weight: Any = None) -> float:
-        """Akaike information criterion; the lower the better. Parameters as of :meth:`score`."""
-        return -2 * self._sum_and_weight(X, sample_weight)[0] + 2 * self._n_parameters()
+        """Return the Akaike information criterion (lower is better); see :meth:`score`."""
+        return -2 * self._sum_and_weight(X, sample_weight)[0] + 2 * self._count_parameters()
 
     def sample(self, n_samples: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Draw rows of the mixture.
+        """Draw rows from the mixture.
 
         Parameters
         ----------
@@ -410,15 +400,16 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         -------
         X : ndarray of float64 of shape (n_samples, n_features)
         y : ndarray of int64 of shape (n_samples,)
-            Their components.
+            Numbers of the components that they are from.
         """
-        mixture = self._fitted()
+        mixture = self._fitted_mixture()
         if n_samples < 1:
             raise InvalidParameterError(
                 f"Invalid value for 'n_samples': {n_samples}. Draw at least one row."
             )
         rng = check_random_state(self.random_state)
         k, d = mixture.means.shape
+        # How many rows each component gives, then its rows, in scikit-learn's order of draws.
         counts = rng.multinomial(n_samples, mixture.weights)
         found = []
         for c, count in enumerate(counts):
@@ -430,8 +421,9 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
                 found.append(mean + rng.standard_normal((count, d)) * np.sqrt(covariance[c]))
         return np.vstack(found), np.repeat(np.arange(k, dtype=np.int64), counts)
 
-    def _n_parameters(self) -> int:
-        """Free parameters of the model."""
+    def _count_parameters(self) -> int:
+        """Return the number of free parameters of the model."""
+        # Covariances by their kind, then means, then weights, which sum to 1.
         k, d = self.means_.shape
         of_kind: dict[str, int] = {
             "full": k * d * (d + 1) // 2,
@@ -440,16 +432,20 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         }
         return int(of_kind.get(self._kind, k) + k * d + k - 1)
 
-    def _fitted(self) -> Mixture:
+    def _fitted_mixture(self) -> Mixture:
         self._check_fitted()
         return Mixture(self.weights_, self.means_, self.covariances_, self._kind)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return self._function(likelihoods)
+        return self._make_function(_sum_densities)
 
-    def _function(self, then: Any) -> OfMixture:
-        return OfMixture.of(self._fitted(), self.precisions_cholesky_, then)
+    def _make_function(self, then: Any) -> MixtureFunction:
+        mixture = self._fitted_mixture()
+        # Rounded to float32, so that both dtypes subtract the same point.
+        shift = mixture.means.mean(axis=0).astype(np.float32).astype(np.float64)
+        constants, factors = mixture.terms(self.precisions_cholesky_)
+        return MixtureFunction(shift, constants, mixture.means - shift, factors, then)
 
-    def _of_rows(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+    def _map_function(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)
-        return self._map_rows(self._function(then), X, dtype, n_outputs)
+        return self._map_rows(self._make_function(then), X, dtype, n_outputs)

@@ -1,4 +1,8 @@
-"""`Categorizer` and `DummyEncoder`: columns of categories, in frames that stay frames."""
+"""`Categorizer` and `DummyEncoder`: transformers from frames to frames, after dask-ml.
+
+Both keep the categories as plain values and apply a function of pandas to each block
+(`_FrameTransformer`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from daskml_dist.inference.block_mapping import map_blocks
 __all__ = ["Categorizer", "DummyEncoder"]
 
 
-class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
+class _FrameTransformer(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
     """Base class of transformers from a frame to a frame, block by block."""
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -68,7 +72,7 @@ class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the columns of the result; `input_features` is for scikit-learn's interface."""
         check_fitted(self)
-        return np.asarray(self._names_out(), object)
+        return np.asarray(self._list_columns_out(), object)
 
     feature_names_in_: NDArray[Any]
     #: Values, their dtype and whether they are ordered, of each column of categories.
@@ -77,10 +81,10 @@ class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
     def _transform(self, X: Any) -> Any:
         raise NotImplementedError
 
-    def _names_out(self) -> list[Any]:
+    def _list_columns_out(self) -> list[Any]:
         raise NotImplementedError
 
-    def _keep_dtypes(self, dtypes: dict[str, Any]) -> None:
+    def _keep_categories(self, dtypes: dict[str, Any]) -> None:
         """Keep categories as plain values, which model files can hold without pandas."""
         self._kept = {
             name: (
@@ -91,7 +95,7 @@ class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
             for name, dtype in dtypes.items()
         }
 
-    def _kept_dtypes(self) -> dict[str, Any]:
+    def _restore_dtypes(self) -> dict[str, Any]:
         """Return the categories that are kept, as pandas has them."""
         pandas = load_pandas()
         if "_kept" not in vars(self):
@@ -101,7 +105,7 @@ class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
             for name, (values, dtype, ordered) in self._kept.items()
         }
 
-    def _remember(self, X: Any) -> Any:
+    def _remember_columns(self, X: Any) -> Any:
         """Check that X is a frame, and keep its columns; return a frame in memory of its dtypes."""
         _check_frame(X)
         self.feature_names_in_ = np.asarray(list(X.columns), object)
@@ -121,10 +125,10 @@ class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
         return map_blocks(function, X, meta=function(X._meta))
 
 
-class Categorizer(_OfFrames):
-    """Turns columns of a frame into categories, which are the same in every block.
+class Categorizer(_FrameTransformer):
+    """Transformer of columns of a frame to categories, which are the same in every block.
 
-    What follows then knows all values of a column, whatever values a block has: `DummyEncoder`,
+    The next step then knows all values of a column, whatever values a block has: `DummyEncoder`,
     :class:`daskml_dist.preprocessing.OrdinalEncoder`, ``HistGradientBoostingClassifier``.
 
     Parameters
@@ -132,12 +136,12 @@ class Categorizer(_OfFrames):
     categories : dict of str to pandas.CategoricalDtype, default=None
         Categories of columns that are known; of the others they are found, sorted.
     columns : list of str, default=None
-        Columns to turn; by default those of strings, of objects and of categories.
+        Columns to convert; by default those of strings, of objects and of categories.
 
     Attributes
     ----------
     columns_ : list of str
-        Columns that are turned.
+        Columns that are converted.
     categories_ : dict of str to pandas.CategoricalDtype
         Categories of each.
     n_features_in_ : int
@@ -183,42 +187,45 @@ class Categorizer(_OfFrames):
         InvalidDataError
             `X` is no frame, or lacks a column.
         """
-        frame, pandas = self._remember(X), load_pandas()
+        frame, pandas = self._remember_columns(X), load_pandas()
         found = dict(self.categories or {})
         if strange := [n for n, c in found.items() if not isinstance(c, pandas.CategoricalDtype)]:
             raise InvalidParameterError(
                 f"categories[{strange[0]!r}] should be a pandas.CategoricalDtype. Pass "
                 f"pandas.CategoricalDtype({found[strange[0]]!r})."
             )
-        self.columns_ = _chosen(frame, self.columns, of_texts=True)
+        self.columns_ = _select_columns(frame, self.columns, of_texts=True)
         for name in self.columns_:
             dtype = frame[name].dtype
-            # Of a lazy frame the categories may be unknown until it is read.
-            if isinstance(dtype, pandas.CategoricalDtype) and _are_known(X, name):
+            # The categories of a lazy frame may be unknown until it is read.
+            if isinstance(dtype, pandas.CategoricalDtype) and _has_known_categories(X, name):
                 found.setdefault(name, dtype)
+        # One pass finds the values of all columns whose categories are not known.
         unknown = [name for name in self.columns_ if name not in found]
         if unknown:
             rows = as_collection(X[unknown], None, None, numeric=False)
             with reading(type(self).__name__):
-                values = reduce_parts(rows, _values_of_block, _all_values)
-            found |= {n: _dtype_of(n, each) for n, each in zip(unknown, values, strict=True)}
-        self._keep_dtypes({name: found[name] for name in self.columns_})
+                values = reduce_parts(rows, _find_block_values, _join_values)
+            found |= {n: _make_dtype(n, each) for n, each in zip(unknown, values, strict=True)}
+        self._keep_categories({name: found[name] for name in self.columns_})
         return self
 
     @property
     def categories_(self) -> dict[str, Any]:
-        """Categories of each column that is turned."""
-        return self._kept_dtypes()
+        """Categories of each column that is converted."""
+        return self._restore_dtypes()
 
     def _transform(self, X: Any) -> Any:
-        return X.assign(**{n: _categorical(X[n], dtype) for n, dtype in self.categories_.items()})
+        return X.assign(
+            **{n: _convert_column(X[n], dtype) for n, dtype in self.categories_.items()}
+        )
 
-    def _names_out(self) -> list[Any]:
+    def _list_columns_out(self) -> list[Any]:
         return list(self.feature_names_in_)
 
 
-class DummyEncoder(_OfFrames):
-    """Turns each column of categories into a column for each category, of a frame.
+class DummyEncoder(_FrameTransformer):
+    """Transformer of each column of categories of a frame to a column for each category.
 
     Where :class:`OneHotEncoder` makes a matrix, this makes a frame, with names such as
     ``job_nurse`` beside the other columns; `inverse_transform` undoes it.
@@ -235,7 +242,7 @@ class DummyEncoder(_OfFrames):
     columns_ : ndarray of object
         Columns of the fit.
     categorical_columns_, non_categorical_columns_ : list of str
-        Those that are encoded, and the others.
+        Columns that are encoded, and the others.
     transformed_columns_ : ndarray of object
         Columns of the result: the others first, then those of each encoded column.
     dtypes_ : dict of str to pandas.CategoricalDtype
@@ -284,11 +291,11 @@ class DummyEncoder(_OfFrames):
         InvalidDataError
             `X` is no frame, or a column has no categories that are known.
         """
-        frame, pandas = self._remember(X), load_pandas()
-        chosen = _chosen(frame, self.columns, of_texts=False)
+        frame, pandas = self._remember_columns(X), load_pandas()
+        chosen = _select_columns(frame, self.columns, of_texts=False)
         for name in chosen:
             is_categorical = isinstance(frame[name].dtype, pandas.CategoricalDtype)
-            if not is_categorical or not _are_known(X, name):
+            if not is_categorical or not _has_known_categories(X, name):
                 raise InvalidDataError(
                     f"Column {name!r} has no known categories. Use a Categorizer before: "
                     "make_pipeline(Categorizer(), DummyEncoder())."
@@ -296,14 +303,14 @@ class DummyEncoder(_OfFrames):
         self.columns_ = self.feature_names_in_
         self.categorical_columns_ = chosen
         self.non_categorical_columns_ = [n for n in self.columns_ if n not in chosen]
-        self._keep_dtypes({name: frame[name].dtype for name in chosen})
+        self._keep_categories({name: frame[name].dtype for name in chosen})
         self.transformed_columns_ = np.asarray(list(self._transform(frame.iloc[:0])), object)
         return self
 
     @property
     def dtypes_(self) -> dict[str, Any]:
         """Categories of each encoded column."""
-        return self._kept_dtypes()
+        return self._restore_dtypes()
 
     def inverse_transform(self, X: Any) -> Any:
         """Turn the columns of categories back into one column each.
@@ -325,7 +332,7 @@ class DummyEncoder(_OfFrames):
             `X` has other columns.
         """
         check_fitted(self)
-        return self._map(self._inverted, X, self.transformed_columns_)
+        return self._map(self._invert, X, self.transformed_columns_)
 
     def _transform(self, X: Any) -> Any:
         pandas = load_pandas()
@@ -337,14 +344,15 @@ class DummyEncoder(_OfFrames):
                 )
         return pandas.get_dummies(X, columns=list(self.dtypes_), drop_first=self.drop_first)
 
-    def _inverted(self, X: Any) -> Any:
+    def _invert(self, X: Any) -> Any:
         pandas = load_pandas()
         found, first = {}, len(self.non_categorical_columns_)
+        # The columns of each encoded column follow the others, in the order of `dtypes_`.
         for name, dtype in self.dtypes_.items():
             width = len(dtype.categories) - self.drop_first
             block = X.iloc[:, first : first + width].to_numpy(bool)
             codes = np.where(block.any(axis=1), block.argmax(axis=1) if width else 0, -1)
-            codes = codes + self.drop_first  # of no category that is left it is the first
+            codes = codes + self.drop_first  # no category but the dropped one: the first
             values = pandas.Categorical.from_codes(codes, dtype=dtype)
             found[name] = pandas.Series(values, index=X.index)
             first += width
@@ -352,7 +360,7 @@ class DummyEncoder(_OfFrames):
         frame = pandas.DataFrame({**others, **found}, index=X.index)
         return frame[list(self.columns_)]
 
-    def _names_out(self) -> list[Any]:
+    def _list_columns_out(self) -> list[Any]:
         return list(self.transformed_columns_)
 
 
@@ -365,8 +373,8 @@ def _check_frame(X: Any) -> None:
     check_unique_names(X)
 
 
-def _chosen(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[str]:
-    """Return the columns that are named; else those of categories, and of texts and objects too."""
+def _select_columns(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[str]:
+    """Return the columns that are named; else those of categories, and of texts and objects."""
     if columns is None:
         pandas = load_pandas()
         kinds = (pandas.CategoricalDtype, pandas.StringDtype)[: 1 + of_texts]
@@ -383,12 +391,12 @@ def _chosen(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[st
     return list(columns)
 
 
-def _are_known(X: Any, name: str) -> bool:
+def _has_known_categories(X: Any, name: str) -> bool:
     """Return whether the categories of a column are known before it is read."""
     return not is_dask_frame(X) or bool(X[name].cat.known)
 
 
-def _dtype_of(name: str, values: set[Any]) -> Any:
+def _make_dtype(name: str, values: set[Any]) -> Any:
     """Return the categories of a column's values, sorted."""
     pandas = load_pandas()
     try:
@@ -400,17 +408,17 @@ def _dtype_of(name: str, values: set[Any]) -> Any:
         ) from error
 
 
-def _values_of_block(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]]:
+def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]]:
     """Return the values that each column has, without missing ones."""
     return [set(X[name].dropna().unique().tolist()) for name in X.columns]
 
 
-def _all_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
+def _join_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
     return [set().union(*each) for each in zip(*parts, strict=True)]
 
 
-def _categorical(column: Any, dtype: Any) -> Any:
-    """Return a column with these categories; other values are missing."""
+def _convert_column(column: Any, dtype: Any) -> Any:
+    """Return a column with the categories of a dtype; other values are missing."""
     pandas = load_pandas()
     codes = dtype.categories.get_indexer(column)
     return pandas.Series(pandas.Categorical.from_codes(codes, dtype=dtype), index=column.index)

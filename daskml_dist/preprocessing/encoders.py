@@ -1,4 +1,8 @@
-"""Encoders."""
+"""Encoders of categories and labels, and the base class that learns categories block by block.
+
+`CategoryEncoder` collects the categories of each column and their rows, and fits scikit-learn's
+class to a few made-up rows that hold them all; only the distinct values of a column are encoded.
+"""
 
 from __future__ import annotations
 
@@ -32,50 +36,45 @@ from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 
-__all__ = ["CategoryTransformer", "LabelEncoder", "OneHotEncoder", "OrdinalEncoder"]
+__all__ = ["CategoryEncoder", "LabelEncoder", "OneHotEncoder", "OrdinalEncoder"]
 
-#: Rows from which on distinct values are looked for: for fewer, looking at each costs less.
-_MANY_ROWS = 256
+#: Rows from which on only distinct values are encoded; for fewer, finding them costs more.
+_MIN_ROWS_FOR_DISTINCT = 256
 
 
-class CategoryTransformer(BlockTransformer):
-    """An encoder whose fitted state follows from the categories of each column and their rows."""
+class CategoryEncoder(BlockTransformer):
+    """Base class of encoders whose fitted state follows from categories and their counts."""
 
     _numeric = False
-    #: Rows of each category of each column, while scikit-learn's `fit` looks at categories alone.
+    #: Rows, and the counts of each column's categories, while scikit-learn's `fit` sees made-up
+    #: rows.
     _counts: tuple[int, list[NDArray[np.int64]]] | None = None
 
     def _read(self, X: Any) -> Any:
-        return X  # distinct values alone are made plain
+        return X  # the distinct values alone are converted
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        """Categories of each column, their rows, and the number of rows."""
+        """Return the categories of each column, their counts, n_rows, and whether X is a frame."""
         few, places = find_distinct_rows(X)
         few = convert_missing_to_nan(few)
         # Given categories are checked against the rows; found ones are collected.
         given = self.categories
         if not isinstance(given, str):
             clone(self).set_params(min_frequency=None, max_categories=None).fit(few)
-        plain = preprocessing.OrdinalEncoder(
-            categories=given,
-            handle_unknown="use_encoded_value",
-            unknown_value=-1,
-            encoded_missing_value=-2,
-        )
-        codes = plain.fit_transform(few)
+        found, codes = number_categories(few, given)
         counts = []
-        for j, categories in enumerate(plain.categories_):
+        for j, categories in enumerate(found):
             column, each = codes[:, j], np.bincount(places[j], minlength=len(codes))
-            column = np.where(column == -2, len(categories) - 1, column)  # missing values come last
+            # Rows of each distinct value, added up by its category; unknown values have none.
             rows = np.zeros(len(categories), dtype=np.int64)
             known = column >= 0
-            np.add.at(rows, column[known].astype(np.int64), each[known])
+            np.add.at(rows, column[known], each[known])
             counts.append(rows)
-        return plain.categories_, counts, X.shape[0], is_dataframe_like(X)
+        return found, counts, X.shape[0], is_dataframe_like(X)
 
     def _merge(self, summaries: list[Any]) -> Any:
         categories, counts, rows, frames = zip(*summaries, strict=True)
-        join = _join if isinstance(self.categories, str) else _add
+        join = _join_categories if isinstance(self.categories, str) else _add_counts
         merged = [
             join(list(found), list(sums))
             for found, sums in zip(
@@ -85,9 +84,9 @@ class CategoryTransformer(BlockTransformer):
         return [c for c, _ in merged], [n for _, n in merged], sum(rows), frames[0]
 
     def _finish(self, summary: Any) -> None:
-        """Fit scikit-learn on a few rows that hold all categories."""
+        """Fit scikit-learn's class to a few rows that hold all categories."""
         categories, counts, n_rows, is_frame = summary
-        small = self._rows_of(categories, is_frame)
+        small = self._make_rows_of_categories(categories, is_frame)
         self._counts = n_rows, counts
         try:
             super().fit(small)
@@ -98,36 +97,40 @@ class CategoryTransformer(BlockTransformer):
         finally:
             del self._counts
 
-    def _rows_of(self, categories: list[NDArray[Any]], is_frame: bool) -> Any:
+    def _make_rows_of_categories(self, categories: list[NDArray[Any]], is_frame: bool) -> Any:
+        # Shorter columns are repeated to the longest: every category is there, none is new.
         longest = max(map(len, categories))
         columns = [np.resize(found, longest) for found in categories]
         if not is_frame:
             return np.column_stack(columns)
         names = getattr(self, "feature_names_in_", range(len(columns)))
-        return _frame(names, columns)
+        return _make_frame(names, columns)
 
     def _fit_infrequent_category_mapping(
         self, n_samples: int, category_counts: Any, missing_indices: Any
     ) -> None:
-        # scikit-learn's hook: the few rows that it sees are not the rows that count.
+        # scikit-learn's hook, which counts rows by default: those that it sees are made up.
         if self._counts is not None:
             n_samples, category_counts = self._counts
         super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
 
     def _rows_to_transform(self, X: Any) -> Any:
-        # Of many rows distinct values alone are made plain.
-        many = is_dataframe_like(X) and len(X) >= _MANY_ROWS
+        # Of many rows `_transform` converts the distinct values alone.
+        many = is_dataframe_like(X) and len(X) >= _MIN_ROWS_FOR_DISTINCT
         return X if many else self._plain(X)
 
     def _transform(self, X: Any, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the code of each value of X, and whether it is known.
 
-        scikit-learn's hook of all encoders. It looks each value up in Python, which we leave to the
-        distinct values of a column.
+        scikit-learn's hook of all encoders, which looks each value up in Python; here only the
+        distinct values of each column.
         """
-        if np.shape(X)[0] < _MANY_ROWS or not (is_dataframe_like(X) or isinstance(X, np.ndarray)):
+        if np.shape(X)[0] < _MIN_ROWS_FOR_DISTINCT or not (
+            is_dataframe_like(X) or isinstance(X, np.ndarray)
+        ):
             known = super()._transform(X, *args, **options)
             return known[0], known[1]
+        # Encode distinct values, and look the codes of all rows up by their places.
         few, places = find_distinct_rows(X)
         codes, are_known = super()._transform(convert_missing_to_nan(few), *args, **options)
         at = np.stack(places, axis=1), np.arange(len(places))
@@ -139,42 +142,55 @@ class CategoryTransformer(BlockTransformer):
         first = [found[:1] for found in self.categories_]
         if not hasattr(X, "columns"):
             return np.column_stack(first)
-        return _frame(X.columns, first)
+        return _make_frame(X.columns, first)
 
 
-def _frame(names: Any, columns: list[NDArray[Any]]) -> Any:
-    # Left to itself, pandas makes strings of objects, and NaN of the None among them.
+def number_categories(few: Any, categories: Any) -> tuple[list[NDArray[Any]], NDArray[np.int64]]:
+    """Return the categories of each column and the codes of its values; -1 for unknown ones.
+
+    A missing value has the last code, as its category comes last.
+    """
+    encoder = preprocessing.OrdinalEncoder(
+        categories=categories,
+        handle_unknown="use_encoded_value",
+        unknown_value=-1,
+        encoded_missing_value=-2,
+    )
+    codes = encoder.fit_transform(few).astype(np.int64)
+    last = np.array([len(found) - 1 for found in encoder.categories_])
+    return encoder.categories_, np.where(codes == -2, last, codes)
+
+
+def _make_frame(names: Any, columns: list[NDArray[Any]]) -> Any:
+    # With dtypes: pandas would infer strings from objects, and make NaN of a None among them.
     series = load_pandas().Series
     made = [series(column, dtype=column.dtype) for column in columns]
     return load_pandas().DataFrame(dict(zip(names, made, strict=True)))
 
 
-def _add(
+def _add_counts(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Sums of the rows of given categories, which keep the user's order."""
+    """Return given categories, in the user's order, and the sums of their rows."""
     return categories[0], np.sum(counts, axis=0)
 
 
-def _join(
+def _join_categories(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Union of the categories of a column, in scikit-learn's order, and the sums of their rows."""
+    """Return the sorted union of a column's categories, and the sums of their rows."""
     dtypes = {found.dtype for found in categories}
     if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
-        # A block without a value of the column may have another dtype; numbers join as numbers.
+        # A block without a value of the column may have another dtype; NumPy joins numbers itself.
         categories = [found.astype(object) for found in categories]
     every = np.concatenate(categories)[:, None]
-    encoder = preprocessing.OrdinalEncoder(encoded_missing_value=-2).fit(every)
-    (union,) = encoder.categories_
-    at = encoder.transform(every)[:, 0].astype(np.int64)
-    at[at == -2] = len(union) - 1
+    (union,), at = number_categories(every, "auto")
     sums = np.zeros(len(union), dtype=np.int64)
-    np.add.at(sums, at, np.concatenate(counts))
+    np.add.at(sums, at[:, 0], np.concatenate(counts))
     return union, sums
 
 
-class OrdinalEncoder(CategoryTransformer, preprocessing.OrdinalEncoder):
+class OrdinalEncoder(CategoryEncoder, preprocessing.OrdinalEncoder):
     """:class:`sklearn.preprocessing.OrdinalEncoder` for Dask collections; exact.
 
     Parameters
@@ -207,7 +223,7 @@ class OrdinalEncoder(CategoryTransformer, preprocessing.OrdinalEncoder):
     """
 
 
-class OneHotEncoder(CategoryTransformer, preprocessing.OneHotEncoder):
+class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     """:class:`sklearn.preprocessing.OneHotEncoder` for Dask collections; exact.
 
     Parameters
@@ -218,7 +234,7 @@ class OneHotEncoder(CategoryTransformer, preprocessing.OneHotEncoder):
         A Dask Array then has CSR chunks.
     dtype : number type, default=float64
     handle_unknown : {"error", "ignore", "infrequent_if_exist", "warn"}, default="error"
-        What to do with categories that `fit` has not seen. An error is raised when the result is
+        Treatment of categories that `fit` has not seen. An error is raised when the result is
         computed, and names the block.
     min_frequency : int or float, default=None
     max_categories : int, default=None
@@ -278,7 +294,7 @@ class LabelEncoder(
     """
 
     def fit(self, y: Any) -> Self:
-        """Find the labels.
+        """Find the distinct labels.
 
         Parameters
         ----------
@@ -299,10 +315,10 @@ class LabelEncoder(
         if not is_dask(y):
             preprocessing.LabelEncoder.fit(self, y)
             return self
-        column = _one_column(y)
+        column = _as_one_column(y)
         X = column.to_frame() if is_series_like(column) else column[:, None]
         with reading(type(self).__name__):
-            found = reduce_parts(as_collection(X, numeric=False), _labels_of, _union)
+            found = reduce_parts(as_collection(X, numeric=False), _find_block_labels, _merge_labels)
         if found is None:
             raise InvalidDataError(
                 "y holds 0 labels in all its blocks. Check the filter or the path that made it."
@@ -311,7 +327,7 @@ class LabelEncoder(
         return self
 
     def transform(self, y: Any) -> Any:
-        """Position of each label in ``classes_``.
+        """Encode each label by its position in ``classes_``.
 
         Parameters
         ----------
@@ -335,7 +351,7 @@ class LabelEncoder(
         return self.fit(y).transform(y)
 
     def inverse_transform(self, y: Any) -> Any:
-        """Labels of positions.
+        """Return the labels at positions of ``classes_``.
 
         Parameters
         ----------
@@ -353,11 +369,11 @@ class LabelEncoder(
         y = join_delayed(convert_to_host(y), 1)
         if not is_dask(y):
             return getattr(preprocessing.LabelEncoder, method)(self, y)
-        return map_blocks(partial(_apply, copy.copy(self), method), _one_column(y), meta)
+        return map_blocks(partial(_encode_block, copy.copy(self), method), _as_one_column(y), meta)
 
 
-def _one_column(y: Any) -> Any:
-    """Labels as a Dask Array or Series of one dimension."""
+def _as_one_column(y: Any) -> Any:
+    """Return labels as a Dask Array or Series of one dimension."""
     if isinstance(y, da.Array) and y.ndim == 2 and y.shape[1] == 1:
         return y[:, 0]
     if (isinstance(y, da.Array) and y.ndim == 1) or is_series_like(y):
@@ -368,34 +384,34 @@ def _one_column(y: Any) -> Any:
     )
 
 
-def _labels_of(index: int, X: Any, y: Any, sample_weight: Any) -> NDArray[Any] | None:
-    """Labels of a block; None of an empty one."""
+def _find_block_labels(index: int, X: Any, y: Any, sample_weight: Any) -> NDArray[Any] | None:
+    """Return the sorted labels of a block; None of an empty one."""
     if X.shape[0] == 0:
         return None
     try:
         few = convert_missing_to_nan(find_distinct_rows(copy_to_host(X))[0])
-        return _sorted(as_column(few, name="y", index=index))
+        return _sort_labels(as_column(few, name="y", index=index))
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of y: ") from error
 
 
-def _union(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+def _merge_labels(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
     found = [part for part in parts if part is not None]
     kinds = {part.dtype.kind for part in found}
     if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would make strings of numbers
         found = [part.astype(object) for part in found]
     try:
-        return _sorted(np.concatenate(found)) if found else None
+        return _sort_labels(np.concatenate(found)) if found else None
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
 
 
-def _sorted(labels: NDArray[Any]) -> NDArray[Any]:
+def _sort_labels(labels: NDArray[Any]) -> NDArray[Any]:
     classes: NDArray[Any] = preprocessing.LabelEncoder().fit(labels).classes_
     return classes
 
 
-def _apply(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> NDArray[Any]:
+def _encode_block(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> NDArray[Any]:
     few, (places,) = find_distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
     values = as_column(convert_missing_to_nan(few), name="y")
     try:

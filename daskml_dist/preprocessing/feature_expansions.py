@@ -1,4 +1,4 @@
-"""KBins and polynomials."""
+"""Transformers that make several columns of one: bins (`KBinsDiscretizer`) and polynomials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import (
     ColumnSketch,
     compute_rank_error,
-    merge_sketches,
+    merge_column_sketches,
     sketch_columns,
 )
 from daskml_dist.data.reduce import PassGenerator
@@ -29,10 +29,10 @@ from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["KBinsDiscretizer", "PolynomialFeatures"]
 
-#: Width from which on scikit-learn takes a bin for one.
-_NARROW = 1e-8
-#: Quantiles that weighted rows have.
-_WEIGHTED = ("averaged_inverted_cdf", "inverted_cdf")
+#: Smallest width of a bin, as in scikit-learn; narrower ones are joined with the next.
+_MIN_BIN_WIDTH = 1e-8
+#: Quantile methods that are defined for weighted rows.
+_WEIGHTED_QUANTILE_METHODS = ("averaged_inverted_cdf", "inverted_cdf")
 
 
 class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
@@ -106,14 +106,19 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
     def _transformed(self, X: Any, **options: Any) -> Any:
         one = self
         if "_encoder" in vars(self):
-            # scikit-learn's sets a dtype of its encoder meanwhile, which threads must not share.
+            # scikit-learn's `transform` sets the dtype of its encoder for a moment, which threads
+            # of one process must not share.
             one = copy.copy(self)
             one._encoder = copy.copy(self._encoder)
         return super(KBinsDiscretizer, one)._transformed(X, **options)
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         weighted = sample_weight is not None
-        if weighted and self.strategy == "quantile" and self.quantile_method not in _WEIGHTED:
+        if (
+            weighted
+            and self.strategy == "quantile"
+            and self.quantile_method not in _WEIGHTED_QUANTILE_METHODS
+        ):
             raise InvalidParameterError(
                 "When fitting with strategy='quantile' and sample weights, quantile_method should "
                 "either be set to 'averaged_inverted_cdf' or 'inverted_cdf', got "
@@ -141,7 +146,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
 
     def _merge(self, summaries: list[Any]) -> Any:
         sketches, dtypes, weighted = zip(*summaries, strict=True)
-        columns = [merge_sketches(list(column)) for column in zip(*sketches, strict=True)]
+        columns = merge_column_sketches(sketches)
         return columns, np.result_type(*dtypes), any(weighted)
 
     def _finish(self, summary: Any) -> None:
@@ -151,7 +156,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         n_bins = self._validate_n_bins(len(sketches))
         edges = np.empty(len(sketches), dtype=object)
         for j, sketch in enumerate(sketches):
-            edges[j] = self._edges(j, sketch, int(n_bins[j]), weighted)
+            edges[j] = self._find_bin_edges(j, sketch, int(n_bins[j]), weighted)
             n_bins[j] = len(edges[j]) - 1
         self.rank_error_ = compute_rank_error(sketches)
         self.bin_edges_, self.n_bins_ = edges, n_bins
@@ -163,10 +168,10 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
                 dtype=self.dtype or dtype,
             ).fit(np.zeros((1, len(n_bins))))
 
-    def _edges(
+    def _find_bin_edges(
         self, number: int, sketch: ColumnSketch, n_bins: int, weighted: bool
     ) -> NDArray[np.float64]:
-        """Edges of the bins of a column."""
+        """Return the edges of the bins of a column."""
         low, high = sketch.values[[0, -1]]
         if low == high:
             warnings.warn(
@@ -177,40 +182,40 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         even = np.linspace(low, high, n_bins + 1)
         if self.strategy == "uniform":
             return even
-        # In per cent, as scikit-learn asks NumPy: a share of the rows meets the same digits.
+        # By way of percentiles, as in scikit-learn, for the same last digit.
         shares = np.linspace(0, 100, n_bins + 1) / 100
         if self.strategy == "kmeans":
-            edges = _between_centres(sketch, even)
+            edges = _find_kmeans_edges(sketch, even)
         elif weighted:
             average = self.quantile_method == "averaged_inverted_cdf"
             edges = sketch.weighted_quantile(shares, average)
         else:
-            # Before its version 1.9 scikit-learn's default was a word for "linear".
+            # Before version 1.9 the default of scikit-learn was "warn", which meant "linear".
             method = "linear" if self.quantile_method == "warn" else self.quantile_method
             edges = sketch.quantile(shares, method)
-        edges = edges[np.ediff1d(edges, to_begin=np.inf) > _NARROW]
+        edges = edges[np.ediff1d(edges, to_begin=np.inf) > _MIN_BIN_WIDTH]
         if len(edges) <= n_bins:
             warnings.warn(
-                f"Bins whose width are too small (i.e., <= {_NARROW:.0e}) in feature {number} are "
-                "removed. Consider decreasing the number of bins.",
+                f"Bins whose width are too small (i.e., <= {_MIN_BIN_WIDTH:.0e}) in feature "
+                f"{number} are removed. Consider decreasing the number of bins.",
                 stacklevel=user_stack_level(),
             )
         return edges
 
 
-def _between_centres(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Edges in the middle between the centres of k-means, which start in even bins."""
+def _find_kmeans_edges(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return edges midway between the centroids of k-means, begun in the middle of even bins."""
     first = (even[1:] + even[:-1])[:, None] * 0.5
     if len(sketch.values) <= len(first):
-        centres = sketch.values
+        centroids = sketch.values
     else:
         from sklearn.cluster import KMeans  # slow to load, and few callers need it
 
         found = KMeans(len(first), init=first, n_init=1).fit(
             sketch.values[:, None], sample_weight=sketch.weights
         )
-        centres = np.sort(found.cluster_centers_[:, 0])
-    return np.concatenate([even[:1], (centres[1:] + centres[:-1]) * 0.5, even[-1:]])
+        centroids = np.sort(found.cluster_centers_[:, 0])
+    return np.concatenate([even[:1], (centroids[1:] + centroids[:-1]) * 0.5, even[-1:]])
 
 
 class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
@@ -255,7 +260,4 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
         return None
 
     def _finish(self, summary: None) -> None:
-        names = self.__dict__.pop("feature_names_in_", None)
         preprocessing.PolynomialFeatures.fit(self, np.zeros((1, self.n_features_in_)))
-        if names is not None:
-            self.feature_names_in_ = names

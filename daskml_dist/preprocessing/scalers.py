@@ -1,4 +1,9 @@
-"""Scalers."""
+"""Scalers of features: by moments, extremes and quantiles.
+
+Rows in memory are scikit-learn's. Of a Dask collection each class summarises the blocks
+(`_summarise`), merges the summaries (`_merge`) and sets scikit-learn's fitted attributes from them
+(`_finish`); `transform` then is scikit-learn's, block by block.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import (
     ColumnSketch,
     compute_rank_error,
-    merge_sketches,
+    merge_column_sketches,
     sketch_columns,
 )
 from daskml_dist.data.row_checks import explain_row_errors
@@ -97,7 +102,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         if sample_weight is not None and not np.any(sample_weight):
-            # scikit-learn refuses rows that all weigh 0, of which there may be a block.
+            # scikit-learn refuses rows without any weight, and a block may consist of these.
             none = np.full(X.shape[1], np.nan)
             with_mean = self.with_mean or self.with_std
             return (none if with_mean else None), (none if self.with_std else None), np.zeros(())
@@ -105,6 +110,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
             return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
+        # Dense rows without weights: one compiled pass.
         count, mean, var = compute_column_moments(X)
         if not (self.with_mean or self.with_std):
             return None, None, count.astype(np.int64)
@@ -113,10 +119,11 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
     def _merge(self, summaries: list[Any]) -> Any:
         mean, var, n = summaries[0]
         for mean_b, var_b, n_b in summaries[1:]:
+            # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983, equation 2.1).
             total = n + n_b
             if mean is not None:
                 share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)
-                # A feature that a block has no value of has NaN there.
+                # The mean of a feature is NaN in a block that has no value of it.
                 a, b = (np.where(count > 0, m, 0.0) for m, count in ((mean, n), (mean_b, n_b)))
                 if var is not None:
                     va = np.where(n > 0, var, 0.0)
@@ -134,6 +141,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
                 "Sample weights must contain at least one non-zero number. Give some rows a "
                 "positive weight."
             )
+        # scikit-learn's attribute is a number, unless features have different counts.
         self.n_samples_seen_ = n[()] if np.ndim(n) == 0 or np.ptp(n) else n[0]
         self.scale_ = None
         if self.with_std:
@@ -143,7 +151,19 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
             )
 
 
-class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
+class _ExtremesScaler(BlockTransformer):
+    """Base class of scalers by the extreme values of each feature."""
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
+        # `_finish` calls scikit-learn's `fit`, which calls this with rows in memory.
+        if is_dask(X := convert_to_host(X)):
+            return self._fit_more(X)
+        found: Self = super().partial_fit(self._plain(X), y)
+        return found
+
+
+class MinMaxScaler(_ExtremesScaler, preprocessing.MinMaxScaler):
     """:class:`sklearn.preprocessing.MinMaxScaler` for Dask collections; exact.
 
     Parameters
@@ -169,14 +189,6 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
            [1. , 1. ]])
     """
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
-        # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X := convert_to_host(X)):
-            return self._fit_more(X)
-        preprocessing.MinMaxScaler.partial_fit(self, self._plain(X), y)
-        return self
-
     def _summary(self) -> Any:
         return self.data_min_, self.data_max_, self.n_samples_seen_
 
@@ -186,7 +198,7 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
             raise InvalidDataError(
                 "MinMaxScaler does not support sparse input. Use MaxAbsScaler instead."
             )
-        # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
+        # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
         return *compute_column_ranges(rows), len(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
@@ -195,14 +207,11 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
 
     def _finish(self, summary: Any) -> None:
         low, high, n = summary
-        names = self.__dict__.pop("feature_names_in_", None)
         preprocessing.MinMaxScaler.fit(self, np.stack([low, high]))
         self.n_samples_seen_ = n
-        if names is not None:
-            self.feature_names_in_ = names
 
 
-class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
+class MaxAbsScaler(_ExtremesScaler, preprocessing.MaxAbsScaler):
     """:class:`sklearn.preprocessing.MaxAbsScaler` for Dask collections, sparse ones too; exact.
 
     Parameters
@@ -227,20 +236,12 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
            [1.  , 1.  ]])
     """
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
-        # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X := convert_to_host(X)):
-            return self._fit_more(X)
-        preprocessing.MaxAbsScaler.partial_fit(self, self._plain(X), y)
-        return self
-
     def _summary(self) -> Any:
         return self.max_abs_, self.n_samples_seen_
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
-        # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
+        # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
         if sparse.issparse(rows):
             check_no_infinity(rows.data)
             low, high = min_max_axis(rows, axis=0, ignore_nan=True)
@@ -254,11 +255,8 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
 
     def _finish(self, summary: Any) -> None:
         largest, n = summary
-        names = self.__dict__.pop("feature_names_in_", None)
         preprocessing.MaxAbsScaler.fit(self, largest[None, :])
         self.n_samples_seen_ = n
-        if names is not None:
-            self.feature_names_in_ = names
 
 
 class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
@@ -302,7 +300,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
         return sketch_columns(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
-        return [merge_sketches(list(column)) for column in zip(*summaries, strict=True)]
+        return merge_column_sketches(summaries)
 
     def _finish(self, summary: list[ColumnSketch]) -> None:
         self.rank_error_ = compute_rank_error(summary)
@@ -382,7 +380,7 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
 
     def _merge(self, summaries: list[Any]) -> Any:
         sketches, n_rows, is_sparse = zip(*summaries, strict=True)
-        columns = [merge_sketches(list(column)) for column in zip(*sketches, strict=True)]
+        columns = merge_column_sketches(sketches)
         return columns, sum(n_rows), any(is_sparse)
 
     def _finish(self, summary: Any) -> None:
@@ -402,7 +400,8 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
         self.n_quantiles_ = max(1, min(self.n_quantiles, n_rows))
         self.references_ = np.linspace(0, 1, self.n_quantiles_, endpoint=True)
         self.rank_error_ = compute_rank_error(sketches)
-        # scikit-learn asks for percentiles: the last digit decides what is equal to a quantile.
+        # By way of percentiles, as in scikit-learn: the last digit decides which values equal a
+        # quantile.
         shares = self.references_ * 100 / 100
         quantiles = [sketch.quantile(shares) for sketch in sketches]
         if is_sparse:  # a column may store nothing

@@ -1,4 +1,7 @@
-"""Decision trees that stand alone."""
+"""`DecisionTreeClassifier` and `DecisionTreeRegressor`: a forest of one tree, grown on all rows.
+
+Forests return their trees as these estimators too (`BaseDecisionTree.from_forest`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ __all__ = ["DecisionTreeClassifier", "DecisionTreeRegressor"]
 
 
 class BaseDecisionTree(BaseTrees):
-    """Base class of decision trees: a forest of one tree, of all rows."""
+    """Base class of decision trees: a forest of one tree, grown on all rows."""
 
     splitter: str
     n_outputs_: int
@@ -43,11 +46,13 @@ class BaseDecisionTree(BaseTrees):
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
-        self.max_features_ = self._features_of(model.n_features)
+        self.max_features_ = self._resolve_max_features(model.n_features)
 
     @classmethod
-    def _of(cls, trees: Trees, impurity: NDArray[Any], **attributes: Any) -> BaseDecisionTree:
-        """Estimator of a tree of a forest."""
+    def from_forest(
+        cls, trees: Trees, impurity: NDArray[Any], **attributes: Any
+    ) -> BaseDecisionTree:
+        """Return a fitted estimator that holds one tree of a forest."""
         tree = cls()
         tree._trees, tree._impurity = trees, impurity
         for name, value in attributes.items():
@@ -62,17 +67,17 @@ class BaseDecisionTree(BaseTrees):
         return make_tree_view(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
 
     def get_depth(self) -> int:
-        """Edges from the root to the deepest leaf."""
+        """Return the number of edges from the root to the deepest leaf."""
         self._check_fitted()
         return self._trees.tree(0).max_depth
 
     def get_n_leaves(self) -> int:
-        """Leaves."""
+        """Return the number of leaves."""
         self._check_fitted()
         return self._trees.tree(0).n_leaves
 
     def cost_complexity_pruning_path(self, X: Any, y: Any, sample_weight: Any = None) -> Bunch:
-        """Fit a tree, and cut its subtrees one after the other as `ccp_alpha` does.
+        """Fit a tree and prune it step by step, as growing `ccp_alpha` does.
 
         Parameters
         ----------
@@ -82,10 +87,11 @@ class BaseDecisionTree(BaseTrees):
         Returns
         -------
         Bunch
-            ``ccp_alphas``: ndarray of float64, from which on each tree of the path is the best;
-            ``impurities``: ndarray of float64, of the leaves of these trees, weighted by their
-            shares of the rows.
+            ``ccp_alphas``: ndarray of float64, the smallest `ccp_alpha` of each tree of the path;
+            ``impurities``: ndarray of float64, the impurity of its leaves, weighted by their shares
+            of the rows.
         """
+        # Weakest-link pruning (Breiman et al. 1984, section 3.3).
         tree = clone(self).set_params(ccp_alpha=0.0).fit(X, y, sample_weight).tree_
         cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
         leaves = tree.children_left < 0
@@ -100,7 +106,7 @@ class BaseDecisionTree(BaseTrees):
         return None
 
     def decision_path(self, X: Any) -> csr_matrix:
-        """Nodes that rows come through.
+        """Return the nodes that each row passes.
 
         Parameters
         ----------
@@ -110,7 +116,7 @@ class BaseDecisionTree(BaseTrees):
         -------
         csr_matrix of int64 of shape (n_rows, n_nodes)
         """
-        return self._paths(X)[0]
+        return self._find_paths(X)[0]
 
 
 class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):

@@ -100,7 +100,7 @@ def test_probabilities_are_scikit_learns() -> None:
 @pytest.mark.parametrize("solver", ["randomized", "arpack"])
 @pytest.mark.parametrize("rows", [X, SPARSE], ids=["dense", "sparse"])
 def test_wide_rows_are_not_squared(solver: str, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(principal_components, "_WIDE", 4)
+    monkeypatch.setattr(principal_components, "_MAX_FEATURES_EXACT", 4)
     ours = PCA(3, svd_solver=solver, random_state=0).fit(rows)
     assert len(ours.history_) > 2
     peer = Peer(3, svd_solver="covariance_eigh").fit(rows)

@@ -39,7 +39,7 @@ def assert_alike(ours: Any, peer: Any, rtol: float) -> None:
 def test_values_are_scikit_learns(
     algorithm: str, few: int, dtype: Any, form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(principal_components, "_FEW", few)
+    monkeypatch.setattr(principal_components, "_MAX_FEATURES_OF_PRODUCTS", few)
     rows = form(sparse.csr_array(S)).astype(dtype)
     ours = TruncatedSVD(4, algorithm=algorithm, random_state=0).fit(rows)
     assert_alike(ours, PEER, 2e-6 if dtype == np.float32 else 1e-8)
@@ -68,7 +68,7 @@ def test_hashed_rows_of_any_width(client: Client) -> None:
 
 
 def test_weights_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(principal_components, "_FEW", 4)
+    monkeypatch.setattr(principal_components, "_MAX_FEATURES_OF_PRODUCTS", 4)
     times = np.random.default_rng(0).integers(0, 3, S.shape[0])
     weighted = TruncatedSVD(3, random_state=0).fit(S, sample_weight=times)
     repeated = TruncatedSVD(3, random_state=0).fit(S[np.repeat(np.arange(len(times)), times)])

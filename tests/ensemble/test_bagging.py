@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, bagging
-from daskml_dist.ensemble.bagging import Draws
+from daskml_dist.ensemble.bagging import RowDraws
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import Lasso, LogisticRegression, Ridge
 from daskml_dist.svm import LinearSVC
@@ -175,15 +175,15 @@ def test_rows_are_drawn_by_their_weights_and_more_members_added(client: Any) -> 
 
 def test_draws_are_poissons_and_those_of_other_members_others() -> None:
     n = 200_000
-    draws = Draws(np.array([3, 4]), n, n // 2, replace=True)
-    first, second = draws.of(0, 0, n), draws.of(1, 0, n)
-    assert (draws.of(0, 1_000, 50) == first[1_000:1_050]).all()
+    draws = RowDraws(np.array([3, 4]), n, n // 2, replace=True)
+    first, second = draws.count_range(0, 0, n), draws.count_range(1, 0, n)
+    assert (draws.count_range(0, 1_000, 50) == first[1_000:1_050]).all()
     expected = stats.poisson.pmf(np.arange(5), 0.5) * n
     assert (np.abs(np.bincount(first)[:5] - expected) < 5 * expected**0.5).all()
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 * n**-0.5
     weights = np.where(np.arange(n) % 2, 3.0, 1.0)
-    by_weight = Draws(np.array([3]), n, n, replace=True, weight=float(weights.sum()))
-    drawn = by_weight.of(0, 0, n, weights)
+    by_weight = RowDraws(np.array([3]), n, n, replace=True, weight=float(weights.sum()))
+    drawn = by_weight.count_range(0, 0, n, weights)
     assert drawn[1::2].mean() / drawn[::2].mean() == pytest.approx(3.0, rel=0.05)
 
 

@@ -112,7 +112,7 @@ class ForestFamily(Family):
         # Noise is split to single rows: about a leaf for three of them.
         nodes = min(2.0 ** min(depth, 60.0), rows.n_rows / 3, p["max_leaf_nodes"] or 1e12)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
-        looked = float(estimator._features_of(rows.n_features))
+        looked = float(estimator._resolve_max_features(rows.n_features))
         return Work(
             {"fit": 1.0, "send": float(rows.n_rows * rows.n_features)},
             {
