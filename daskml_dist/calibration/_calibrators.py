@@ -16,7 +16,7 @@ from daskml_dist.calibration._answers import Answers
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics._runs import ScoreRun, make_run, merge_runs
+from daskml_dist.metrics._runs import ScoreRun, make_score_run, merge_score_runs
 
 __all__ = ["MAX_SCORES", "by_scores", "by_temperature"]
 
@@ -52,7 +52,9 @@ def _runs_of(
         found.append(
             [
                 (
-                    make_run((lot.labels == label).astype(np.int64), scores, lot.weights, limit),
+                    make_score_run(
+                        (lot.labels == label).astype(np.int64), scores, lot.weights, limit
+                    ),
                     scores.dtype,
                 )
                 for label, scores in zip(columns, lot.scores.T, strict=True)
@@ -72,7 +74,7 @@ def _one_of(runs: list[Any], limit: int) -> Any:
     filled = [one for one in runs if one is not None]
     if len(filled) < 2:
         return filled[0] if filled else None
-    return merge_runs([run for run, _ in filled], limit), filled[0][1]
+    return merge_score_runs([run for run, _ in filled], limit), filled[0][1]
 
 
 def _sums(run: ScoreRun, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:

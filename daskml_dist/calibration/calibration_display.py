@@ -9,8 +9,13 @@ import sklearn.calibration
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors.sklearn_errors import check_fitted
-from daskml_dist.metrics.curves import calibration_curve
-from daskml_dist.metrics.displays import UNNAMED, check_matplotlib, named, positive_scores
+from daskml_dist.metrics.displays import (
+    UNNAMED_CURVE,
+    check_matplotlib,
+    remember_curve_name,
+    score_positive_label,
+)
+from daskml_dist.metrics.ranking import calibration_curve
 
 __all__ = ["CalibrationDisplay"]
 
@@ -64,7 +69,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         check_matplotlib(cls.__name__)
         check_fitted(estimator)
         X, y, _ = take_named_columns(X, y, None)
-        scores, pos_label = positive_scores(estimator, X, "predict_proba", pos_label)
+        scores, pos_label = score_positive_label(estimator, X, "predict_proba", pos_label)
         name = type(estimator).__name__ if name is None else name
         return cls.from_predictions(y, scores, pos_label=pos_label, name=name, **options)
 
@@ -106,7 +111,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
             shown: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
             return shown
         curve = calibration_curve(y_true, y_prob, **binned)
-        name = UNNAMED if name is None else name
-        display = named(cls(*curve, y_prob, pos_label=pos_label), name)
+        name = UNNAMED_CURVE if name is None else name
+        display = remember_curve_name(cls(*curve, y_prob, pos_label=pos_label), name)
         drawn: Self = display.plot(name=name, **options)
         return drawn

@@ -14,7 +14,7 @@ from daskml_dist.callbacks.base import FitCallback
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics import get_scorer
-from daskml_dist.metrics._columns import all_labels
+from daskml_dist.metrics._columns import find_all_labels
 
 __all__ = ["EvalMonitor", "eval_monitors", "name_eval_sets", "name_scores", "record_keys"]
 
@@ -168,7 +168,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     if not isinstance(classes, np.ndarray) or len(np.shape(y)) != 1:
         return
     # As Python's values: NumPy would find the number 1 among the texts "1".
-    labels, known = all_labels(y).tolist(), set(classes.tolist())
+    labels, known = find_all_labels(y).tolist(), set(classes.tolist())
     unknown = [label for label in labels if label not in known]
     if not unknown:
         return

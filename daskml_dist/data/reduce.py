@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import dask.array as da
+import numpy as np
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
 
 from daskml_dist.dask_internals.task_graphs import (
     GraphNode,
@@ -48,8 +50,10 @@ from daskml_dist.data.conversion import as_array_block
 __all__ = [
     "PassGenerator",
     "ReductionPass",
+    "add_arrays",
     "collect_by_block",
     "compute_passes",
+    "concatenate_lists",
     "fold_parts",
     "fuse_by_block",
     "reduce_lazily",
@@ -59,6 +63,7 @@ __all__ = [
 ]
 
 S = TypeVar("S")
+Array = NDArray[Any]
 
 #: Blocks whose summaries one task merges: of one pass, and of many at least.
 _FAN_IN, _LEAST_FAN_IN = 16, 4
@@ -411,3 +416,13 @@ def _sort_depth_first(
 
 def _collect_values(*values: Any) -> list[Any]:
     return list(values)
+
+
+def add_arrays(parts: list[Array]) -> Array:
+    """Return the sum of the summaries of blocks, arrays of one shape."""
+    return np.asarray(np.sum(parts, axis=0))
+
+
+def concatenate_lists(parts: list[list[Any]]) -> list[Any]:
+    """Return the summaries of blocks, lists, in one list in the order of the blocks."""
+    return list(chain.from_iterable(parts))

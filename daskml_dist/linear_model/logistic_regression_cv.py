@@ -316,8 +316,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
                     one.feature_names_in_ = self.feature_names_in_
         scorer = self._scorer() or get_scorer("accuracy")
         if hasattr(scorer, "_score_func"):
-            scorer = Scorer.of(scorer, getattr(scorer, "_name", None))
-            scorer = scorer.of_rows_lacking(estimators[0][0].classes_)
+            scorer = Scorer.from_sklearn(scorer, getattr(scorer, "_name", None))
+            scorer = scorer.with_labels(estimators[0][0].classes_)
         return self._scored(splits, estimators, scorer, weigh=weigh)
 
     # -- attributes -----------------------------------------------------------------------------

@@ -24,46 +24,42 @@ from daskml_dist.metrics.classification import (
     zero_one_loss,
 )
 from daskml_dist.metrics.clusters import silhouette_samples, silhouette_score
-from daskml_dist.metrics.curves import (
-    calibration_curve,
-    det_curve,
-    precision_recall_curve,
-    roc_curve,
-)
-from daskml_dist.metrics.deviances import (
-    d2_tweedie_score,
-    mean_gamma_deviance,
-    mean_poisson_deviance,
-    mean_tweedie_deviance,
-)
 from daskml_dist.metrics.displays import (
     ConfusionMatrixDisplay,
     DetCurveDisplay,
     PrecisionRecallDisplay,
     RocCurveDisplay,
 )
-from daskml_dist.metrics.probabilities import brier_score_loss, log_loss
-from daskml_dist.metrics.quantiles import (
-    d2_absolute_error_score,
-    d2_pinball_score,
-    median_absolute_error,
+from daskml_dist.metrics.probabilities import brier_score_loss, log_loss, top_k_accuracy_score
+from daskml_dist.metrics.ranking import (
+    average_precision_score,
+    calibration_curve,
+    det_curve,
+    precision_recall_curve,
+    roc_auc_score,
+    roc_curve,
 )
-from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 from daskml_dist.metrics.recommendation import ndcg_at_k, precision_at_k
 from daskml_dist.metrics.regression import (
+    d2_absolute_error_score,
+    d2_pinball_score,
+    d2_tweedie_score,
     explained_variance_score,
     max_error,
     mean_absolute_error,
     mean_absolute_percentage_error,
+    mean_gamma_deviance,
     mean_pinball_loss,
+    mean_poisson_deviance,
     mean_squared_error,
     mean_squared_log_error,
+    mean_tweedie_deviance,
+    median_absolute_error,
     r2_score,
     root_mean_squared_error,
     root_mean_squared_log_error,
 )
 from daskml_dist.metrics.scorers import get_scorer, get_scorer_names, make_scorer
-from daskml_dist.metrics.top_k import top_k_accuracy_score
 
 __all__ = [
     "METRICS",
@@ -122,52 +118,18 @@ __all__ = [
     "zero_one_loss",
 ]
 
+#: Functions that are no metric of targets and predictions.
+_OTHERS = {
+    "get_scorer",
+    "get_scorer_names",
+    "make_scorer",
+    "ndcg_at_k",
+    "precision_at_k",
+    "silhouette_samples",
+    "silhouette_score",
+}
 #: All metrics by name. Each equals the function of this name in `sklearn.metrics` (the curve of
 #: calibration that in `sklearn.calibration`), and takes `sample_weight` where that does.
 METRICS: dict[str, Callable[..., Any]] = {
-    metric.__name__: metric
-    for metric in (
-        accuracy_score,
-        average_precision_score,
-        balanced_accuracy_score,
-        brier_score_loss,
-        calibration_curve,
-        class_likelihood_ratios,
-        classification_report,
-        cohen_kappa_score,
-        confusion_matrix,
-        d2_absolute_error_score,
-        d2_pinball_score,
-        d2_tweedie_score,
-        det_curve,
-        explained_variance_score,
-        f1_score,
-        fbeta_score,
-        hamming_loss,
-        jaccard_score,
-        log_loss,
-        matthews_corrcoef,
-        max_error,
-        mean_absolute_error,
-        mean_absolute_percentage_error,
-        mean_gamma_deviance,
-        mean_pinball_loss,
-        mean_poisson_deviance,
-        mean_squared_error,
-        mean_squared_log_error,
-        mean_tweedie_deviance,
-        median_absolute_error,
-        multilabel_confusion_matrix,
-        precision_recall_curve,
-        precision_recall_fscore_support,
-        precision_score,
-        r2_score,
-        recall_score,
-        roc_auc_score,
-        roc_curve,
-        root_mean_squared_error,
-        root_mean_squared_log_error,
-        top_k_accuracy_score,
-        zero_one_loss,
-    )
+    name: globals()[name] for name in __all__ if name[0].islower() and name not in _OTHERS
 }

@@ -1,56 +1,278 @@
-"""The two columns of a metric and their weights, aligned, and reduced in one pass."""
+"""Scored columns: labels, numbers or scores and their weights, read, aligned and reduced.
+
+A metric of a Dask collection is a summary of each block, a way to merge summaries, and a score of
+the last one: `ScoredColumns` reads the blocks, checks them and does this in one pass. Rows in
+memory are checked by the same readers and scored by scikit-learn's own function.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from functools import partial
-from typing import Any, TypeVar, overload
+from numbers import Real
+from typing import Any, TypeVar
 
 import dask.array as da
 import numpy as np
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.blocks import find_first_nonfinite
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.column_statistics import count_whole_numbers
 from daskml_dist.data.containers import convert_foreign
-from daskml_dist.data.conversion import as_column, copy_to_host, describe_block
+from daskml_dist.data.conversion import (
+    as_column,
+    as_rows,
+    check_no_missing,
+    check_not_complex,
+    convert_to_numbers,
+    copy_to_host,
+    describe_block,
+)
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import reduce_lazily, reduce_parts
-from daskml_dist.data.row_checks import holds_times
+from daskml_dist.data.reduce import add_arrays, reduce_lazily, reduce_parts
+from daskml_dist.data.row_checks import check_weight_shape, holds_times
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.remedies import with_remedy
-from daskml_dist.metrics._readers import (
-    MissingValues,
-    join_labels,
-    read_labels,
-    read_weights,
-    unique_labels,
-)
 
 __all__ = [
-    "Columns",
+    "ScoredColumns",
     "ScoredRows",
-    "all_labels",
-    "called",
-    "check_computed",
-    "check_total",
-    "is_lazy",
+    "average_block_means",
+    "call_sklearn_metric",
+    "check_computed_at_once",
+    "check_finite",
+    "check_label_kinds",
+    "check_weight_total",
+    "check_weights_nonnegative",
+    "find_all_labels",
+    "find_unique_labels",
+    "has_lazy_input",
+    "hold_indicators",
+    "merge_labels",
+    "read_indicators",
+    "read_labels",
+    "read_numbers",
+    "read_scores",
+    "read_targets",
+    "reduce_weighted_sums",
+    "sum_block_metric",
 ]
+
 
 S = TypeVar("S")
 
-#: Rows that are summarised at once, where that is done in pieces.
-_PIECE = 15_000
 
 ColumnReader = Callable[[Any, str, int | None], NDArray[Any]]
 
 
-def _itself(summary: S) -> S:
-    return summary
+#: Takes `y_true` and `y_pred` of some rows and returns a number a row (and target).
+RowValues = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+
+
+Sums = NDArray[np.float64]
+
+
+#: Rows that are summarised at once, where a block is done in pieces: 120 kB a column of float64,
+#: so that temporary arrays stay in a core's cache.
+_PIECE = 15_000
+
+
+class MissingValues(InvalidDataError):
+    """A column holds NaN or infinity, of which no metric has a value."""
+
+
+# --- readers of a block's columns ------------------------------------------------------------
+
+
+def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Return a column of labels (strings, booleans or whole numbers) of a block as an array."""
+    labels = as_column(values, name=name, index=index)
+    _check_none_missing(labels, name, index)
+    if labels.dtype.kind == "O":
+        return labels
+    check_not_complex(labels.dtype, name, index)
+    if labels.dtype.kind == "f":
+        check_finite(labels, name, index)
+        # Labels may be stored as floats, but a fraction is a probability or a regressor's answer.
+        if (labels != np.trunc(labels)).any():
+            raise InvalidDataError(
+                f"{describe_block(index)}{name} holds continuous values, not labels. Pass labels, "
+                "for example what predict() returns instead of predict_proba()."
+            )
+    return labels
+
+
+def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Return a column of finite numbers of a block as float32 or float64."""
+    column = as_column(values, name=name, index=index)
+    _check_none_missing(column, name, index)
+    return _convert_to_finite(column, name, index)
+
+
+def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Return one or more columns of finite numbers of a block as float32 or float64."""
+    if _has_one_column(values):
+        return read_numbers(values, name, index)
+    columns = as_column(values, name=name, index=index, several=True)
+    return _convert_to_finite(columns, name, index)
+
+
+def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Return the scores or probabilities of a block, in one column or one column a class."""
+    if _has_one_column(values):
+        return read_numbers(values, name, index)
+    scores: NDArray[Any] = as_rows(values, index=index)
+    if not isinstance(scores, np.ndarray):
+        raise InvalidDataError(
+            f"{describe_block(index)}{name} is sparse. Pass {name}.toarray(), or of a Dask Array "
+            f"{name}.map_blocks(lambda block: block.toarray())."
+        )
+    check_finite(scores, name, index)
+    return scores
+
+
+def _has_one_column(values: Any) -> bool:
+    shape = np.shape(values)
+    return len(shape) != 2 or shape[1] == 1
+
+
+def hold_indicators(*columns: Any) -> bool:
+    """Return whether all arguments have several columns, so that they are indicators of labels."""
+    return all(_count_known_columns(values) > 1 for values in columns)
+
+
+def _count_known_columns(values: Any) -> float:
+    shape = getattr(values, "shape", None)
+    shape = np.shape(values) if shape is None else shape
+    # Where Dask does not know the width (NaN), one column is assumed; the blocks are checked.
+    return float(shape[1]) if len(shape) == 2 and not math.isnan(float(shape[1])) else 1.0
+
+
+def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.bool_]:
+    """Return a table of 0 and 1, one column a label, as booleans."""
+    if hasattr(values, "toarray"):
+        values = values.toarray()
+    table = convert_to_numbers(
+        as_column(values, name=name, index=index, several=True), "float64", name, index
+    )
+    check_finite(table, name, index)
+    found: NDArray[np.bool_] = table != 0
+    if table.ndim != 2 or (found != table).any():
+        raise InvalidDataError(
+            f"{describe_block(index)}{name} is of several columns that are no indicators of "
+            "labels, of "
+            "which each is 0 or 1. Pass one column of labels, or one of 0 and 1 for each label."
+        )
+    return found
+
+
+def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
+    """Return the weights of a block's rows as int64 or float64, or None where there are none."""
+    if values is None:
+        return None
+    if isinstance(values, Real):
+        values = np.full(n_rows, values)
+    check_weight_shape(values)
+    weights = as_column(values, name="sample_weight", index=index)
+    _check_none_missing(weights, "sample_weight", index)
+    # Whole weights stay whole, because a confusion matrix has their dtype.
+    dtype = "int64" if weights.dtype.kind in "biu" else "float64"
+    weights = convert_to_numbers(weights, dtype, "sample_weight", index)
+    check_finite(weights, "sample_weight", index)
+    return weights
+
+
+def check_weights_nonnegative(weights: NDArray[Any]) -> None:
+    """Raise `InvalidDataError` where a weight is negative."""
+    if (weights < 0).any():
+        raise InvalidDataError(
+            "Negative values in sample_weight, which this metric of a Dask collection has no "
+            "meaning for. Make them zero or more."
+        )
+
+
+def _convert_to_finite(values: NDArray[Any], name: str, index: int | None) -> NDArray[Any]:
+    dtype = "float32" if values.dtype == np.float32 else "float64"
+    numbers = convert_to_numbers(values, dtype, name, index)
+    check_finite(numbers, name, index)
+    return numbers
+
+
+def _check_none_missing(values: Any, name: str, index: int | None) -> None:
+    try:
+        check_no_missing(values, name, index)
+    except InvalidDataError as error:
+        raise MissingValues(str(error)) from error
+
+
+def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
+    """Raise `MissingValues` where a number is NaN or infinite, and name its row."""
+    position = find_first_nonfinite(values)
+    if position is not None:
+        row = position // math.prod(values.shape[1:])
+        raise MissingValues(
+            f"{describe_block(index)}Input {name} contains NaN or infinity (row {row} of the "
+            "block). Drop such rows from y_true, the predictions and sample_weight."
+        )
+
+
+# --- labels ----------------------------------------------------------------------------------
+
+
+def find_unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Return the sorted distinct labels, and the position of each row's label among them."""
+    # Small whole numbers are counted in linear time, which is several times faster than a sort.
+    if (counted := count_whole_numbers(labels)) is not None:
+        return counted
+    try:
+        found, at = np.unique(labels, return_inverse=True)
+    except TypeError as error:
+        raise InvalidDataError(
+            f"The labels are of different types ({error}). Make them one type, for example "
+            "y_true.astype(str)."
+        ) from error
+    return found, at
+
+
+def merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the sorted union of the labels of blocks."""
+    parts = [part for part in parts if len(part)]
+    check_label_kinds(*parts)
+    return find_unique_labels(np.concatenate(parts))[0]
+
+
+def check_label_kinds(*parts: NDArray[Any]) -> None:
+    """Raise `InvalidDataError` where some labels are strings and others are not."""
+    # NumPy would turn numbers next to strings into strings, which then match by chance.
+    if len({_hold_strings(part) for part in parts}) > 1:
+        raise InvalidDataError(
+            "Mix of label input types (string and number). Make y_true and the predictions one "
+            "type, for example with .astype(str)."
+        )
+
+
+def _hold_strings(labels: NDArray[Any]) -> bool:
+    return labels.dtype.kind in "UT" or (labels.dtype.kind == "O" and isinstance(labels[0], str))
+
+
+def find_all_labels(y: Any) -> NDArray[Any]:
+    """Return the sorted labels of a column, in memory or lazy, in one pass over it."""
+    column = ScoredColumns(read_labels, read_labels)
+    return column.reduce(_find_block_labels, merge_labels, column.align(y, y, None))
+
+
+def _find_block_labels(rows: ScoredRows) -> NDArray[Any]:
+    return find_unique_labels(rows.y_true)[0]
+
+
+# --- the pass over all blocks ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,27 +290,27 @@ class ScoredRows:
     y_pred: NDArray[Any]
     weight: NDArray[Any] | None
 
-    def part(self, at: slice) -> ScoredRows:
-        """Some of the rows."""
+    def select(self, at: slice) -> ScoredRows:
+        """Return a range of the rows."""
         weight = None if self.weight is None else self.weight[at]
         return ScoredRows(self.y_true[at], self.y_pred[at], weight)
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """Weights; one for every row where there are none."""
+        """Return the weight of each row as a float; 1 for every row where none are given."""
         return np.asarray(np.ones(len(self.y_true)) if self.weight is None else self.weight, float)
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Readers of a metric's columns. Picklable.
+class ScoredColumns:
+    """Readers of a metric's two columns, which check and align them. Picklable.
 
     Parameters
     ----------
     read_true, read_pred : callable
         Take (values, name, index of the block or None) and return a checked array.
     pred_name : str
-        Name of the second argument.
+        Name of the second argument, for errors.
     several : bool, default=False
         Whether `y_true` may have several columns.
     """
@@ -98,60 +320,49 @@ class Columns:
     pred_name: str = "y_pred"
     several: bool = False
 
-    def in_memory(
+    def score_in_memory(
         self, metric: Callable[..., S], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
     ) -> S:
-        """Call scikit-learn's metric on arrays."""
+        """Return scikit-learn's metric of arrays in memory, which are checked first."""
         given = convert_foreign(y_true, y_pred, sample_weight)
         y_true, y_pred, weight = map(copy_to_host, given)
         try:
-            rows = self.read(None, y_pred, y_true, weight)
+            rows = self.read_block(None, y_pred, y_true, weight)
         except InvalidDataError as own:
-            if _are_times(y_true) or _are_times(y_pred):
+            if _hold_times(y_true) or _hold_times(y_pred):
                 raise  # scikit-learn takes some for numbers, in whatever unit they are stored
-            weight = _each_row(weight, y_true)
-            return _as_they_are(own, metric, y_true, y_pred, weight, **options)
+            weight = _expand_weight(weight, y_true)
+            return _score_as_given(own, metric, y_true, y_pred, weight, **options)
         if rows.weight is not None and not rows.weight.any():
-            raise _no_weight()
-        return called(metric, rows.y_true, rows.y_pred, **_weights(rows.weight), **options)
+            raise _make_zero_weight_error()
+        weights = _make_weight_argument(rows.weight)
+        return call_sklearn_metric(metric, rows.y_true, rows.y_pred, **weights, **options)
 
-    @overload
     def reduce(
         self,
         summarise: Callable[[ScoredRows], S],
         merge: Callable[[list[S]], S],
         collection: Collection,
-        *,
-        in_pieces: bool = ...,
-    ) -> S: ...
+    ) -> S:
+        """Return the summary of all rows: blocks are summarised and summaries merged in a tree."""
+        summary: S = self.reduce_to_score(summarise, merge, collection, _return_unchanged)
+        return summary
 
-    @overload
-    def reduce(
+    def reduce_to_score(
         self,
         summarise: Callable[[ScoredRows], S],
         merge: Callable[[list[S]], S],
         collection: Collection,
-        *,
-        in_pieces: bool = ...,
         finish: Callable[[S], Any],
-        compute: bool = ...,
-    ) -> Any: ...
-
-    def reduce(
-        self,
-        summarise: Callable[[ScoredRows], S],
-        merge: Callable[[list[S]], S],
-        collection: Collection,
         *,
         in_pieces: bool = False,
-        finish: Callable[[S], Any] = _itself,
         compute: bool = True,
     ) -> Any:
-        """Summarise every block that has rows and merge the summaries, in one pass."""
+        """Return `finish` of the summary of all rows, in one pass; lazily without `compute`."""
         if in_pieces:
-            summarise = partial(_by_pieces, summarise, merge)
-        own, join = partial(_summarise, self, summarise), partial(_merge, merge)
-        end = partial(_finished, finish, self.pred_name)
+            summarise = partial(_summarise_in_pieces, summarise, merge)
+        own, join = partial(_summarise_block, self, summarise), partial(_merge_summaries, merge)
+        end = partial(_finish_summary, finish, self.pred_name)
         if not compute:
             return reduce_lazily(collection, own, join, end)
         with reading("scoring"):
@@ -159,22 +370,25 @@ class Columns:
         return end(summary)
 
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
-        """Align the columns, with no work on the data."""
+        """Return the columns as one collection of aligned blocks, with no work on the data."""
         try:
-            X = _as_table(y_pred, self.pred_name)
+            X = _as_table_of_columns(y_pred, self.pred_name)
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
+            # `as_collection` speaks of X and y; the caller has named them otherwise.
             told = "" if self.several else " One column is scored at a time."
             said = str(error).replace("X has", f"{self.pred_name} has")
             said = said.replace("y has", "y_true has").replace("y should", "y_true should")
             raise InvalidDataError(f"{said}{told}") from error
         return replace(rows, names=(self.pred_name, "y_true", "sample_weight"))
 
-    def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> ScoredRows:
-        """Read the rows of a block."""
+    def read_block(
+        self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any
+    ) -> ScoredRows:
+        """Return the checked rows of a block; `index` None stands for rows in memory."""
         truth = self.read_true(y_true, "y_true", index)
         prediction = self.read_pred(y_pred, self.pred_name, index)
-        weight = read_weights(sample_weight, len(truth), index)
+        weight = read_sample_weights(sample_weight, len(truth), index)
         lengths = {"y_true": len(truth), self.pred_name: len(prediction)}
         if weight is not None:
             lengths["sample_weight"] = len(weight)
@@ -195,91 +409,50 @@ class Columns:
         return ScoredRows(truth, prediction, weight)
 
 
-def is_lazy(*values: Any) -> bool:
-    """Return whether any value is a Dask collection."""
-    return any(map(is_dask, values))
+def _return_unchanged(summary: S) -> S:
+    return summary
 
 
-def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
-    """Value that a function of scikit-learn returns."""
-    args = tuple(map(convert_foreign, args))
-    try:
-        return metric(*args, **options)
-    except ZeroDivisionError as error:
-        raise _no_weight() from error
-    except ValueError as error:
-        # scikit-learn's error about a parameter is a TypeError too.
-        is_parameter = isinstance(error, TypeError)
-        kind = InvalidParameterError if is_parameter else InvalidDataError
-        raise kind(with_remedy(str(error))) from error
-    except TypeError as error:
-        raise InvalidTypeError(with_remedy(str(error))) from error
+def _summarise_block(
+    columns: ScoredColumns,
+    summarise: Callable[[ScoredRows], S],
+    index: int,
+    y_pred: Any,
+    y_true: Any,
+    sample_weight: Any,
+) -> S | None:
+    """Return the summary of a block, None where a filter has left it no rows."""
+    rows = columns.read_block(index, y_pred, y_true, sample_weight)
+    # An empty block may have the dtype of nothing in particular.
+    return summarise(rows) if len(rows.y_true) else None
 
 
-def check_computed(compute: bool) -> None:
-    """Check that a score may be computed at once, where it has no lazy way."""
-    if not compute:
-        raise InvalidParameterError(
-            "compute=False: the score of several labels a row is computed at once. Leave it out."
+def _finish_summary(finish: Callable[[S], Any], pred_name: str, summary: S | None) -> Any:
+    if summary is None:
+        raise InvalidDataError(
+            f"y_true and {pred_name} have no rows. Look at the files or the filter that they come "
+            "from."
         )
+    return finish(summary)
 
 
-def check_total(weight: float) -> None:
-    """Check that there is weight to divide by."""
-    if weight == 0:
-        raise _no_weight()
+def _summarise_in_pieces(
+    summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S], rows: ScoredRows
+) -> S:
+    """Return the summary of a block, made of pieces whose temporary arrays stay in the cache."""
+    starts = range(0, len(rows.y_true), _PIECE)
+    if len(starts) == 1:
+        return summarise(rows)
+    return merge([summarise(rows.select(slice(a, a + _PIECE))) for a in starts])
 
 
-def _no_weight() -> InvalidDataError:
-    return InvalidDataError(
-        "The sample weights sum to zero, so there is no mean. Give some rows a positive weight."
-    )
+def _merge_summaries(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:
+    found = [summary for summary in summaries if summary is not None]
+    return merge(found) if found else None
 
 
-def _as_they_are(
-    own: InvalidDataError, metric: Callable[..., S], y_true: Any, y_pred: Any, weight: Any,
-    **options: Any,
-) -> S:  # fmt: skip
-    """Value of what is no plain columns, such as indicators of labels, where scikit-learn has one.
-
-    Where it has none, both errors are told: ours has the remedy.
-    """
-    try:
-        with np.errstate(invalid="ignore"), warnings.catch_warnings():
-            if isinstance(own, MissingValues):  # an error tells of it
-                warnings.simplefilter("ignore")
-            found = called(metric, y_true, y_pred, **_weights(weight), **options)
-    except InvalidParameterError:
-        raise
-    except InvalidDataError as error:
-        told = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
-        raise type(error)(told) from own
-    if isinstance(own, MissingValues):
-        raise own
-    return found
-
-
-def _are_times(values: Any) -> bool:
-    """Return whether a column in memory holds dates, periods or spans of time."""
-    if holds_times(values):
-        return True
-    first = next(iter(np.asarray(values, dtype=object).flat), None)
-    return isinstance(first, date | timedelta) or type(first).__name__ == "Period"
-
-
-def _weights(weight: Any) -> dict[str, Any]:
-    """Argument of a metric; not every one takes weights."""
-    return {} if weight is None else {"sample_weight": weight}
-
-
-def _each_row(weight: Any, y_true: Any) -> Any:
-    """Weights of rows; one number is that of each."""
-    one = weight is not None and np.ndim(weight) == 0
-    return np.full(np.shape(y_true)[0], weight) if one else weight
-
-
-def _as_table(values: Any, name: str) -> Any:
-    """Rows of one or more columns, which `as_collection` takes as X."""
+def _as_table_of_columns(values: Any, name: str) -> Any:
+    """Return one or more columns as a table, which `as_collection` takes as X."""
     values = convert_foreign(values)
     if isinstance(values, da.Array):
         return values[:, np.newaxis] if values.ndim == 1 else values
@@ -290,48 +463,156 @@ def _as_table(values: Any, name: str) -> Any:
     return as_column(values, name=name)[:, np.newaxis]
 
 
-def _summarise(
-    columns: Columns,
-    summarise: Callable[[ScoredRows], S],
-    index: int,
-    y_pred: Any,
-    y_true: Any,
-    sample_weight: Any,
-) -> S | None:
-    rows = columns.read(index, y_pred, y_true, sample_weight)
-    # An empty block may have the dtype of nothing in particular.
-    return summarise(rows) if len(rows.y_true) else None
+def has_lazy_input(*values: Any) -> bool:
+    """Return whether any value is a Dask collection."""
+    return any(map(is_dask, values))
 
 
-def _finished(finish: Callable[[S], Any], pred_name: str, summary: S | None) -> Any:
-    """Return the result of the summary of all rows, of which there must be one."""
-    if summary is None:
-        raise InvalidDataError(
-            f"y_true and {pred_name} have no rows. Look at the files or the filter that they come "
-            "from."
+# --- scikit-learn's metrics of rows in memory ------------------------------------------------
+
+
+def call_sklearn_metric(metric: Callable[..., S], *args: Any, **options: Any) -> S:
+    """Return the result of a function of scikit-learn, whose errors become the package's own."""
+    args = tuple(map(convert_foreign, args))
+    try:
+        return metric(*args, **options)
+    except ZeroDivisionError as error:
+        raise _make_zero_weight_error() from error
+    except ValueError as error:
+        # scikit-learn's error about a parameter is a TypeError too.
+        is_parameter = isinstance(error, TypeError)
+        kind = InvalidParameterError if is_parameter else InvalidDataError
+        raise kind(with_remedy(str(error))) from error
+    except TypeError as error:
+        raise InvalidTypeError(with_remedy(str(error))) from error
+
+
+def _score_as_given(
+    own: InvalidDataError, metric: Callable[..., S], y_true: Any, y_pred: Any, weight: Any,
+    **options: Any,
+) -> S:  # fmt: skip
+    """Return scikit-learn's score of inputs that the readers refused, such as indicators of labels.
+
+    Where it has none either, both errors are told: ours has the remedy.
+    """
+    try:
+        with np.errstate(invalid="ignore"), warnings.catch_warnings():
+            if isinstance(own, MissingValues):  # an error tells of it
+                warnings.simplefilter("ignore")
+            weights = _make_weight_argument(weight)
+            found = call_sklearn_metric(metric, y_true, y_pred, **weights, **options)
+    except InvalidParameterError:
+        raise
+    except InvalidDataError as error:
+        told = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
+        raise type(error)(told) from own
+    if isinstance(own, MissingValues):
+        raise own
+    return found
+
+
+def _hold_times(values: Any) -> bool:
+    """Return whether a column in memory holds dates, periods or spans of time."""
+    if holds_times(values):
+        return True
+    first = next(iter(np.asarray(values, dtype=object).flat), None)
+    return isinstance(first, date | timedelta) or type(first).__name__ == "Period"
+
+
+def _make_weight_argument(weight: Any) -> dict[str, Any]:
+    """Return the keyword of the weights, if there are any: not every metric takes it."""
+    return {} if weight is None else {"sample_weight": weight}
+
+
+def _expand_weight(weight: Any, y_true: Any) -> Any:
+    """Return the weights of rows, where one number stands for each of them."""
+    is_number = weight is not None and np.ndim(weight) == 0
+    return np.full(np.shape(y_true)[0], weight) if is_number else weight
+
+
+def check_computed_at_once(compute: bool) -> None:
+    """Raise `InvalidParameterError` where a lazy score is asked for that does not exist."""
+    if not compute:
+        raise InvalidParameterError(
+            "compute=False: the score of several labels a row is computed at once. Leave it out."
         )
-    return finish(summary)
 
 
-def _by_pieces(
-    summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S], rows: ScoredRows
-) -> S:
-    starts = range(0, len(rows.y_true), _PIECE)
-    if len(starts) == 1:
-        return summarise(rows)
-    return merge([summarise(rows.part(slice(a, a + _PIECE))) for a in starts])
+def check_weight_total(weight: float) -> None:
+    """Raise `InvalidDataError` where the weights of all rows sum to zero."""
+    if weight == 0:
+        raise _make_zero_weight_error()
 
 
-def _merge(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:
-    found = [summary for summary in summaries if summary is not None]
-    return merge(found) if found else None
+def _make_zero_weight_error() -> InvalidDataError:
+    return InvalidDataError(
+        "The sample weights sum to zero, so there is no mean. Give some rows a positive weight."
+    )
 
 
-def all_labels(y: Any) -> NDArray[Any]:
-    """Return the sorted labels of a column, in memory or lazy, in one pass over it."""
-    column = Columns(read_labels, read_labels)
-    return column.reduce(_block_labels, join_labels, column.align(y, y, None))
+# --- weighted sums and means -----------------------------------------------------------------
 
 
-def _block_labels(rows: ScoredRows) -> NDArray[Any]:
-    return unique_labels(rows.y_true)[0]
+def reduce_weighted_sums(
+    columns: ScoredColumns,
+    values: RowValues,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    finish: Callable[[float, Sums], Any],
+    compute: bool = True,
+) -> Any:
+    """Return `finish` of the sum of the weights and of the weighted values of rows, in one pass."""
+    return columns.reduce_to_score(
+        partial(_sum_weighted_values, values),
+        add_arrays,
+        columns.align(y_true, y_pred, sample_weight),
+        partial(_finish_weighted_sums, finish),
+        in_pieces=True,
+        compute=compute,
+    )
+
+
+def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> Any:
+    return finish(float(found[0]), found[1:])
+
+
+def _sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
+    found = values(rows.y_true, rows.y_pred)
+    if rows.weight is None:
+        return np.append(len(found), found.sum(axis=0, dtype=np.float64))
+    return np.append(rows.weights.sum(), rows.weights @ found)
+
+
+def average_block_means(
+    metric: Callable[..., Any],
+    columns: ScoredColumns,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+) -> Sums:
+    """Return the mean over all rows of a metric that is a weighted mean over rows."""
+    collection = columns.align(y_true, y_pred, sample_weight)
+    found = columns.reduce(partial(sum_block_metric, metric), add_arrays, collection)
+    check_weight_total(found[0])
+    return np.asarray(found[1:] / found[0])
+
+
+def sum_block_metric(metric: Callable[..., Any], rows: ScoredRows) -> Sums:
+    """Return the weight of a block, and its mean by scikit-learn's metric times this weight."""
+    truth, predicted = (a.astype("float64", copy=False) for a in (rows.y_true, rows.y_pred))
+    if rows.weight is None:
+        mean = np.atleast_1d(call_sklearn_metric(metric, truth, predicted))
+        return np.concatenate([[len(truth)], len(truth) * mean])
+    # Rows of positive and of negative weight apart: where weights cancel out in a block, its mean
+    # is undefined, but the sums over all blocks need not be.
+    sums = []
+    for sign, of_sign in ((1.0, rows.weight >= 0), (-1.0, rows.weight < 0)):
+        weight = np.abs(rows.weights[of_sign])
+        total = float(weight.sum())
+        if len(weight):
+            given = {"sample_weight": weight} if total else {}
+            signed = truth[of_sign], predicted[of_sign]
+            mean = np.atleast_1d(call_sklearn_metric(metric, *signed, **given))
+            sums.append(sign * np.concatenate([[total], total * mean]))
+    return add_arrays(sums)

@@ -1,22 +1,62 @@
-"""Runs: the distinct scores of rows, sorted, with the weight that each label has at each.
+"""Score runs: the distinct scores of rows, sorted, with the weight that each label has at each.
 
 All that a ranking metric needs of rows is in a run, which is as long as there are distinct scores.
-One that grows too long gives up the order within bins of neighbours, and remembers the bins, so
-that what the metric may have become is known from both sides.
+A run that grows too long gives up the order within bins of neighbours and remembers the bins, so
+that the metric is known from both sides. Several classes or labels have a run each, whose scores
+are averaged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import combinations
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.errors import InvalidDataError
-from daskml_dist.metrics._readers import join_labels, unique_labels
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.metrics._columns import (
+    ScoredColumns,
+    ScoredRows,
+    average_block_means,
+    call_sklearn_metric,
+    check_label_kinds,
+    check_weight_total,
+    check_weights_nonnegative,
+    find_unique_labels,
+    merge_labels,
+    read_indicators,
+    read_scores,
+)
 
-__all__ = ["ScoreRun", "make_run", "merge_runs", "ranked_rows"]
+__all__ = [
+    "AverageOption",
+    "ScoreRun",
+    "average_class_scores",
+    "average_pair_scores",
+    "check_class_labels",
+    "check_multiclass_options",
+    "list_run_rows",
+    "make_class_runs",
+    "make_pair_runs",
+    "make_score_run",
+    "merge_runs_by_class",
+    "merge_score_runs",
+    "rank_run_rows",
+    "score_ranked_labels",
+]
+
+
+AverageOption: TypeAlias = Literal["macro", "weighted", "micro"] | None
+
+
+INDICATED_SCORES = ScoredColumns(read_indicators, read_scores, "y_score", several=True)
+
+
+# --- runs of two labels ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,53 +77,36 @@ class ScoreRun:
     high: NDArray[np.float64]
     weights: NDArray[np.float64]
 
+    def has_bins(self) -> bool:
+        """Return whether some entries stand for several scores, whose order is lost."""
+        return bool((self.high > self.low).any())
 
-def make_run(
+
+def make_score_run(
     labels: NDArray[Any], scores: NDArray[Any], weight: NDArray[np.float64], limit: int | None
 ) -> ScoreRun:
-    """Make the run of one or more rows."""
-    names, at = unique_labels(labels)
-    weights = np.zeros((len(labels), _count(names)))
+    """Return the run of one or more rows, of `limit` entries at most."""
+    names, at = find_unique_labels(labels)
+    weights = np.zeros((len(labels), _count_run_labels(names)))
     weights[np.arange(len(labels)), at] = weight
     scores = scores.astype("float64", copy=False)
-    return _shorten(_sort(names, scores, scores, weights, np.argsort(scores)), limit)
+    return _bin_neighbours(_sort_and_sum(names, scores, scores, weights, np.argsort(scores)), limit)
 
 
-def merge_runs(runs: list[ScoreRun], limit: int | None) -> ScoreRun:
-    """Merge one or more runs; `limit`, what is returned and raised as in `make_run`."""
-    names = join_labels([run.labels for run in runs])
-    n_labels = _count(names)
-    weights = [_of_labels(run, names, n_labels) for run in runs]
+def merge_score_runs(runs: list[ScoreRun], limit: int | None) -> ScoreRun:
+    """Return the run of the rows of all runs, of `limit` entries at most."""
+    names = merge_labels([run.labels for run in runs])
+    n_labels = _count_run_labels(names)
+    weights = [_widen_to_labels(run, names, n_labels) for run in runs]
     low = np.concatenate([run.low for run in runs])
     high = np.concatenate([run.high for run in runs])
-    # A stable sort gains from runs that are sorted already.
+    # A stable sort (radix or timsort) gains from runs that are sorted already.
     order = np.argsort(low, kind="stable")
-    return _shorten(_sort(names, low, high, np.concatenate(weights), order), limit)
+    merged = _sort_and_sum(names, low, high, np.concatenate(weights), order)
+    return _bin_neighbours(merged, limit)
 
 
-def ranked_rows(
-    run: ScoreRun, positive: Any, favourably: bool
-) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
-    """Rows that have the run's metric."""
-    is_bin = run.high > run.low
-    # Just beyond the bin, so that no tie with a score at its edge halves what may be lost.
-    above = np.where(is_bin, np.nextafter(run.high, np.inf), run.high)
-    below = np.where(is_bin, np.nextafter(run.low, -np.inf), run.low)
-    is_positive = [int(label == positive) for label in run.labels]
-    scores = [above if bool(one) == favourably else below for one in is_positive]
-    return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
-
-
-def _of_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArray[np.float64]:
-    """Weights of a run, with a column for each of the names."""
-    if len(run.labels) == n_labels:
-        return run.weights
-    wide = np.zeros((len(run.low), n_labels))
-    wide[:, np.searchsorted(names, run.labels)] = run.weights
-    return wide
-
-
-def _count(labels: NDArray[Any]) -> int:
+def _count_run_labels(labels: NDArray[Any]) -> int:
     if len(labels) > 2:
         raise InvalidDataError(
             f"y_true has more than two labels, {labels[:3].tolist()} among them, and y_score one "
@@ -92,14 +115,23 @@ def _count(labels: NDArray[Any]) -> int:
     return len(labels)
 
 
-def _sort(
+def _widen_to_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArray[np.float64]:
+    """Return the weights of a run with a column for each of the names."""
+    if len(run.labels) == n_labels:
+        return run.weights
+    wide = np.zeros((len(run.low), n_labels))
+    wide[:, np.searchsorted(names, run.labels)] = run.weights
+    return wide
+
+
+def _sort_and_sum(
     labels: NDArray[Any],
     low: NDArray[np.float64],
     high: NDArray[np.float64],
     weights: NDArray[np.float64],
     order: NDArray[np.intp],
 ) -> ScoreRun:
-    """Bring entries into an order, in which equal ones are neighbours, and sum these."""
+    """Return entries in an order that makes equal ones neighbours, the weights of these summed."""
     low, high = low.take(order), high.take(order)
     differs = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     starts = np.flatnonzero(np.concatenate([[True], differs]))
@@ -110,10 +142,11 @@ def _sort(
     return ScoreRun(labels, low[starts], high[starts], sums)
 
 
-def _shorten(run: ScoreRun, limit: int | None) -> ScoreRun:
-    """Sum neighbours into bins of nearly equal weight, each label counting as much as the other."""
+def _bin_neighbours(run: ScoreRun, limit: int | None) -> ScoreRun:
+    """Return a run of `limit` entries at most: bins of nearly equal weight, each label's alike."""
     if limit is None or len(run.low) <= limit:
         return run
+    # Shares of each label's own total, so that a rare label is cut as finely as a frequent one.
     totals = run.weights.sum(axis=0)
     columns = zip(run.weights.T, np.where(totals > 0, totals, 1), strict=True)
     shares = np.sum([weights / total for weights, total in columns], axis=0)
@@ -122,4 +155,219 @@ def _shorten(run: ScoreRun, limit: int | None) -> ScoreRun:
     at = np.minimum(at, limit - 1)
     starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
     high = np.maximum.reduceat(run.high, starts)
-    return ScoreRun(run.labels, run.low[starts], high, np.add.reduceat(run.weights, starts, axis=0))
+    sums = np.add.reduceat(run.weights, starts, axis=0)
+    return ScoreRun(run.labels, run.low[starts], high, sums)
+
+
+def rank_run_rows(
+    run: ScoreRun, positive: Any, favourably: bool
+) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
+    """Return rows (is positive, score, weight) with the best or the worst metric of the run."""
+    is_bin = run.high > run.low
+    # Just beyond the bin, so that no tie with a score at its edge halves what may be lost.
+    above = np.where(is_bin, np.nextafter(run.high, np.inf), run.high)
+    below = np.where(is_bin, np.nextafter(run.low, -np.inf), run.low)
+    is_positive = [int(label == positive) for label in run.labels]
+    # In the best order the positive rows of a bin lie above its negative ones.
+    scores = [above if bool(one) == favourably else below for one in is_positive]
+    return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
+
+
+def list_run_rows(
+    run: ScoreRun,
+) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64]]:
+    """Return rows (label, score, weight) that have the curve of all: one a label and entry."""
+    labels, scores = np.repeat(run.labels, len(run.low)), np.tile(run.low, len(run.labels))
+    return labels, scores, run.weights.T.ravel()
+
+
+# --- runs of several classes -----------------------------------------------------------------
+
+
+def check_multiclass_options(
+    n_columns: int | None,
+    multi_class: str,
+    max_fpr: float | None,
+    average: AverageOption,
+    weighted: bool,
+) -> None:
+    """Raise an error where options of several classes have no meaning."""
+    if n_columns == 2:
+        raise InvalidDataError(
+            "y_score has 2 columns. Pass that of the positive label, for example y_score[:, 1]."
+        )
+    if multi_class not in ("ovr", "ovo"):
+        raise InvalidParameterError(
+            f"multi_class must be in ('ovo', 'ovr') for scores of several classes, and is "
+            f"{multi_class!r}. Pass 'ovr' for each class against the rest, 'ovo' for all pairs."
+        )
+    averages = ("macro", "weighted", "micro", None)[: 2 if multi_class == "ovo" else 4]
+    if average not in averages:
+        raise InvalidParameterError(
+            f"average={average!r} is none of {averages}, which multi_class={multi_class!r} has. "
+            "Pass one."
+        )
+    if multi_class == "ovo" and weighted:
+        raise InvalidParameterError(
+            "sample_weight is not supported for multiclass one-vs-one ROC AUC, 'sample_weight' "
+            "must be None in this case. Leave it out, or pass multi_class='ovr'."
+        )
+    if max_fpr not in (None, 1):
+        raise InvalidParameterError(
+            "Partial AUC computation not available in multiclass setting. Leave max_fpr out."
+        )
+
+
+def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
+    """Return the given labels, which must be sorted and one for each column of scores."""
+    given = np.asarray(labels)
+    n_labels = n_columns or len(given)
+    if not np.array_equal(find_unique_labels(given)[0], given) or len(given) != n_labels:
+        raise InvalidParameterError(
+            f"labels={given.tolist()} should be sorted and unique, one for each of the "
+            f"{n_columns} columns of y_score. Pass np.unique(labels)."
+        )
+    return given
+
+
+def make_class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
+    """Return the run of each class against the rest."""
+    _check_class_probabilities(rows, classes)
+    return _make_column_runs(rows.y_true[:, np.newaxis] == classes, rows, limit)
+
+
+def make_pair_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
+    """Return the run of each ordered pair of classes, of the rows that have one of the two.
+
+    The positive class of a pair is the first one, whose column the scores are from.
+    """
+    _check_class_probabilities(rows, classes)
+    found = []
+    for first, second in _list_ordered_pairs(len(classes)):
+        is_first = rows.y_true == classes[first]
+        chosen = is_first | (rows.y_true == classes[second])
+        weight = chosen.astype(np.float64)
+        # A run has an entry at least: of a block without rows of the pair, one of no weight.
+        chosen[:1] = True
+        given = is_first[chosen], rows.y_pred[chosen, first], weight[chosen]
+        found.append(make_score_run(*given, limit))
+    return found
+
+
+def _list_ordered_pairs(n_classes: int) -> list[tuple[int, int]]:
+    """Return all pairs of two classes, each beside the one in the other order."""
+    both = combinations(range(n_classes), 2)
+    return [pair for first, second in both for pair in ((first, second), (second, first))]
+
+
+def _check_class_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
+    """Raise an error where rows have other labels, or no probability of each of the classes."""
+    check_weights_nonnegative(rows.weights)
+    check_label_kinds(rows.y_true, classes)
+    unknown = np.setdiff1d(rows.y_true, classes)
+    if len(unknown):
+        raise InvalidDataError(
+            f"y_true contains values {unknown[:10].tolist()} not in the parameter labels. Add "
+            "them, with a column of y_score each."
+        )
+    if rows.y_pred.shape[1:] != classes.shape or not np.allclose(1, rows.y_pred.sum(axis=1)):
+        raise InvalidDataError(
+            f"y_score should have a probability of each of the {len(classes)} classes, which sum "
+            "up to 1.0 in each row. Pass what predict_proba() returns."
+        )
+
+
+def _make_column_runs(
+    indicators: NDArray[np.bool_], rows: ScoredRows, limit: int | None
+) -> list[ScoreRun]:
+    """Return the run of each column of indicators and the scores in the same column."""
+    columns = zip(indicators.T, rows.y_pred.T, strict=True)
+    return [make_score_run(is_there, scores, rows.weights, limit) for is_there, scores in columns]
+
+
+def merge_runs_by_class(parts: list[list[ScoreRun]], limit: int | None) -> list[ScoreRun]:
+    """Return the run of each class, of the runs that blocks have of it."""
+    return [merge_score_runs(list(runs), limit) for runs in zip(*parts, strict=True)]
+
+
+def average_class_scores(
+    runs: list[ScoreRun], average: AverageOption, score: Callable[[ScoreRun], tuple[float, float]]
+) -> tuple[Any, Any]:
+    """Return the averaged scores of the classes, and the averaged bounds of their errors."""
+    check_weight_total(runs[0].weights.sum())
+    if average == "micro":
+        return score(merge_score_runs(runs, None))
+    scores, bounds = np.array([score(run) for run in runs]).T
+    if average is None:
+        return scores, bounds
+    weights = np.ones(len(runs))
+    if average == "weighted":
+        weights = np.array([_sum_positive_weight(run) for run in runs])
+        scores = np.where(weights > 0, scores, 0.0)  # a class without rows has none
+        bounds = np.where(weights > 0, bounds, 0.0)
+    return float(np.average(scores, weights=weights)), float(np.average(bounds, weights=weights))
+
+
+def average_pair_scores(
+    runs: list[ScoreRun], average: AverageOption, score: Callable[[ScoreRun], tuple[float, float]]
+) -> tuple[float, float]:
+    """Return the averaged scores of all pairs of classes, and the bounds with them.
+
+    Source: Hand and Till (2001), "A simple generalisation of the area under the ROC curve for
+    multiple class classification problems", Machine Learning 45.
+    """
+    pairs = [
+        (forth, back)
+        for forth, back in zip(runs[::2], runs[1::2], strict=True)
+        if all(forth.weights[:, forth.labels == side].sum() > 0 for side in (True, False))
+    ]
+    if not pairs:
+        return float("nan"), float("nan")
+    # Either class of a pair is the positive one once.
+    found = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
+    weights = [forth.weights.sum() if average == "weighted" else 1.0 for forth, _ in pairs]
+    scores, bounds = np.average(found, axis=0, weights=weights)
+    return float(scores), float(bounds)
+
+
+# --- runs of the labels of indicators --------------------------------------------------------
+
+
+def score_ranked_labels(
+    metric: Callable[..., Any],
+    average: Any,
+    limit: int | None,
+    score: Callable[[ScoreRun], tuple[float, float]],
+    y_true: Any,
+    y_score: Any,
+    sample_weight: Any,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Return the score of indicators of labels by a ranking metric, and the bound of its error.
+
+    `metric` is scikit-learn's, whose `options` are checked; `score` is that of one label's run.
+    """
+    two = np.eye(2, dtype=np.int64)
+    each = partial(metric, average=average, **options)
+    call_sklearn_metric(each, two, two)  # tells bad options before there is work
+    if average == "samples":
+        # A row is ranked by itself: scikit-learn's means of blocks are enough.
+        means = average_block_means(each, INDICATED_SCORES, y_true, y_score, sample_weight)
+        return float(means[0]), 0.0
+    collection = INDICATED_SCORES.align(y_true, y_score, sample_weight)
+    summarise = partial(_make_label_runs, limit=limit)
+    merge = partial(merge_runs_by_class, limit=limit)
+    runs = INDICATED_SCORES.reduce(summarise, merge, collection)
+    if average == "weighted" and not any(_sum_positive_weight(run) for run in runs):
+        return 0.0, 0.0  # as scikit-learn has it
+    return average_class_scores(runs, average, score)
+
+
+def _make_label_runs(rows: ScoredRows, limit: int | None) -> list[ScoreRun]:
+    check_weights_nonnegative(rows.weights)
+    return _make_column_runs(rows.y_true, rows, limit)
+
+
+def _sum_positive_weight(run: ScoreRun) -> float:
+    # The labels of these runs are False and True, and choose the column of True.
+    return float(run.weights[:, run.labels].sum())

@@ -1,24 +1,46 @@
-"""Metrics of predicted labels."""
+"""Metrics of predicted labels.
+
+All that such a metric needs of a Dask collection is the weight of each pair of true and predicted
+label, which one pass counts. scikit-learn's function is then called on one row a pair.
+
+Of indicators of several labels, scores of each label need the weight of its hits, false alarms and
+misses; scores of each row need how many labels it has, how many it is given, and how many are both.
+A few rows made of these counts have the same scores as all rows, and scikit-learn scores them too.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
+from scipy import sparse
 
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.metrics._columns import check_computed, is_lazy
-from daskml_dist.metrics._faces import face
-from daskml_dist.metrics._indicators import are_indicators, check_scored, has_score, of_hits
-from daskml_dist.metrics._means import weighted_mean, weighted_sums
-from daskml_dist.metrics._pairs import COLUMNS, paired_rows
-from daskml_dist.metrics._readers import check_one_kind
+from daskml_dist.metrics._columns import (
+    ScoredColumns,
+    ScoredRows,
+    call_sklearn_metric,
+    check_computed_at_once,
+    check_label_kinds,
+    check_weight_total,
+    find_unique_labels,
+    has_lazy_input,
+    hold_indicators,
+    merge_labels,
+    read_indicators,
+    read_labels,
+    reduce_weighted_sums,
+)
+from daskml_dist.metrics._metric_functions import make_metric_function
 
 __all__ = [
     "accuracy_score",
@@ -36,8 +58,29 @@ __all__ = [
     "precision_recall_fscore_support",
     "precision_score",
     "recall_score",
+    "reduce_to_label_pairs",
     "zero_one_loss",
 ]
+
+
+LABEL_COLUMNS = ScoredColumns(read_labels, read_labels)
+
+
+INDICATOR_COLUMNS = ScoredColumns(read_indicators, read_indicators, several=True)
+
+
+#: Sorted labels, and a sparse matrix of weights over them (true labels down), which of many labels
+#: takes no more memory than the rows.
+PairCounts = tuple[NDArray[Any], Any]
+
+
+#: `y_true`, `y_pred` and `sample_weight` of few rows that have the same score as all rows.
+StandInRows = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+#: Bits of each of the three counts of a row, which one int64 holds together: up to two million
+#: labels.
+_BITS = 21
 
 
 @telling_arguments
@@ -83,25 +126,26 @@ def accuracy_score(
     >>> round(float(accuracy_score(y_true, y_pred)), 4)
     0.8
     """
-    if not is_lazy(y_true, y_pred, sample_weight):
-        metric = theirs.accuracy_score
-        score = COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, normalize=normalize)
-        return float(score)
-    if are_indicators(y_true, y_pred):
-        check_computed(compute)
-        options = {"normalize": normalize}
-        return float(of_hits(theirs.accuracy_score, y_true, y_pred, sample_weight, **options))
+    rows, options = (y_true, y_pred, sample_weight), {"normalize": normalize}
+    if not has_lazy_input(*rows):
+        return float(LABEL_COLUMNS.score_in_memory(theirs.accuracy_score, *rows, **options))
+    if hold_indicators(y_true, y_pred):
+        check_computed_at_once(compute)
+        return float(score_indicators(theirs.accuracy_score, *rows, **options))
+    finish = partial(_finish_accuracy, normalize)
+    return reduce_weighted_sums(LABEL_COLUMNS, _compare_labels, *rows, finish, compute)
+
+
+def _finish_accuracy(normalize: bool, weight: float, hits: NDArray[np.float64]) -> float:
     if normalize:
-        return weighted_mean(COLUMNS, _hits, y_true, y_pred, sample_weight, _first, compute)
-    return weighted_sums(COLUMNS, _hits, y_true, y_pred, sample_weight, _first_sum, compute)
+        check_weight_total(weight)
+        return float(hits[0] / weight)
+    return float(hits[0])
 
 
-def _first(means: NDArray[np.float64]) -> float:
-    return float(means[0])
-
-
-def _first_sum(weight: float, sums: NDArray[np.float64]) -> float:
-    return float(sums[0])
+def _compare_labels(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
+    check_label_kinds(y_true, y_pred)
+    return np.asarray(y_true == y_pred)
 
 
 @telling_arguments
@@ -148,13 +192,13 @@ def confusion_matrix(
     >>> confusion_matrix(y_true, y_pred).tolist()
     [[2, 0], [1, 2]]
     """
-    _check_parameters(labels, normalize)
-    if is_lazy(y_true, y_pred, sample_weight):
-        if are_indicators(y_true, y_pred):
-            check_scored(theirs.confusion_matrix)
-        y_true, y_pred, sample_weight, found = paired_rows(y_true, y_pred, sample_weight)
+    _check_confusion_options(labels, normalize)
+    if has_lazy_input(y_true, y_pred, sample_weight):
+        if hold_indicators(y_true, y_pred):
+            check_scores_indicators(theirs.confusion_matrix)
+        y_true, y_pred, sample_weight, found = reduce_to_label_pairs(y_true, y_pred, sample_weight)
         labels = found if labels is None else labels
-    matrix: NDArray[Any] = COLUMNS.in_memory(
+    matrix: NDArray[Any] = LABEL_COLUMNS.score_in_memory(
         theirs.confusion_matrix,
         y_true,
         y_pred,
@@ -165,7 +209,7 @@ def confusion_matrix(
     return matrix
 
 
-def _check_parameters(labels: Any, normalize: str | None) -> None:
+def _check_confusion_options(labels: Any, normalize: str | None) -> None:
     if normalize not in (None, "true", "pred", "all"):
         raise InvalidParameterError(
             f"normalize={normalize!r} is none of 'true', 'pred', 'all' and None. Pass one of them."
@@ -176,30 +220,283 @@ def _check_parameters(labels: Any, normalize: str | None) -> None:
         )
 
 
-def _hits(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
-    check_one_kind(y_true, y_pred)
-    return np.asarray(y_true == y_pred)
+# --- pairs of labels -------------------------------------------------------------------------
 
 
-# --- metrics of the pairs of labels, or of the hits of several -------------------------------
+def reduce_to_label_pairs(
+    y_true: Any, y_pred: Any, sample_weight: Any
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return one row for each pair of two labels (true, predicted, weight), and all labels."""
+    collection = LABEL_COLUMNS.align(y_true, y_pred, sample_weight)
+    labels, counts = LABEL_COLUMNS.reduce(count_label_pairs, _merge_pair_counts, collection)
+    pairs = counts.tocoo()
+    return labels[pairs.row], labels[pairs.col], pairs.data, labels
 
 
-def _of_pairs(
+def count_label_pairs(rows: ScoredRows) -> PairCounts:
+    """Return the labels of some rows, and the weight of each pair of them."""
+    check_label_kinds(rows.y_true, rows.y_pred)
+    labels, at = find_unique_labels(np.concatenate([rows.y_true, rows.y_pred]))
+    weight = np.ones(len(rows.y_true), np.int64) if rows.weight is None else rows.weight
+    return labels, _build_pair_matrix(weight, at[: len(weight)], at[len(weight) :], len(labels))
+
+
+def _merge_pair_counts(parts: list[PairCounts]) -> PairCounts:
+    labels = merge_labels([own for own, _ in parts])
+    pairs = [counts.tocoo() for _, counts in parts]
+    places = [np.searchsorted(labels, own) for own, _ in parts]
+    down = np.concatenate([at[coo.row] for at, coo in zip(places, pairs, strict=True)])
+    across = np.concatenate([at[coo.col] for at, coo in zip(places, pairs, strict=True)])
+    weights = np.concatenate([coo.data for coo in pairs])
+    return labels, _build_pair_matrix(weights, down, across, len(labels))
+
+
+def _build_pair_matrix(
+    weight: NDArray[Any], down: NDArray[Any], across: NDArray[Any], size: int
+) -> Any:
+    # Entries of weight zero stay, which adding two matrices would drop, and labels with them.
+    return sparse.coo_array((weight, (down, across)), shape=(size, size)).tocsr()
+
+
+# --- counts of indicators --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class IndicatorCounts:
+    """Weights of rows of indicators, by label and by the counts of each row.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (3, n_labels)
+        Weight of the rows that have and are given a label; are given it alone; have it alone.
+    kinds : ndarray of int64 of shape (n_kinds,)
+        Kinds of rows: numbers of labels that a row both has and is given, has, and is given.
+    weights : ndarray of shape (n_kinds,)
+        Weight of the rows of each kind, int64 where weights are whole.
+    """
+
+    labels: NDArray[Any]
+    kinds: NDArray[np.int64]
+    weights: NDArray[Any]
+
+    @property
+    def weight(self) -> Any:
+        """Return the weight of all rows."""
+        return self.weights.sum()
+
+    def make_label_rows(self) -> StandInRows:
+        """Return three rows a label and one without labels, with the scores of each label."""
+        here = np.eye(self.labels.shape[1], dtype=np.int64)
+        none = np.zeros_like(here)
+        # In the order of `labels`: hits, false alarms, misses.
+        y_true, y_pred = np.vstack([here, none, here]), np.vstack([here, here, none])
+        empty = none[:1]
+        weight = np.append(self.labels.ravel(), self.weight)
+        return np.vstack([y_true, empty]), np.vstack([y_pred, empty]), weight
+
+    def make_rows_of_kinds(self) -> StandInRows:
+        """Return one row of each kind, with the score that each row of this kind has."""
+        both, has, given = _unpack_row_counts(self.kinds)
+        at = np.arange(self.labels.shape[1])
+        # A row has the first labels; it is given the first of these, and then others behind them.
+        y_true = at < has[:, None]
+        first = at < both[:, None]
+        more = (at >= has[:, None]) & (at < (has + given - both)[:, None])
+        return y_true.astype(np.int64), (first | more).astype(np.int64), self.weights
+
+
+def count_indicators(
+    y_true: Any, y_pred: Any, sample_weight: Any, labels: Any = None
+) -> IndicatorCounts:
+    """Return the counts of all rows of indicators, of some labels or all, in one pass."""
+    collection = INDICATOR_COLUMNS.align(y_true, y_pred, sample_weight)
+    chosen = None if labels is None else np.atleast_1d(np.asarray(labels))
+    count = partial(_count_block_indicators, labels=chosen)
+    return INDICATOR_COLUMNS.reduce(count, _merge_indicator_counts, collection)
+
+
+def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) -> IndicatorCounts:
+    n = rows.y_true.shape[1]
+    if labels is not None and not (len(labels) and 0 <= labels.min() <= labels.max() < n):
+        raise InvalidParameterError(
+            "All labels must be in [0, n labels) for multilabel targets. Got "
+            f"labels={labels.tolist()} of {n} columns."
+        )
+    at = slice(None) if labels is None else labels
+    y_true, y_pred = rows.y_true[:, at], rows.y_pred[:, at]
+    weight = np.ones(len(y_true), np.int64) if rows.weight is None else rows.weight
+    both = y_true & y_pred
+    hits, has, given = (weight @ of.astype(weight.dtype) for of in (both, y_true, y_pred))
+    counts = (of.sum(axis=1, dtype=np.int64) for of in (both, y_true, y_pred))
+    kinds, found = np.unique(_pack_row_counts(*counts), return_inverse=True)
+    by_label = np.stack([hits, given - hits, has - hits])
+    return IndicatorCounts(by_label, kinds, _sum_by_kind(found, weight, len(kinds)))
+
+
+def _merge_indicator_counts(parts: list[IndicatorCounts]) -> IndicatorCounts:
+    kinds, at = np.unique(np.concatenate([part.kinds for part in parts]), return_inverse=True)
+    weight = np.concatenate([part.weights for part in parts])
+    labels = np.sum([part.labels for part in parts], axis=0)
+    return IndicatorCounts(labels, kinds, _sum_by_kind(at, weight, len(kinds)))
+
+
+def _sum_by_kind(at: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]:
+    # Not `np.bincount`, whose sums are floats: whole weights stay whole.
+    sums = np.zeros(n, weight.dtype)
+    np.add.at(sums, at, weight)
+    return sums
+
+
+def _pack_row_counts(both: Any, has: Any, given: Any) -> NDArray[np.int64]:
+    return np.asarray((both << 2 * _BITS) | (has << _BITS) | given)
+
+
+def _unpack_row_counts(kinds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    mask = (1 << _BITS) - 1
+    return kinds >> 2 * _BITS, kinds >> _BITS & mask, kinds & mask
+
+
+# --- scikit-learn's scores of indicators, by the few rows that stand for all -----------------
+
+
+def score_indicators(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
-    if are_indicators(y_true, y_pred):
-        return of_hits(source, y_true, y_pred, sample_weight, **options)
-    *rows, _ = paired_rows(y_true, y_pred, sample_weight)
-    return COLUMNS.in_memory(source, *rows, **options)
+    """Return the score of indicators by one of scikit-learn's metrics of labels."""
+    check_scores_indicators(source)
+    # Bad options are told before there is work on the data.
+    two = np.eye(2, dtype=np.int64)
+    general = {name: value for name, value in options.items() if name not in _LABEL_OPTIONS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call_sklearn_metric(source, two, two, **general)
+    counts = count_indicators(y_true, y_pred, sample_weight, options.get("labels"))
+    check_weight_total(counts.weight)
+    found = _INDICATOR_SCORES[source.__name__](source, counts, options)
+    # scikit-learn weighs indicators by floats, labels by what the weights are.
+    weighed = isinstance(found, np.ndarray) and sample_weight is not None
+    return found.astype(np.float64) if weighed else found
 
 
-def _counted(
+def check_scores_indicators(source: Callable[..., Any]) -> None:
+    """Raise `InvalidDataError` where a metric has no score of indicators."""
+    if source.__name__ not in _INDICATOR_SCORES:
+        raise InvalidDataError(
+            f"multilabel-indicator is not supported by {source.__name__}: y_true should be a 1d "
+            "array, and so should the predictions. Pass one column of labels, or score one label "
+            "at a time: y_true[:, j] and y_pred[:, j]."
+        )
+
+
+#: Options whose meaning depends on the number of labels.
+_LABEL_OPTIONS = ("labels", "target_names")
+
+
+def _score_stand_in_rows(
+    source: Callable[..., Any], rows: StandInRows, options: dict[str, Any]
+) -> Any:
+    y_true, y_pred, weight = rows
+    if y_true.shape[1] == 1:  # scikit-learn would take it for a column of labels
+        y_true, y_pred = (np.pad(table, ((0, 0), (0, 1))) for table in (y_true, y_pred))
+        options = {**options, "labels": [0]}
+    return call_sklearn_metric(source, y_true, y_pred, sample_weight=weight, **options)
+
+
+def _score_by_rows(
+    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+) -> float:
+    return float(_score_stand_in_rows(source, counts.make_rows_of_kinds(), options))
+
+
+def _score_by_labels(
+    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+) -> Any:
+    options = {name: value for name, value in options.items() if name != "labels"}
+    by_row = options.get("average") == "samples"
+    rows = counts.make_rows_of_kinds() if by_row else counts.make_label_rows()
+    return _score_stand_in_rows(source, rows, options)
+
+
+def _make_label_tables(
+    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+) -> Any:
+    """Return the confusion matrix of each label, of shape (n_labels, 2, 2)."""
+    if options.get("samplewise"):
+        raise InvalidParameterError(
+            "samplewise=True makes a matrix for each row, which are as many as there are rows. Of "
+            "a Dask collection pass False, or some rows in memory."
+        )
+    hits, alarms, misses = counts.labels
+    rest = counts.weight - hits - alarms - misses
+    return np.stack([rest, alarms, misses, hits], axis=-1).reshape(-1, 2, 2)
+
+
+def _make_indicator_report(
+    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+) -> Any:
+    """Return a report of all labels, in which the mean of the rows' scores is put."""
+    labels = options.get("labels")
+    named = {name: value for name, value in options.items() if name != "labels"}
+    if named.get("target_names") is None and labels is not None:
+        named["target_names"] = [str(label) for label in labels]
+    # Two reports: of the rows that stand for labels all lines but "samples avg" are right, of the
+    # rows that stand for kinds of rows this line alone is; so are the warnings of each.
+    with _ignore_warnings_like("in samples with"):
+        found = _score_stand_in_rows(source, counts.make_label_rows(), named)
+    with _ignore_warnings_like("(in labels with|due to)"):
+        by_row = _score_stand_in_rows(source, counts.make_rows_of_kinds(), named)
+    if isinstance(found, dict):
+        support = found["samples avg"]["support"]
+        return {**found, "samples avg": {**by_row["samples avg"], "support": support}}
+    lines = {line.split(" avg")[0].strip(): line for line in by_row.splitlines()}
+    return "".join(
+        (lines["samples"] if line.strip().startswith("samples avg") else line) + "\n"
+        for line in found.splitlines()
+    )
+
+
+@contextmanager
+def _ignore_warnings_like(of: str) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{of}")
+        yield
+
+
+_INDICATOR_SCORES: dict[str, Callable[..., Any]] = {
+    "accuracy_score": _score_by_rows,
+    "hamming_loss": _score_by_rows,
+    "zero_one_loss": _score_by_rows,
+    "multilabel_confusion_matrix": _make_label_tables,
+    "classification_report": _make_indicator_report,
+    "f1_score": _score_by_labels,
+    "fbeta_score": _score_by_labels,
+    "jaccard_score": _score_by_labels,
+    "precision_recall_fscore_support": _score_by_labels,
+    "precision_score": _score_by_labels,
+    "recall_score": _score_by_labels,
+}
+
+
+# --- public functions ------------------------------------------------------------------------
+
+
+def _score_label_pairs(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
-    """A result that tells the rows of each label: a whole number where none is weighed."""
-    found = _of_pairs(source, y_true, y_pred, sample_weight, **options)
+    if hold_indicators(y_true, y_pred):
+        return score_indicators(source, y_true, y_pred, sample_weight, **options)
+    *rows, _ = reduce_to_label_pairs(y_true, y_pred, sample_weight)
+    return LABEL_COLUMNS.score_in_memory(source, *rows, **options)
+
+
+def _score_with_supports(
+    source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
+) -> Any:
+    """Return a score with the number of rows of each label, a whole number without weights."""
+    found = _score_label_pairs(source, y_true, y_pred, sample_weight, **options)
     if sample_weight is not None:
         return found
+    # The pairs' counts went in as weights, so scikit-learn's supports are floats.
     if isinstance(found, str):
         return re.sub(r" +(\d+)\.0$", lambda at: f" {at[1]:>9}", found, flags=re.MULTILINE)
     if isinstance(found, tuple) and found[-1] is not None:
@@ -207,49 +504,89 @@ def _counted(
     return found
 
 
-def _metric(
-    source: Callable[..., Any], summary: str, lazily: Callable[..., Any] = _of_pairs
+def _make_label_metric(
+    source: Callable[..., Any], summary: str, lazily: Callable[..., Any] = _score_label_pairs
 ) -> Callable[..., Any]:
+    """Return the public function of a metric of label pairs."""
     of = "Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers"
-    if has_score(source):
+    if source.__name__ in _INDICATOR_SCORES:
         of += (
             "; or\n    indicators of several labels, 0 or 1, of shape (n_rows, n_labels), of which"
             "\n    the options mean what they mean in scikit-learn"
         )
     of += "."
-    return face(source, partial(lazily, source), COLUMNS, summary, of=of, module=__name__)
+    lazily = partial(lazily, source)
+    return make_metric_function(source, lazily, LABEL_COLUMNS, summary, of=of, module=__name__)
 
 
-balanced_accuracy_score = _metric(theirs.balanced_accuracy_score, "Mean recall of the labels.")
-class_likelihood_ratios = _metric(
+balanced_accuracy_score = _make_label_metric(
+    theirs.balanced_accuracy_score, "Mean recall of the labels."
+)
+
+
+class_likelihood_ratios = _make_label_metric(
     theirs.class_likelihood_ratios, "Positive and negative likelihood ratio of two labels."
 )
-classification_report = _metric(
-    theirs.classification_report, "Table of precision, recall and F1 of each label.", _counted
+
+
+classification_report = _make_label_metric(
+    theirs.classification_report,
+    "Table of precision, recall and F1 of each label.",
+    _score_with_supports,
 )
-cohen_kappa_score = _metric(
+
+
+cohen_kappa_score = _make_label_metric(
     theirs.cohen_kappa_score, "Agreement of two columns of labels, beyond that of chance."
 )
-f1_score = _metric(theirs.f1_score, "Harmonic mean of precision and recall.")
-fbeta_score = _metric(theirs.fbeta_score, "Weighted harmonic mean of precision and recall.")
-hamming_loss = _metric(theirs.hamming_loss, "Share of the rows whose label is not predicted.")
-jaccard_score = _metric(
+
+
+f1_score = _make_label_metric(theirs.f1_score, "Harmonic mean of precision and recall.")
+
+
+fbeta_score = _make_label_metric(
+    theirs.fbeta_score, "Weighted harmonic mean of precision and recall."
+)
+
+
+hamming_loss = _make_label_metric(
+    theirs.hamming_loss, "Share of the rows whose label is not predicted."
+)
+
+
+jaccard_score = _make_label_metric(
     theirs.jaccard_score, "Rows that truly have and are given a label, of those that do either."
 )
-matthews_corrcoef = _metric(theirs.matthews_corrcoef, "Correlation of true and predicted labels.")
-multilabel_confusion_matrix = _metric(
+
+
+matthews_corrcoef = _make_label_metric(
+    theirs.matthews_corrcoef, "Correlation of true and predicted labels."
+)
+
+
+multilabel_confusion_matrix = _make_label_metric(
     theirs.multilabel_confusion_matrix,
     "Confusion matrix of each label against the rest; of indicators, of each label.",
 )
-precision_recall_fscore_support = _metric(
+
+
+precision_recall_fscore_support = _make_label_metric(
     theirs.precision_recall_fscore_support,
     "Precision, recall, F score and number of rows of each label.",
-    _counted,
+    _score_with_supports,
 )
-precision_score = _metric(
+
+
+precision_score = _make_label_metric(
     theirs.precision_score, "Share of the rows given a label that truly have it."
 )
-recall_score = _metric(
+
+
+recall_score = _make_label_metric(
     theirs.recall_score, "Share of the rows of a label that are given this label."
 )
-zero_one_loss = _metric(theirs.zero_one_loss, "Share of the rows whose label is not predicted.")
+
+
+zero_one_loss = _make_label_metric(
+    theirs.zero_one_loss, "Share of the rows whose label is not predicted."
+)

@@ -1,8 +1,13 @@
-"""Metrics of clusters, without true labels."""
+"""Silhouettes of clusters, without true labels.
+
+Rows of a Dask collection are compared with a sample of all rows (`ComparisonSample`), or, where the
+mean distance to a cluster follows from sums over it, with all rows (`ClusterSums`).
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import dask.array as da
@@ -11,34 +16,48 @@ import sklearn.metrics as theirs
 from dask.delayed import delayed
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.metrics import pairwise_distances
+from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 
 from daskml_dist.data.blocks import check_finite_rows, make_block
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import add_arrays, concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.block_mapping import share_in_graph
-from daskml_dist.metrics._columns import called, is_lazy
-from daskml_dist.metrics._readers import read_labels
-from daskml_dist.metrics._silhouettes import (
-    ClusterSums,
-    Sample,
-    check_clusters,
-    joined_sums,
-    sums_of,
+from daskml_dist.inference.share import shared
+from daskml_dist.metrics._columns import (
+    call_sklearn_metric,
+    find_unique_labels,
+    has_lazy_input,
+    merge_labels,
+    read_labels,
 )
 
 __all__ = ["SAMPLE_SIZE", "silhouette_samples", "silhouette_score"]
 
-#: Rows of a Dask collection that are compared by default.
+
+Numbers = NDArray[np.float64]
+
+
+#: Rows of a Dask collection that are compared by default: 800 MB of distances, in slices.
 SAMPLE_SIZE = 10_000
+
+
 #: Metrics whose means follow from sums of the clusters.
-_BY_SUMS = ("sqeuclidean", "cosine")
-#: Rows up to which a permutation of all is drawn, as scikit-learn does.
-_PERMUTED = 1 << 24
+_METRICS_OF_SUMS = ("sqeuclidean", "cosine")
+
+
+#: Rows up to which a permutation of all is drawn, as scikit-learn does, 128 MiB of numbers; of more
+#: rows, the sample alone.
+_MAX_PERMUTED_ROWS = 1 << 24
+
+
+#: Bytes of the distances that are there at one time, 64 MiB: rows are compared in slices.
+_MAX_DISTANCE_BYTES = 1 << 26
 
 
 @reading("silhouette_score")
@@ -99,19 +118,19 @@ def silhouette_score(
     >>> round(float(silhouette_score(X, np.array([0, 0, 1, 1]))), 4)
     0.8997
     """
-    if not is_lazy(X, labels):
+    if not has_lazy_input(X, labels):
         options = {"metric": metric, "sample_size": sample_size, "random_state": random_state}
-        return float(called(partial(theirs.silhouette_score, **options, **kwds), X, labels))
-    rows = _checked(X, labels, metric, sample_size)
-    if sample_size is None and metric in _BY_SUMS and not kwds:
-        sums = _all_sums(rows, metric)
-        weight, total = reduce_parts(
-            rows, partial(_scores, share_in_graph(sums.silhouettes)), _added
-        )
+        score = partial(theirs.silhouette_score, **options, **kwds)
+        return float(call_sklearn_metric(score, X, labels))
+    rows = _align_labelled_rows(X, labels, metric, sample_size)
+    if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
+        sums = _reduce_cluster_sums(rows, metric)
+        total_of_block = partial(_sum_block_silhouettes, shared(sums.compute_silhouettes))
+        weight, total = reduce_parts(rows, total_of_block, add_arrays)
         return float(total / weight)
-    sample = _sample(rows, metric, sample_size, random_state, kwds)
+    sample = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
     y = np.repeat(sample.labels, np.diff(np.append(sample.starts, len(sample.numbers))))
-    return float(sample.silhouettes(sample.rows, sample.numbers, y).mean())
+    return float(sample.compute_silhouettes(sample.rows, sample.numbers, y).mean())
 
 
 @telling_arguments
@@ -150,134 +169,314 @@ def silhouette_samples(
     >>> silhouette_samples(X, np.array([0, 0, 1, 1])).round(4).tolist()
     [0.9048, 0.8947, 0.8947, 0.9048]
     """
-    if not is_lazy(X, labels):
-        return called(partial(theirs.silhouette_samples, metric=metric, **kwds), X, labels)
-    rows = _checked(X, labels, metric, sample_size)
-    if sample_size is None and metric in _BY_SUMS and not kwds:
-        found: Any = _all_sums(rows, metric)
-        starts = np.zeros(len(rows.parts), np.int64)
+    if not has_lazy_input(X, labels):
+        each = partial(theirs.silhouette_samples, metric=metric, **kwds)
+        return call_sklearn_metric(each, X, labels)
+    rows = _align_labelled_rows(X, labels, metric, sample_size)
+    starts: Any = [None] * len(rows.parts)
+    if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
+        found: Any = _reduce_cluster_sums(rows, metric)
     else:
-        starts = _starts(rows)[:-1]
-        found = _sample(rows, metric, sample_size, random_state, kwds)
-    make, once = delayed(_of_block, pure=False), share_in_graph(found.silhouettes)
-    by_number = isinstance(found, Sample)
+        # Rows of the sample are known by their numbers among all rows.
+        starts = _find_block_starts(rows)[:-1].tolist()
+        found = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
+    make, once = delayed(_score_block_silhouettes, pure=False), shared(found.compute_silhouettes)
     counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
     pieces = [
-        da.from_delayed(
-            make(once, i, X, y, int(starts[i]) if by_number else None), (n,), dtype=np.float64
-        )
-        for i, ((X, y, _), n) in enumerate(zip(rows.parts, counts, strict=True))
+        da.from_delayed(make(once, i, X, y, start), (n,), dtype=np.float64)
+        for i, ((X, y, _), n, start) in enumerate(zip(rows.parts, counts, starts, strict=True))
     ]
     return da.concatenate(pieces)
 
 
-def _checked(X: Any, labels: Any, metric: Any, sample_size: Any) -> Collection:
+def _align_labelled_rows(X: Any, labels: Any, metric: Any, sample_size: Any) -> Collection:
     if metric == "precomputed":
         raise InvalidParameterError(
             "metric='precomputed' is for distances in memory. Pass rows, or X.compute()."
         )
-    two = np.array([[0.0], [1.0], [3.0]])
-    called(theirs.silhouette_score, two, [0, 0, 1], sample_size=sample_size and 3)
+    three = np.array([[0.0], [1.0], [3.0]])  # scikit-learn tells a bad sample_size of them
+    call_sklearn_metric(theirs.silhouette_score, three, [0, 0, 1], sample_size=sample_size and 3)
     if sample_size is not None and sample_size < 1:
         raise InvalidParameterError(f"sample_size={sample_size} draws no row. Raise it.")
     return as_collection(X, labels, classification=True)
 
 
-def _read(index: int, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-    """Rows of a block and their labels, checked."""
+def _read_labelled_block(index: int, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+    """Return the rows of a block and their labels, checked."""
     block = make_block(index, X, y, None, classification=True)
     check_finite_rows(block.X, index)
     return block.X, read_labels(block.y, "labels", index)
 
 
-# --- all rows --------------------------------------------------------------------------------
-
-
-def _all_sums(rows: Collection, metric: str) -> ClusterSums:
-    cosine = metric == "cosine"
-    sums: ClusterSums | None = reduce_parts(rows, partial(_sums, cosine=cosine), _joined)
-    if sums is None:
-        raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
-    check_clusters(len(sums.labels), int(sums.counts.sum()))
-    return sums
-
-
-def _sums(index: int, X: Any, y: Any, weight: Any, *, cosine: bool) -> ClusterSums | None:
-    rows, of = _read(index, X, y)
-    return sums_of(rows, of, cosine) if len(of) else None
-
-
-def _joined(parts: list[ClusterSums | None]) -> ClusterSums | None:
-    some = [part for part in parts if part is not None]
-    return joined_sums(some) if some else None
-
-
-def _scores(score: Any, index: int, X: Any, y: Any, weight: Any) -> NDArray[np.float64]:
-    rows, of = _read(index, X, y)
-    return np.array([len(of), score(rows, of).sum() if len(of) else 0.0])
-
-
-def _added(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.asarray(np.sum(parts, axis=0))
-
-
-def _of_block(score: Any, index: int, X: Any, y: Any, start: int | None) -> NDArray[np.float64]:
-    rows, of = _read(index, X, y)
+def _score_block_silhouettes(
+    score: Any, index: int, X: Any, y: Any, start: int | None
+) -> NDArray[np.float64]:
+    rows, of = _read_labelled_block(index, X, y)
     if not len(of):
         return np.empty(0)
     more = () if start is None else (start + np.arange(len(of)),)
     return np.asarray(score(rows, *more, of))
 
 
-# --- a sample --------------------------------------------------------------------------------
+def _compute_silhouettes(own: Numbers, others: Numbers) -> Numbers:
+    """Return ``(b - a) / max(a, b)``, a and b the mean distances to the own and next cluster."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = (others - own) / np.maximum(own, others)
+    return np.nan_to_num(found)  # a cluster of one row has none
 
 
-def _sample(
+def check_cluster_count(n_labels: int, n_rows: int) -> None:
+    """Raise `InvalidDataError` where there is one cluster, or a cluster for each row."""
+    if not 1 < n_labels < n_rows:
+        raise InvalidDataError(
+            f"Number of labels is {n_labels}. Valid values are 2 to n_samples - 1 (inclusive), of "
+            f"{n_rows} rows. Make more clusters, or fewer; of a sample, make it larger."
+        )
+
+
+# --- distances to a sample -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ComparisonSample:
+    """Rows that others are compared with. Picklable.
+
+    Parameters
+    ----------
+    rows : ndarray or CSR matrix of shape (n, n_features)
+        In the order of their labels.
+    numbers : ndarray of int64 of shape (n,)
+        Of the rows among all.
+    labels : ndarray of shape (n_clusters,)
+    starts : ndarray of int64 of shape (n_clusters,)
+        First row of each cluster.
+    metric : str or callable
+    options : dict
+        Of the metric.
+    """
+
+    rows: Any
+    numbers: NDArray[np.int64]
+    labels: NDArray[Any]
+    starts: NDArray[np.int64]
+    metric: Any
+    options: dict[str, Any]
+
+    @classmethod
+    def from_rows(
+        cls, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any], metric: Any, options: Any
+    ) -> ComparisonSample:
+        """Return the sample of rows with their labels, in any order."""
+        labels, at = find_unique_labels(y)
+        check_cluster_count(len(labels), len(y))
+        order = np.lexsort((numbers, at))
+        starts = np.searchsorted(at[order], np.arange(len(labels)))
+        return cls(rows[order], numbers[order], labels, starts, metric, options)
+
+    def compute_silhouettes(
+        self, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any]
+    ) -> Numbers:
+        """Return the silhouettes of rows, of which any may be in the sample."""
+        at = np.searchsorted(self.labels, y).clip(max=len(self.labels) - 1)
+        if (self.labels[at] != y).any():
+            raise InvalidDataError(
+                f"The sample has no row of the label {y[self.labels[at] != y][0]!r}. Raise "
+                "sample_size."
+            )
+        # The place that each row has in the sample, if it is there.
+        order = np.argsort(self.numbers)
+        place = np.searchsorted(self.numbers, numbers, sorter=order).clip(max=len(order) - 1)
+        step = max(1, _MAX_DISTANCE_BYTES // (8 * len(self.numbers)))
+        slices = [slice(start, start + step) for start in range(0, len(y), step)]
+        found = [self._compare(rows[s], numbers[s], at[s], order[place[s]]) for s in slices]
+        return np.concatenate([np.empty(0), *found])
+
+    def _compare(self, rows: Any, numbers: Any, at: Any, place: Any) -> Numbers:
+        """Return the silhouettes of few rows, by all their distances to the sample."""
+        each = partial(pairwise_distances, metric=self.metric, **self.options)
+        distances = call_sklearn_metric(each, rows, self.rows)
+        every = np.arange(len(at))
+        # A row's distance to itself is no distance to its cluster: rounding must not leave any.
+        itself = self.numbers[place] == numbers
+        distances[every[itself], place[itself]] = 0.0
+        sums = np.add.reduceat(distances, self.starts, axis=1, dtype=np.float64)
+        counts = np.diff(np.append(self.starts, len(self.numbers)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            own = sums[every, at] / (counts[at] - itself)
+        means = sums / counts
+        means[every, at] = np.inf
+        return _compute_silhouettes(own, means.min(axis=1))
+
+
+def _draw_comparison_sample(
     rows: Collection, metric: Any, size: int | None, random_state: Any, options: dict[str, Any]
-) -> Sample:
-    starts = _starts(rows)
+) -> ComparisonSample:
+    """Return a random sample of all rows, or all of them where they are no more."""
+    starts = _find_block_starts(rows)
     n = int(starts[-1])
     size = min(n, SAMPLE_SIZE if size is None else size)
     state = check_random_state(random_state)
     drawn = np.arange(n)
-    if size < n:
-        draws = n <= _PERMUTED
-        drawn = state.permutation(n)[:size] if draws else _few(n, size, state)
-    take = partial(_taken, np.sort(drawn), starts)
-    found = [part for part in reduce_parts(rows, take, _chained) if len(part[1])]
+    if size < n <= _MAX_PERMUTED_ROWS:
+        drawn = state.permutation(n)[:size]
+    elif size < n:
+        drawn = np.asarray(sample_without_replacement(n, size, random_state=state), np.int64)
+    take = partial(_take_drawn_rows, np.sort(drawn), starts)
+    found = [part for part in reduce_parts(rows, take, concatenate_lists) if len(part[1])]
     X, y, numbers = zip(*found, strict=True)
     table = sparse.vstack(X, format="csr") if sparse.issparse(X[0]) else np.concatenate(X)
-    return Sample.of(table, np.concatenate(numbers), np.concatenate(y), metric, options)
+    given = np.concatenate(numbers), np.concatenate(y)
+    return ComparisonSample.from_rows(table, *given, metric, options)
 
 
-def _few(n: int, size: int, state: Any) -> NDArray[np.int64]:
-    return np.asarray(sample_without_replacement(n, size, random_state=state), np.int64)
-
-
-def _starts(rows: Collection) -> NDArray[np.int64]:
-    """Number of each block's first row, and of all rows."""
+def _find_block_starts(rows: Collection) -> NDArray[np.int64]:
+    """Return the number of each block's first row, and last the number of all rows."""
     counts = rows.row_counts
-    counts = reduce_parts(rows, _count, _chained) if counts is None else counts
+    counts = reduce_parts(rows, _count_block_rows, concatenate_lists) if counts is None else counts
     starts = np.append(0, np.cumsum(counts)).astype(np.int64)
     if not starts[-1]:
         raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
     return starts
 
 
-def _count(index: int, X: Any, y: Any, weight: Any) -> list[int]:
+def _count_block_rows(index: int, X: Any, y: Any, weight: Any) -> list[int]:
     return [X.shape[0]]
 
 
-def _taken(
+def _take_drawn_rows(
     drawn: NDArray[np.int64], starts: NDArray[np.int64], index: int, X: Any, y: Any, weight: Any
 ) -> list[tuple[Any, NDArray[Any], NDArray[np.int64]]]:
-    rows, of = _read(index, X, y)
-    numbers = drawn[
-        np.searchsorted(drawn, starts[index]) : np.searchsorted(drawn, starts[index + 1])
-    ]
+    rows, of = _read_labelled_block(index, X, y)
+    first, last = np.searchsorted(drawn, starts[index : index + 2])
+    numbers = drawn[first:last]
     at = numbers - starts[index]
     return [(rows[at], of[at], numbers)]
 
 
-def _chained(parts: list[list[Any]]) -> list[Any]:
-    return [one for part in parts for one in part]
+# --- distances whose means follow from sums of the clusters ----------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterSums:
+    """Sums of which the mean squared Euclidean, or cosine, distance to a cluster's rows follows.
+
+    Source: T. Chan, G. Golub, R. LeVeque (1983), "Algorithms for computing the sample variance",
+    for the way blocks are merged.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (n_clusters,)
+    counts : ndarray of float64 of shape (n_clusters,)
+    means : ndarray of float64 of shape (n_clusters, n_features)
+    squares : ndarray of float64 of shape (n_clusters,)
+        Sums of the squared distances of rows from the mean.
+    cosine : bool
+    """
+
+    labels: NDArray[Any]
+    counts: Numbers
+    means: Numbers
+    squares: Numbers
+    cosine: bool
+
+    def compute_silhouettes(self, rows: Any, y: NDArray[Any]) -> Numbers:
+        """Return the silhouettes of rows, all of which have been counted."""
+        at, every = np.searchsorted(self.labels, y), np.arange(len(y))
+        rows = _prepare_rows(rows, self.cosine)
+        if self.cosine:
+            means = 1.0 - np.asarray(rows @ self.means.T)
+            itself = 1.0 - _sum_squares_of_rows(rows)
+        else:
+            # Mean squared distance to a cluster's rows: that to its mean, plus its variance.
+            means = _measure_center_distances(rows, self.means) + self.squares / self.counts
+            itself = np.zeros(len(y))
+        count = self.counts[at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            own = np.maximum(count * means[every, at] - itself, 0.0) / (count - 1)
+        means[every, at] = np.inf
+        return _compute_silhouettes(own, means.min(axis=1))
+
+
+def _reduce_cluster_sums(rows: Collection, metric: str) -> ClusterSums:
+    cosine = metric == "cosine"
+    sums: ClusterSums | None = reduce_parts(
+        rows, partial(_sum_block_clusters, cosine=cosine), _merge_cluster_sums
+    )
+    if sums is None:
+        raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
+    check_cluster_count(len(sums.labels), int(sums.counts.sum()))
+    return sums
+
+
+def _sum_block_clusters(
+    index: int, X: Any, y: Any, weight: Any, *, cosine: bool
+) -> ClusterSums | None:
+    rows, of = _read_labelled_block(index, X, y)
+    return sum_clusters(rows, of, cosine) if len(of) else None
+
+
+def sum_clusters(rows: Any, y: NDArray[Any], cosine: bool) -> ClusterSums:
+    """Return the sums of some rows, of which there is at least one."""
+    labels, at = find_unique_labels(y)
+    rows = _prepare_rows(rows, cosine)
+    # A sparse matrix with a row a cluster, which is 1 for each row of it: its products are sums.
+    member = sparse.csr_array((np.ones(len(at)), (at, np.arange(len(at)))))
+    counts = np.asarray(member.sum(axis=1), np.float64).ravel()
+    sums = member @ rows
+    means = (sums.toarray() if sparse.issparse(sums) else sums) / counts[:, None]
+    if sparse.issparse(rows):
+        # Differences from the mean would be dense: the squares are shifted instead.
+        squares = np.asarray(member @ _sum_squares_of_rows(rows)).ravel()
+        squares = np.maximum(squares - counts * (means**2).sum(axis=1), 0.0)
+    else:
+        squares = member @ _sum_squares_of_rows(rows - means[at])
+    return ClusterSums(labels, counts, means, squares, cosine)
+
+
+def _merge_cluster_sums(parts: list[ClusterSums | None]) -> ClusterSums | None:
+    filled = [part for part in parts if part is not None]
+    return reduce(_merge_two_sums, filled) if filled else None
+
+
+def _merge_two_sums(one: ClusterSums, other: ClusterSums) -> ClusterSums:
+    labels = merge_labels([one.labels, other.labels])
+    counts = np.zeros((2, len(labels)))
+    means = np.zeros((2, len(labels), one.means.shape[1]))
+    squares = np.zeros(len(labels))
+    for k, part in enumerate((one, other)):
+        at = np.searchsorted(labels, part.labels)
+        counts[k, at], means[k, at] = part.counts, part.means
+        squares[at] += part.squares
+    # The distance between the two means adds to the squares about the merged one.
+    count = counts.sum(axis=0)
+    step = means[1] - means[0]
+    share = counts[1] / count
+    squares += (step**2).sum(axis=1) * counts[0] * share
+    return ClusterSums(labels, count, means[0] + step * share[:, None], squares, one.cosine)
+
+
+def _sum_block_silhouettes(
+    score: Any, index: int, X: Any, y: Any, weight: Any
+) -> NDArray[np.float64]:
+    rows, of = _read_labelled_block(index, X, y)
+    return np.array([len(of), score(rows, of).sum() if len(of) else 0.0])
+
+
+def _prepare_rows(rows: Any, cosine: bool) -> Any:
+    rows = rows.astype("float64", copy=False)
+    return normalize(rows) if cosine else rows
+
+
+def _sum_squares_of_rows(rows: Any) -> Numbers:
+    squares = rows.multiply(rows) if sparse.issparse(rows) else rows**2
+    return np.asarray(squares.sum(axis=1)).ravel()
+
+
+def _measure_center_distances(rows: Any, means: Numbers) -> Numbers:
+    """Return the squared Euclidean distance of each row to each mean."""
+    if sparse.issparse(rows):
+        found: Numbers = euclidean_distances(rows, means, squared=True)
+        return found
+    # From differences: distances of rows far from the origin keep their digits.
+    each = [((rows - mean) ** 2).sum(axis=1) for mean in means]
+    return np.stack(each, axis=1)

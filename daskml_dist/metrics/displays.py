@@ -1,6 +1,6 @@
 """scikit-learn's displays, drawn of what one pass over Dask collections leaves.
 
-Of other rows they are scikit-learn's own. matplotlib is loaded as one is drawn.
+Of rows in memory they are scikit-learn's own. matplotlib is imported when one is drawn.
 """
 
 from __future__ import annotations
@@ -14,36 +14,45 @@ from numpy.typing import NDArray
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
-from daskml_dist.metrics._columns import is_lazy
-from daskml_dist.metrics._pairs import paired_rows
-from daskml_dist.metrics.ranking import COLUMNS, MAX_THRESHOLDS, check_limit, one_run
+from daskml_dist.metrics._columns import has_lazy_input
+from daskml_dist.metrics._runs import list_run_rows
+from daskml_dist.metrics.classification import reduce_to_label_pairs
+from daskml_dist.metrics.ranking import (
+    MAX_THRESHOLDS,
+    SCORE_COLUMNS,
+    check_max_thresholds,
+    reduce_to_run,
+)
 from daskml_dist.metrics.scorers import make_scorer
 
 __all__ = [
-    "UNNAMED",
+    "UNNAMED_CURVE",
     "ConfusionMatrixDisplay",
     "DetCurveDisplay",
     "PrecisionRecallDisplay",
     "RocCurveDisplay",
     "check_matplotlib",
-    "named",
-    "positive_scores",
+    "remember_curve_name",
+    "score_positive_label",
 ]
 
-#: What scikit-learn calls a curve that nobody names.
-UNNAMED = "Classifier"
-_METHODS = ("predict_proba", "decision_function")
+
+#: Name that scikit-learn gives a curve of scores without an estimator.
+UNNAMED_CURVE = "Classifier"
+
+
+_SCORE_METHODS = ("predict_proba", "decision_function")
 
 
 def check_matplotlib(name: str) -> None:
-    """Check that a display can be drawn, before any rows are read."""
+    """Raise `DaskMLDistError` where matplotlib is missing, before any rows are read."""
     try:
         import matplotlib.pyplot  # noqa: F401
     except ImportError as error:
         raise DaskMLDistError(f"{name} needs matplotlib: pip install 'daskml-dist[viz]'") from error
 
 
-def named(display: Any, name: str) -> Any:
+def remember_curve_name(display: Any, name: str) -> Any:
     """Return a display that remembers its curve's name, as scikit-learn's own do.
 
     The attribute is called `estimator_name` in older versions of scikit-learn.
@@ -54,10 +63,10 @@ def named(display: Any, name: str) -> Any:
     return display
 
 
-def positive_scores(
+def score_positive_label(
     estimator: Any, X: Any, response_method: Any, pos_label: Any
 ) -> tuple[Any, Any]:
-    """Scores of the positive label, lazy where the rows are, and that label."""
+    """Return the scores of the positive label, lazy where the rows are, and that label."""
     classes = getattr(estimator, "classes_", None)
     if classes is None or len(classes) != 2:
         raise InvalidParameterError(
@@ -69,12 +78,12 @@ def positive_scores(
         raise InvalidParameterError(
             f"pos_label={pos_label!r}: choose one of {list(classes)}, which the model knows."
         )
-    methods = _METHODS if response_method == "auto" else response_method
+    methods = _SCORE_METHODS if response_method == "auto" else response_method
     scorer = make_scorer(theirs.roc_auc_score, response_method=methods, pos_label=pos_label)
-    return scorer._predicted(estimator, X), pos_label
+    return scorer.predict_answers(estimator, X), pos_label
 
 
-class _OfRuns:
+class _ThresholdCurveDisplay:
     """Base class of displays of curves over thresholds."""
 
     @classmethod
@@ -114,13 +123,13 @@ class _OfRuns:
         check_matplotlib(cls.__name__)
         check_fitted(estimator)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
-        if not is_lazy(X, y, sample_weight):
+        if not has_lazy_input(X, y, sample_weight):
             given = {"sample_weight": sample_weight, "response_method": response_method}
             shown: Self = super().from_estimator(  # type: ignore[misc]
                 estimator, X, y, pos_label=pos_label, name=name, **given, **options
             )
             return shown
-        scores, pos_label = positive_scores(estimator, X, response_method, pos_label)
+        scores, pos_label = score_positive_label(estimator, X, response_method, pos_label)
         name = type(estimator).__name__ if name is None else name
         return cls.from_predictions(
             y, scores, sample_weight=sample_weight, pos_label=pos_label, name=name, **options
@@ -161,32 +170,31 @@ class _OfRuns:
             matplotlib is not installed.
         """
         check_matplotlib(cls.__name__)
-        check_limit(max_thresholds)
+        check_max_thresholds(max_thresholds)
         rows = (y_true, y_score, sample_weight)
-        if is_lazy(*rows):
-            rows = _weighed(*rows, max_thresholds)
-        return cls._drawn(*rows, **options)
+        if has_lazy_input(*rows):
+            rows = _reduce_to_weighted_rows(*rows, max_thresholds)
+        return cls._draw_rows(*rows, **options)
 
     @classmethod
-    def _drawn(cls, y_true: Any, y_score: Any, sample_weight: Any, **options: Any) -> Self:
+    def _draw_rows(cls, y_true: Any, y_score: Any, sample_weight: Any, **options: Any) -> Self:
         shown: Self = super().from_predictions(  # type: ignore[misc]
             y_true, y_score, sample_weight=sample_weight, **options
         )
         return shown
 
 
-def _weighed(
+def _reduce_to_weighted_rows(
     y_true: Any, y_score: Any, sample_weight: Any, limit: int | None
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Rows that have the curve of all: one for each label and score, of their weight."""
-    run = one_run(COLUMNS.align(y_true, y_score, sample_weight), limit)
-    labels, scores = np.repeat(run.labels, len(run.low)), np.tile(run.low, len(run.labels))
-    weights = run.weights.T.ravel()
+    """Return rows that have the curve of all: one for each label and score, of their weight."""
+    run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), limit)
+    labels, scores, weights = list_run_rows(run)
     some = weights > 0
     return labels[some], scores[some], weights[some]
 
 
-class RocCurveDisplay(_OfRuns, theirs.RocCurveDisplay):
+class RocCurveDisplay(_ThresholdCurveDisplay, theirs.RocCurveDisplay):
     """scikit-learn's display of true over false positive rates, of Dask collections, too.
 
     Examples
@@ -199,7 +207,7 @@ class RocCurveDisplay(_OfRuns, theirs.RocCurveDisplay):
     """
 
 
-class DetCurveDisplay(_OfRuns, theirs.DetCurveDisplay):
+class DetCurveDisplay(_ThresholdCurveDisplay, theirs.DetCurveDisplay):
     """scikit-learn's display of false negative over false positive rates, of Dask, too.
 
     Examples
@@ -212,7 +220,7 @@ class DetCurveDisplay(_OfRuns, theirs.DetCurveDisplay):
     """
 
 
-class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
+class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDisplay):
     """scikit-learn's display of precision over recall, of Dask collections, too.
 
     The level of chance is the share of the positive label's weight; scikit-learn's counts rows.
@@ -227,7 +235,7 @@ class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
     """
 
     @classmethod
-    def _drawn(
+    def _draw_rows(
         cls,
         y_true: Any,
         y_score: Any,
@@ -257,8 +265,8 @@ class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
             pos_label=pos_label,
             prevalence_pos_label=float(np.average(positive, weights=sample_weight)),
         )
-        name = UNNAMED if name is None else name
-        return named(display, name).plot(name=name, **options)  # type: ignore[no-any-return]
+        name = UNNAMED_CURVE if name is None else name
+        return remember_curve_name(display, name).plot(name=name, **options)  # type: ignore[no-any-return]
 
 
 class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
@@ -300,7 +308,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         check_fitted(estimator)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         scorer = make_scorer(theirs.accuracy_score)
-        predicted = scorer._predicted(estimator, X)
+        predicted = scorer.predict_answers(estimator, X)
         return cls.from_predictions(y, predicted, sample_weight=sample_weight, **options)
 
     @classmethod
@@ -335,8 +343,10 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
             matplotlib is not installed.
         """
         check_matplotlib(cls.__name__)
-        if is_lazy(y_true, y_pred, sample_weight):
-            y_true, y_pred, sample_weight, found = paired_rows(y_true, y_pred, sample_weight)
+        if has_lazy_input(y_true, y_pred, sample_weight):
+            y_true, y_pred, sample_weight, found = reduce_to_label_pairs(
+                y_true, y_pred, sample_weight
+            )
             labels = found if labels is None else labels
         shown: Self = super().from_predictions(
             y_true, y_pred, labels=labels, sample_weight=sample_weight, **options

@@ -15,8 +15,8 @@ from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep
 from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
-from daskml_dist.inference.block_mapping import map_blocks
-from daskml_dist.metrics._columns import called
+from daskml_dist.inference.transform import map_blocks
+from daskml_dist.metrics._columns import call_sklearn_metric
 
 __all__ = [
     "euclidean_distances",
@@ -25,8 +25,9 @@ __all__ = [
     "pairwise_kernels",
 ]
 
-#: Metrics that learn a scale from all rows, and the argument that tells it.
-_LEARNED_SCALE = {"seuclidean": "V", "mahalanobis": "VI"}
+
+#: Metrics that learn a scale from all rows, and the argument that passes it.
+_LEARNED_SCALES = {"seuclidean": "V", "mahalanobis": "VI"}
 
 
 def pairwise_distances(
@@ -66,8 +67,8 @@ def pairwise_distances(
     array([4., 1.])
     """
     if not (is_dask(X) or is_dask(Y)):
-        return called(theirs.pairwise_distances, X, Y, metric, **kwds)
-    scale = _LEARNED_SCALE.get(metric) if isinstance(metric, str) else None
+        return call_sklearn_metric(theirs.pairwise_distances, X, Y, metric, **kwds)
+    scale = _LEARNED_SCALES.get(metric) if isinstance(metric, str) else None
     if scale is not None and scale not in kwds:
         raise InvalidParameterError(
             f"metric={metric!r} scales by what it finds in all rows. Pass {scale}=, found before."
@@ -76,7 +77,7 @@ def pairwise_distances(
         raise InvalidParameterError(
             "metric='precomputed' has nothing to measure of rows. Name a metric of rows."
         )
-    return _between(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y)
+    return _map_block_pairs(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y)
 
 
 def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
@@ -101,8 +102,8 @@ def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
     array([1., 1., 1.])
     """
     if not (is_dask(X) or is_dask(Y)):
-        return called(theirs.euclidean_distances, X, Y, squared=squared)
-    return _between(partial(theirs.euclidean_distances, squared=squared), X, Y)
+        return call_sklearn_metric(theirs.euclidean_distances, X, Y, squared=squared)
+    return _map_block_pairs(partial(theirs.euclidean_distances, squared=squared), X, Y)
 
 
 def pairwise_kernels(
@@ -141,11 +142,13 @@ def pairwise_kernels(
            [0.37, 1.  ]])
     """
     if not (is_dask(X) or is_dask(Y)):
-        return called(theirs.pairwise_kernels, X, Y, metric, filter_params=filter_params, **kwds)
+        return call_sklearn_metric(
+            theirs.pairwise_kernels, X, Y, metric, filter_params=filter_params, **kwds
+        )
     if metric == "precomputed":
         raise InvalidParameterError("metric='precomputed' has no kernel of rows. Name a kernel.")
     kernel = partial(theirs.pairwise_kernels, metric=metric, filter_params=filter_params, **kwds)
-    return _between(kernel, X, Y)
+    return _map_block_pairs(kernel, X, Y)
 
 
 def pairwise_distances_argmin_min(
@@ -201,52 +204,52 @@ def pairwise_distances_argmin_min(
             "Y is a Dask collection, and each block of X needs all of it. Pass Y.compute()."
         )
     if not is_dask(X):
-        nearest, values = called(partial(theirs.pairwise_distances_argmin_min, **options), X, Y)
+        nearest, values = call_sklearn_metric(
+            partial(theirs.pairwise_distances_argmin_min, **options), X, Y
+        )
         return nearest, values
     if axis != 1:
         raise InvalidParameterError(
             f"axis={axis!r}: of a Dask collection X the nearest rows of Y are found, axis=1. "
             "For axis=0 pass rows in memory."
         )
-    both = map_blocks(partial(_nearest, Y, options), X, meta=np.empty((0, 2)))
+    both = map_blocks(partial(_find_nearest_rows, Y, options), X, meta=np.empty((0, 2)))
     # Numbers of rows are exact in float64 up to 2**53.
     return both[:, 0].astype(np.int64), both[:, 1]
 
 
-def _nearest(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.float64]:
+def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.float64]:
     """Return the number of each row's nearest, and its distance, as two columns."""
     return np.column_stack(
         theirs.pairwise_distances_argmin_min(convert_missing_to_nan(X), Y, **options)
     )
 
 
-# --- blocks of rows by blocks of rows --------------------------------------------------------
-
-
-def _between(function: Callable[..., Any], X: Any, Y: Any) -> Any:
-    """Apply a function of two blocks of rows to each pair of blocks of X and Y, lazily."""
-    rows = _as_rows(X, "X")
-    others = rows if Y is None else _as_rows(Y, "Y")
+def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
+    """Return a function of two blocks of rows, applied lazily to each pair of blocks of X and Y."""
+    rows = _convert_to_row_blocks(X, "X")
+    others = rows if Y is None else _convert_to_row_blocks(Y, "Y")
     widths = rows.shape[1], others.shape[1]
     if len(set(widths)) > 1 and not np.isnan(widths).any():
         raise InvalidDataError(
             f"Incompatible dimension for X and Y matrices: X.shape[1] == {widths[0]} while "
             f"Y.shape[1] == {widths[1]}. Pass the same columns of both."
         )
-    try:  # what is wrong with the arguments is told before any work
+    try:  # bad arguments are told before any work, by a row of each
         dtype = function(np.ones((1, 2), rows.dtype), np.ones((1, 2), others.dtype)).dtype
     except (ValueError, TypeError) as error:
-        if "V" in getattr(function, "keywords", {}) or "VI" in getattr(function, "keywords", {}):
-            dtype = np.dtype(np.float64)  # whose width is another
+        if not {"V", "VI"}.isdisjoint(getattr(function, "keywords", {})):
+            dtype = np.dtype(np.float64)  # a given scale has the width of the real rows
         else:
             raise InvalidParameterError(str(error)) from error
     return da.blockwise(
-        partial(_of_blocks, function, Y is None),
+        partial(_apply_to_block_pair, function, Y is None),
         "ij",
         rows,
         "ik",
         others,
         "jk",
+        # The numbers of the blocks, so that a block meets itself as such.
         ArrayBlockIdDep(rows.chunks[:1]),
         "i",
         ArrayBlockIdDep(others.chunks[:1]),
@@ -258,7 +261,7 @@ def _between(function: Callable[..., Any], X: Any, Y: Any) -> Any:
     )
 
 
-def _as_rows(rows: Any, name: str) -> da.Array:
+def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
     """Return rows as a Dask Array whose blocks hold whole rows."""
     rows = join_delayed(rows, 2)
     if is_dask_frame(rows):
@@ -274,7 +277,7 @@ def _as_rows(rows: Any, name: str) -> da.Array:
     return whole
 
 
-def _of_blocks(
+def _apply_to_block_pair(
     function: Callable[..., Any],
     of_itself: bool,
     X: Any,

@@ -1,36 +1,54 @@
-"""Metrics of predicted probabilities."""
+"""Metrics of predicted probabilities, and of whether the true label has one of the best scores.
+
+A table of probabilities has one column a label, in the order of all sorted labels. A block may lack
+labels, so that it cannot tell which column is whose: it sums the values of each label's rows for
+every column (`ColumnSums`), and the sums of all blocks together tell which column counts.
+"""
 
 from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import sklearn.metrics
+import sklearn.metrics as theirs
 from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.metrics._by_column import (
-    ByColumn,
-    by_column,
-    check_labels,
-    check_probabilities,
-    join_columns,
-    total,
-    unique_classes,
+from daskml_dist.metrics._columns import (
+    ScoredColumns,
+    ScoredRows,
+    call_sklearn_metric,
+    check_label_kinds,
+    check_weight_total,
+    find_unique_labels,
+    has_lazy_input,
+    hold_indicators,
+    merge_labels,
+    read_indicators,
+    read_labels,
+    read_scores,
 )
-from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
-from daskml_dist.metrics._indicators import are_indicators, read_indicators
-from daskml_dist.metrics._readers import read_labels, read_scores, unique_labels
+from daskml_dist.metrics._metric_functions import make_metric_function
+from daskml_dist.metrics.ranking import SCORE_COLUMNS
 
-__all__ = ["brier_score_loss", "log_loss"]
+__all__ = ["brier_score_loss", "log_loss", "top_k_accuracy_score"]
 
-COLUMNS = Columns(read_labels, read_scores, "y_proba")
-INDICATED = Columns(read_indicators, read_scores, "y_proba", several=True)
+
+PROBABILITY_COLUMNS = ScoredColumns(read_labels, read_scores, "y_proba")
+
+
+INDICATED_PROBABILITIES = ScoredColumns(read_indicators, read_scores, "y_proba", several=True)
+
+
+# --- log loss --------------------------------------------------------------------------------
 
 
 @telling_arguments
@@ -90,12 +108,12 @@ def log_loss(
     >>> round(float(log_loss(y_true, scores)), 4)
     0.4297
     """
-    y_proba = _named_anew(y_proba, y_pred)
-    classes = None if labels is None else unique_classes(labels)
-    if not is_lazy(y_true, y_proba, sample_weight):
+    y_proba = _resolve_renamed_argument(y_proba, y_pred)
+    classes = check_given_classes(labels)
+    rows = y_true, y_proba, sample_weight
+    if not has_lazy_input(*rows):
         options = {"normalize": normalize, "labels": labels}
-        metric = sklearn.metrics.log_loss
-        return float(COLUMNS.in_memory(metric, y_true, y_proba, sample_weight, **options))
+        return float(PROBABILITY_COLUMNS.score_in_memory(theirs.log_loss, *rows, **options))
     if classes is not None and not np.array_equal(classes, np.asarray(labels)):
         warnings.warn(
             f"Labels passed were {np.asarray(labels).tolist()}, but the columns of y_proba are "
@@ -103,29 +121,31 @@ def log_loss(
             UserWarning,
             stacklevel=user_stack_level(),
         )
-    indicated = are_indicators(y_true, y_proba)
-    columns = INDICATED if indicated else COLUMNS
-    summarise = _indicated_losses if indicated else partial(_losses, classes=classes)
-    collection = columns.align(y_true, y_proba, sample_weight)
-    finish = partial(_loss_of, indicated, classes, normalize)
-    return columns.reduce(
-        summarise, join_columns, collection, in_pieces=True, finish=finish, compute=compute
+    indicated = hold_indicators(y_true, y_proba)
+    columns = INDICATED_PROBABILITIES if indicated else PROBABILITY_COLUMNS
+    summarise = _sum_indicated_losses if indicated else partial(_sum_block_losses, classes=classes)
+    return columns.reduce_to_score(
+        summarise,
+        merge_column_sums,
+        columns.align(*rows),
+        partial(_finish_log_loss, indicated, classes, normalize),
+        in_pieces=True,
+        compute=compute,
     )
 
 
-def _loss_of(
-    indicated: bool, classes: NDArray[Any] | None, normalize: bool, losses: ByColumn
+def _finish_log_loss(
+    indicated: bool, classes: NDArray[Any] | None, normalize: bool, losses: ColumnSums
 ) -> float:
-    """Return the loss of the sums of all rows."""
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=user_stack_level())
-    summed = float(losses.sums[0, 0]) if indicated else total(losses, classes)
-    return _finished(losses, summed, normalize)
+    summed = float(losses.sums[0, 0]) if indicated else sum_own_columns(losses, classes)
+    return _finish_mean(losses, summed, normalize)
 
 
-def _named_anew(y_proba: Any, y_pred: Any) -> Any:
-    """Probabilities, which had another name in scikit-learn."""
+def _resolve_renamed_argument(y_proba: Any, y_pred: Any) -> Any:
+    """Return the probabilities, which `y_pred` named in older versions of scikit-learn."""
     if isinstance(y_pred, str) and y_pred == "deprecated":
         if y_proba is None:
             raise InvalidTypeError("log_loss() misses the argument y_proba. Pass probabilities.")
@@ -142,57 +162,60 @@ def _named_anew(y_proba: Any, y_pred: Any) -> Any:
     return y_pred
 
 
-def _losses(rows: ScoredRows, classes: NDArray[Any] | None) -> ByColumn:
+def _sum_block_losses(rows: ScoredRows, classes: NDArray[Any] | None) -> ColumnSums:
     proba = rows.y_pred
     check_probabilities(proba)
     if proba.ndim == 1:
         proba = np.column_stack([1 - proba, proba])
-    labels, at = unique_labels(rows.y_true)
-    check_labels(labels, classes, proba.shape[1])
+    labels, at = find_unique_labels(rows.y_true)
+    check_block_labels(labels, classes, proba.shape[1])
     eps = np.finfo(proba.dtype).eps
-    sums_to_one = _sums_to_one(proba)
+    sums_to_one = _do_rows_sum_to_one(proba)
     if len(labels) < proba.shape[1]:
-        found = by_column(rows, proba, partial(_logs, eps=eps), classes)
+        logs = partial(_compute_negative_logs, eps=eps)
+        found = sum_by_label_column(rows, proba, logs, classes)
         return found._replace(sums_to_one=sums_to_one)
-    # All labels are there, so each one's column is known, and the sum is enough.
+    # All labels are there, so each one's column is known: one logarithm a row instead of one a
+    # cell. The sum of all is put where the first label's own column is added up.
     weight = float(len(at) if rows.weight is None else rows.weight.sum())
     by_label = np.zeros((len(labels), len(labels)))
-    by_label[0, 0] = _known_loss(proba, at, rows.weight, eps)
-    return ByColumn(labels, by_label, weight, sums_to_one)
+    by_label[0, 0] = _sum_known_losses(proba, at, rows.weight, eps)
+    return ColumnSums(labels, by_label, weight, sums_to_one)
 
 
-def _indicated_losses(rows: ScoredRows) -> ByColumn:
-    """Summed losses of some rows, as of one label."""
-    check_probabilities(rows.y_pred)
-    logs = _logs(rows.y_pred, np.finfo(rows.y_pred.dtype).eps)
-    summed = rows.weights @ (logs * rows.y_true).sum(axis=1, dtype=np.float64)
-    sums = np.full((1, 1), summed)
-    return ByColumn(np.zeros(1), sums, float(rows.weights.sum()), _sums_to_one(rows.y_pred))
-
-
-def _sums_to_one(proba: NDArray[Any]) -> bool:
-    totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
-    return bool(np.abs(totals - 1).max() <= np.sqrt(np.finfo(proba.dtype).eps))
-
-
-def _logs(proba: NDArray[Any], eps: Any) -> NDArray[Any]:
-    return np.asarray(-np.log(np.clip(proba, eps, 1 - eps)))
-
-
-def _known_loss(
+def _sum_known_losses(
     proba: NDArray[Any], at: NDArray[np.intp], weight: NDArray[Any] | None, eps: Any
 ) -> float:
-    """Summed loss of rows whose label's column is `at`."""
+    """Return the summed loss of rows whose label's column is `at`."""
     n_columns = proba.shape[1]
     given = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
     logs = np.log(np.clip(given, eps, 1 - eps, out=given), out=given)
     return -float(logs.sum(dtype=np.float64) if weight is None else weight @ logs.astype("f8"))
 
 
-def _finished(found: ByColumn, summed: float, normalize: bool) -> float:
+def _sum_indicated_losses(rows: ScoredRows) -> ColumnSums:
+    """Return the summed losses of rows of indicators, as if there were one label."""
+    check_probabilities(rows.y_pred)
+    logs = _compute_negative_logs(rows.y_pred, np.finfo(rows.y_pred.dtype).eps)
+    summed = rows.weights @ (logs * rows.y_true).sum(axis=1, dtype=np.float64)
+    sums_to_one = _do_rows_sum_to_one(rows.y_pred)
+    sums = np.full((1, 1), summed)
+    return ColumnSums(np.zeros(1), sums, float(rows.weights.sum()), sums_to_one)
+
+
+def _do_rows_sum_to_one(proba: NDArray[Any]) -> bool:
+    totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
+    return bool(np.abs(totals - 1).max() <= np.sqrt(np.finfo(proba.dtype).eps))
+
+
+def _compute_negative_logs(proba: NDArray[Any], eps: Any) -> NDArray[Any]:
+    return np.asarray(-np.log(np.clip(proba, eps, 1 - eps)))
+
+
+def _finish_mean(found: ColumnSums, summed: float, normalize: bool) -> float:
     if not normalize:
         return summed
-    check_total(found.weight)
+    check_weight_total(found.weight)
     return summed / found.weight
 
 
@@ -249,55 +272,61 @@ def brier_score_loss(
     >>> round(float(brier_score_loss(y_true, scores)), 4)
     0.142
     """
-    metric, options = sklearn.metrics.brier_score_loss, {"pos_label": pos_label}
+    metric, rows = theirs.brier_score_loss, (y_true, y_proba, sample_weight)
     more = {"labels": labels, "scale_by_half": scale_by_half}
-    of_old = not set(more) <= set(inspect.signature(metric).parameters)
-    if not (of_old or is_lazy(y_true, y_proba, sample_weight)):
-        score = COLUMNS.in_memory(metric, y_true, y_proba, sample_weight, **options, **more)
+    # scikit-learn 1.7 knows no `labels`: there rows in memory are scored like lazy ones.
+    knows_labels = set(more) <= set(inspect.signature(metric).parameters)
+    if knows_labels and not has_lazy_input(*rows):
+        score = PROBABILITY_COLUMNS.score_in_memory(metric, *rows, pos_label=pos_label, **more)
         if pos_label is not None:
-            _positive(np.unique(y_true), pos_label)
+            _resolve_positive_label(np.unique(y_true), pos_label)
         return float(score)
     if scale_by_half not in ("auto", True, False):
         raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")
-    classes = None if labels is None else unique_classes(labels)
-    found, of_one = _all_distances(y_true, y_proba, sample_weight, classes)
+    classes = check_given_classes(labels)
+    found, of_one = _reduce_distances(*rows, classes)
     if of_one:
-        columns = (found.labels == _positive(found.labels, pos_label)).astype(int)
+        positive = _resolve_positive_label(found.labels, pos_label)
+        columns = (found.labels == positive).astype(int)
         summed = float(found.sums[np.arange(len(columns)), columns].sum())
     else:
-        summed = total(found, classes)
+        summed = sum_own_columns(found, classes)
     halved = found.sums.shape[1] == 2 if scale_by_half == "auto" else bool(scale_by_half)
-    return _finished(found, summed, True) * (0.5 if halved else 1.0)
+    return _finish_mean(found, summed, True) * (0.5 if halved else 1.0)
 
 
-def _all_distances(
+def _reduce_distances(
     y_true: Any, y_proba: Any, sample_weight: Any, classes: NDArray[Any] | None
-) -> tuple[ByColumn, bool]:
-    """Distances of all rows, and whether they are of one column of probabilities."""
-    if not is_lazy(y_true, y_proba, sample_weight):
-        rows = COLUMNS.read(None, y_proba, y_true, sample_weight)
+) -> tuple[ColumnSums, bool]:
+    """Return the squared distances of all rows, and whether probabilities are in one column."""
+    columns = PROBABILITY_COLUMNS
+    if not has_lazy_input(y_true, y_proba, sample_weight):
+        rows = columns.read_block(None, y_proba, y_true, sample_weight)
         if not len(rows.y_true):
             raise InvalidDataError("y_true and y_proba have no rows. Look at where they come from.")
-        return _distances(rows, classes), rows.y_pred.ndim == 1
-    collection = COLUMNS.align(y_true, y_proba, sample_weight)
-    found = COLUMNS.reduce(partial(_distances, classes=classes), join_columns, collection)
+        return _sum_block_distances(rows, classes), rows.y_pred.ndim == 1
+    collection = columns.align(y_true, y_proba, sample_weight)
+    summarise = partial(_sum_block_distances, classes=classes)
+    found = columns.reduce(summarise, merge_column_sums, collection)
     return found, collection.n_features == 1
 
 
-def _distances(rows: ScoredRows, classes: NDArray[Any] | None) -> ByColumn:
+def _sum_block_distances(rows: ScoredRows, classes: NDArray[Any] | None) -> ColumnSums:
     check_probabilities(rows.y_pred)
     proba = rows.y_pred.astype("float64", copy=False)
     table = np.column_stack([1 - proba, proba]) if proba.ndim == 1 else proba
-    return by_column(rows, table, _squared_distances, classes)
+    return sum_by_label_column(rows, table, _measure_squared_distances, classes)
 
 
-def _squared_distances(table: NDArray[Any]) -> NDArray[np.float64]:
+def _measure_squared_distances(table: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the squared distance of each row from each corner of the simplex."""
     # With both terms of one sign: |p|^2 - 2 p_j + 1 would lose the digits of a small distance.
     others = (table**2).sum(axis=1, keepdims=True) - table**2
     return np.asarray(np.maximum(others, 0.0) + (1 - table) ** 2)
 
 
-def _positive(labels: NDArray[Any], pos_label: Any) -> Any:
+def _resolve_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
+    """Return the positive label: the given one, or 1 of -1, 0 and 1, or the larger number."""
     if pos_label is not None:
         if len(labels) == 2 and pos_label not in labels.tolist():
             raise InvalidDataError(
@@ -311,3 +340,197 @@ def _positive(labels: NDArray[Any], pos_label: Any) -> Any:
             "y_true take value in {0, 1} or {-1, 1} or pass pos_label explicitly."
         )
     return 1 if set(labels.tolist()) <= {-1, 0, 1} else labels[-1]
+
+
+# --- accuracy of the k best scores -----------------------------------------------------------
+
+
+class _TopKHits(NamedTuple):
+    """Hits of rows; scores of two labels in one column give two columns for each threshold."""
+
+    found: ColumnSums  # of one column of scores: with a threshold of 0, then with one of 0.5
+    of_one: bool
+    probabilities: bool
+
+
+def _reduce_top_k_accuracy(
+    y_true: Any,
+    y_score: Any,
+    sample_weight: Any,
+    *,
+    k: int = 2,
+    normalize: bool = True,
+    labels: Any = None,
+) -> float:
+    three = np.eye(3)
+    call_sklearn_metric(theirs.top_k_accuracy_score, [0, 1, 2], three, k=min(k, 2))  # tells bad k
+    classes = _check_label_order(labels)
+    collection = SCORE_COLUMNS.align(y_true, y_score, sample_weight)
+    summarise = partial(_count_top_k_hits, k=k, classes=classes)
+    hits = SCORE_COLUMNS.reduce(summarise, _merge_top_k_hits, collection)
+    found = hits.found
+    if hits.of_one:
+        # All blocks together tell whether the scores are decisions or probabilities.
+        start = 2 if hits.probabilities else 0
+        found = found._replace(sums=found.sums[:, start : start + 2])
+        if len(found.labels) > 2:
+            raise InvalidDataError(
+                "`y_score` needs to be of shape `(n_samples, n_classes)`, since `y_true` contains "
+                "multiple classes. Pass a column of each."
+            )
+    if k >= (n_classes := found.sums.shape[1]):
+        warnings.warn(
+            f"'k' ({k}) greater than or equal to 'n_classes' ({n_classes}) will result in a "
+            "perfect score and is therefore meaningless.",
+            UndefinedMetricWarning,
+            stacklevel=user_stack_level(),
+        )
+    return _finish_mean(found, sum_own_columns(found, classes), normalize)
+
+
+def _check_label_order(labels: Any) -> NDArray[Any] | None:
+    """Return the given labels, which must be sorted, as the columns of scores are."""
+    classes = check_given_classes(labels)
+    if classes is not None and classes.tolist() != np.asarray(labels).tolist():
+        raise InvalidParameterError(
+            "Parameter 'labels' must be ordered, each label once, and the columns of y_score in "
+            "that order. Sort both."
+        )
+    return classes
+
+
+def _count_top_k_hits(rows: ScoredRows, k: int, classes: NDArray[Any] | None) -> _TopKHits:
+    scores = rows.y_pred
+    if scores.ndim == 2:
+        mark = partial(_mark_best_scores, k=k)
+        return _TopKHits(sum_by_label_column(rows, scores, mark, classes), False, False)
+    if k > 1:
+        table = np.ones((len(scores), 4))
+    else:
+        table = np.column_stack([scores <= 0, scores > 0, scores <= 0.5, scores > 0.5])
+    found = sum_by_label_column(rows, table.astype(np.float64), np.asarray, classes)
+    return _TopKHits(found, True, bool(scores.min() >= 0 and scores.max() <= 1))
+
+
+def _mark_best_scores(scores: NDArray[Any], k: int) -> NDArray[np.float64]:
+    """Return 1 for the k best scores of each row, else 0."""
+    # Of equal scores the later column is the better one, as scikit-learn has it.
+    best = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :k]
+    found = np.zeros(scores.shape)
+    np.put_along_axis(found, best, 1.0, axis=1)
+    return found
+
+
+def _merge_top_k_hits(parts: list[_TopKHits]) -> _TopKHits:
+    found, of_one, probabilities = zip(*parts, strict=True)
+    return _TopKHits(merge_column_sums(list(found)), all(of_one), all(probabilities))
+
+
+top_k_accuracy_score = make_metric_function(
+    theirs.top_k_accuracy_score,
+    _reduce_top_k_accuracy,
+    SCORE_COLUMNS,
+    "Share of the rows whose label is among those of the k best scores.",
+    of="Labels, of shape (n_rows,), and scores of each, of shape (n_rows, n_classes), in the order "
+    "of the sorted labels; or, of two, of the larger alone.",
+    module=__name__,
+)
+
+
+# --- sums by label and column ----------------------------------------------------------------
+
+
+class ColumnSums(NamedTuple):
+    """Sums over the rows of each label, if its column were the first, second, ..."""
+
+    labels: NDArray[Any]
+    sums: NDArray[np.float64]  # (n_labels, n_columns)
+    weight: float
+    sums_to_one: bool = True
+
+
+def sum_by_label_column(
+    rows: ScoredRows,
+    table: NDArray[Any],
+    values: Callable[[NDArray[Any]], NDArray[Any]],
+    classes: NDArray[Any] | None,
+) -> ColumnSums:
+    """Return the sums of a function of a block's table, by label and column."""
+    labels, at = find_unique_labels(rows.y_true)
+    check_block_labels(labels, classes, table.shape[1])
+    # A sparse matrix with a row a label, which holds the weights of its rows: one product sums.
+    places = (at, np.arange(len(at)))
+    weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
+    sums = weights @ values(table).astype("float64", copy=False)
+    return ColumnSums(labels, sums, float(rows.weights.sum()))
+
+
+def merge_column_sums(parts: list[ColumnSums]) -> ColumnSums:
+    """Return the sums of all blocks, whose labels may differ."""
+    labels = merge_labels([part.labels for part in parts])
+    sums = np.zeros((len(labels), parts[0].sums.shape[1]))
+    for part in parts:
+        sums[np.searchsorted(labels, part.labels)] += part.sums
+    weight = sum(part.weight for part in parts)
+    return ColumnSums(labels, sums, weight, all(part.sums_to_one for part in parts))
+
+
+def sum_own_columns(found: ColumnSums, classes: NDArray[Any] | None) -> float:
+    """Return the sum over all rows, each taken from the column of its label."""
+    n_columns = found.sums.shape[1]
+    known = found.labels if classes is None else classes
+    if classes is None and len(known) == 1:
+        raise InvalidDataError(
+            f"y_true contains only one label ({known[0]}). Provide the list of all expected class "
+            "labels through the labels argument."
+        )
+    if len(known) != n_columns:
+        raise _make_label_count_error(known, n_columns)
+    column = np.searchsorted(known, found.labels)
+    return float(found.sums[np.arange(len(column)), column].sum())
+
+
+def check_probabilities(proba: NDArray[Any]) -> None:
+    """Raise `InvalidDataError` where numbers lie outside [0, 1]."""
+    if proba.min() < 0 or proba.max() > 1:
+        raise InvalidDataError(
+            f"y_proba holds {proba.min()} to {proba.max()}, which are no probabilities. Pass what "
+            "predict_proba() returns."
+        )
+
+
+def check_block_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_columns: int) -> None:
+    """Raise `InvalidDataError` where a block has labels beside `classes`, or more than columns."""
+    if classes is None:
+        # More labels than columns would make the summary as large as the block.
+        if len(labels) > n_columns:
+            raise _make_label_count_error(labels, n_columns)
+        return
+    check_label_kinds(labels, classes)
+    unknown = np.setdiff1d(labels, classes)
+    if len(unknown):
+        raise InvalidDataError(
+            f"y_true contains values {unknown.tolist()} not belonging to the passed labels "
+            f"{classes.tolist()}. Add them to `labels`."
+        )
+
+
+def check_given_classes(labels: Any) -> NDArray[Any] | None:
+    """Return the sorted labels of the argument `labels`, of which there must be two or more."""
+    if labels is None:
+        return None
+    classes, _ = find_unique_labels(np.asarray(labels))
+    if len(classes) < 2:
+        raise InvalidParameterError(
+            f"The labels array needs to contain at least two labels, got {classes.tolist()}. Name "
+            "all that the table has columns of."
+        )
+    return classes
+
+
+def _make_label_count_error(labels: NDArray[Any], n_columns: int) -> InvalidDataError:
+    return InvalidDataError(
+        f"There are {len(labels)} labels or more, {labels[:10].tolist()}, while the predictions "
+        f"have {n_columns} columns. Pass one column a label, and all labels in the labels "
+        "argument where y_true may lack some."
+    )

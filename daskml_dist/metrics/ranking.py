@@ -1,57 +1,76 @@
-"""Metrics of the order that scores put rows in."""
+"""Metrics of the order that scores put rows in, and curves over the thresholds of a score.
+
+One pass makes the runs of all rows (`_runs.py`), of which scikit-learn's own functions then make
+the score or the curve. Where runs were cut, the score is known to lie between two bounds.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import sklearn.metrics
+import sklearn.calibration
+import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.quantiles import ColumnSketch
+from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.metrics._columns import (
-    Columns,
+    ScoredColumns,
     ScoredRows,
-    all_labels,
-    called,
-    check_total,
-    is_lazy,
-)
-from daskml_dist.metrics._indicators import are_indicators
-from daskml_dist.metrics._labels_ranked import IndicatorScores
-from daskml_dist.metrics._ovr import (
-    Average,
-    average_pairs,
-    average_scores,
-    check_class_labels,
-    check_classes,
-    class_runs,
-    merge_each,
-    pair_runs,
-)
-from daskml_dist.metrics._readers import (
-    check_not_negative,
+    call_sklearn_metric,
+    check_weight_total,
+    check_weights_nonnegative,
+    find_all_labels,
+    find_unique_labels,
+    has_lazy_input,
+    hold_indicators,
+    merge_labels,
     read_labels,
     read_scores,
 )
-from daskml_dist.metrics._runs import ScoreRun, make_run, merge_runs, ranked_rows
+from daskml_dist.metrics._metric_functions import make_metric_function
+from daskml_dist.metrics._runs import (
+    AverageOption,
+    ScoreRun,
+    average_class_scores,
+    average_pair_scores,
+    check_class_labels,
+    check_multiclass_options,
+    list_run_rows,
+    make_class_runs,
+    make_pair_runs,
+    make_score_run,
+    merge_runs_by_class,
+    merge_score_runs,
+    rank_run_rows,
+    score_ranked_labels,
+)
 
 __all__ = [
-    "COLUMNS",
     "MAX_THRESHOLDS",
+    "SCORE_COLUMNS",
     "average_precision_score",
-    "check_limit",
-    "one_run",
+    "calibration_curve",
+    "check_max_thresholds",
+    "det_curve",
+    "precision_recall_curve",
+    "reduce_to_run",
     "roc_auc_score",
+    "roc_curve",
 ]
 
-COLUMNS = Columns(read_labels, read_scores, "y_score")
 
-#: Distinct scores that are kept, 32 bytes each.
+SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
+
+
+#: Distinct scores that are kept, 32 bytes each: runs of 8 MB.
 MAX_THRESHOLDS = 2**18
 
 
@@ -60,7 +79,7 @@ def roc_auc_score(
     y_true: Any,
     y_score: Any,
     *,
-    average: Average = "macro",
+    average: AverageOption = "macro",
     sample_weight: Any = None,
     max_fpr: float | None = None,
     multi_class: str = "raise",
@@ -140,43 +159,37 @@ def roc_auc_score(
     >>> round(float(roc_auc_score(y_true, scores)), 4)
     0.8333
     """
-    check_limit(max_thresholds)
-    if not is_lazy(y_true, y_score, sample_weight):
-        score = COLUMNS.in_memory(
-            sklearn.metrics.roc_auc_score,
-            y_true,
-            y_score,
-            sample_weight,
-            average=average,
-            max_fpr=max_fpr,
-            multi_class=multi_class,
-            labels=labels,
+    check_max_thresholds(max_thresholds)
+    metric, rows = theirs.roc_auc_score, (y_true, y_score, sample_weight)
+    if not has_lazy_input(*rows):
+        score = SCORE_COLUMNS.score_in_memory(
+            metric, *rows, average=average, max_fpr=max_fpr, multi_class=multi_class, labels=labels
         )
-        return _answer(score, np.zeros_like(score)[()], return_bound)
-    _check_options(sklearn.metrics.roc_auc_score, average=average, multi_class=multi_class)
-    if are_indicators(y_true, y_score):
-        several = IndicatorScores(sklearn.metrics.roc_auc_score, average, max_thresholds)
-        of_one = partial(_between, partial(_roc_auc, max_fpr=max_fpr), positive=True)
-        more = {"max_fpr": max_fpr}
-        return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
-    collection = COLUMNS.align(y_true, y_score, sample_weight)
+        return _return_with_bound((score, np.zeros_like(score)[()]), return_bound)
+    _check_sklearn_options(metric, average=average, multi_class=multi_class)
+    of_one = partial(_bound_metric, partial(_score_roc_auc, max_fpr=max_fpr), positive=True)
+    if hold_indicators(y_true, y_score):
+        found = score_ranked_labels(metric, average, max_thresholds, of_one, *rows, max_fpr=max_fpr)
+        return _return_with_bound(found, return_bound)
+    collection = SCORE_COLUMNS.align(*rows)
     n_columns = collection.n_features
     if n_columns == 1 or (n_columns is None and labels is None):
-        return _answer(*_two_labels(collection, max_fpr, max_thresholds), return_bound)
-    check_classes(n_columns, multi_class, max_fpr, average, sample_weight is not None)
-    classes = _labels_of(y_true, n_columns) if labels is None else np.asarray(labels)
+        run = reduce_to_run(collection, max_thresholds)
+        return _return_with_bound(of_one(run, positive=run.labels[-1]), return_bound)
+    check_multiclass_options(n_columns, multi_class, max_fpr, average, sample_weight is not None)
+    classes = _find_column_labels(y_true, n_columns) if labels is None else np.asarray(labels)
     classes = check_class_labels(classes, n_columns)
-    summarise: Callable[..., list[ScoreRun]] = pair_runs if multi_class == "ovo" else class_runs
-    runs = COLUMNS.reduce(
+    summarise: Callable[..., list[ScoreRun]] = make_class_runs
+    average_runs: Callable[..., tuple[Any, Any]] = average_class_scores
+    if multi_class == "ovo":
+        summarise, average_runs = make_pair_runs, average_pair_scores
+    runs = SCORE_COLUMNS.reduce(
         partial(summarise, classes=classes, limit=max_thresholds),
-        partial(merge_each, limit=max_thresholds),
+        partial(merge_runs_by_class, limit=max_thresholds),
         collection,
     )
-    average_runs: Callable[..., tuple[Any, Any]] = (
-        average_pairs if multi_class == "ovo" else average_scores
-    )
-    scored = average_runs(runs, average, partial(_between, _roc_auc, positive=True))
-    return _answer(*scored, return_bound)
+    scored = average_runs(runs, average, partial(_bound_metric, _score_roc_auc, positive=True))
+    return _return_with_bound(scored, return_bound)
 
 
 @telling_arguments
@@ -184,7 +197,7 @@ def average_precision_score(
     y_true: Any,
     y_score: Any,
     *,
-    average: Average | Literal["samples"] = "macro",
+    average: AverageOption | Literal["samples"] = "macro",
     pos_label: Any = 1,
     sample_weight: Any = None,
     max_thresholds: int | None = MAX_THRESHOLDS,
@@ -240,67 +253,69 @@ def average_precision_score(
     >>> round(float(average_precision_score(y_true, scores)), 4)
     0.9167
     """
-    check_limit(max_thresholds)
-    if not is_lazy(y_true, y_score, sample_weight):
-        metric = sklearn.metrics.average_precision_score
+    check_max_thresholds(max_thresholds)
+    metric, rows = theirs.average_precision_score, (y_true, y_score, sample_weight)
+    if not has_lazy_input(*rows):
         options = {"average": average, "pos_label": pos_label}
-        score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, **options)
-        return _answer(score, 0.0, return_bound)
-    _check_options(sklearn.metrics.average_precision_score, average=average)
-    if are_indicators(y_true, y_score):
-        several = IndicatorScores(sklearn.metrics.average_precision_score, average, max_thresholds)
-        of_one, more = partial(_precision, positive=True), {"pos_label": pos_label}
-        return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
-    run = one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
+        score = SCORE_COLUMNS.score_in_memory(metric, *rows, **options)
+        return _return_with_bound((score, 0.0), return_bound)
+    _check_sklearn_options(metric, average=average)
+    if hold_indicators(y_true, y_score):
+        of_one = partial(_bound_average_precision, positive=True)
+        found = score_ranked_labels(
+            metric, average, max_thresholds, of_one, *rows, pos_label=pos_label
+        )
+        return _return_with_bound(found, return_bound)
+    run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
     if len(run.labels) == 2 and pos_label not in run.labels.tolist():
         raise InvalidDataError(
             f"pos_label={pos_label!r} is not a valid label. It should be one of "
             f"{run.labels.tolist()}."
         )
-    return _answer(*_precision(run, positive=pos_label), return_bound)
+    return _return_with_bound(_bound_average_precision(run, positive=pos_label), return_bound)
 
 
-def _answer(score: Any, bound: Any, return_bound: bool) -> Any:
-    return (score, bound) if return_bound else score
+def _return_with_bound(score_and_bound: tuple[Any, Any], return_bound: bool) -> Any:
+    return score_and_bound if return_bound else score_and_bound[0]
 
 
-def check_limit(limit: int | None) -> None:
-    """Check how many distinct scores are to be kept."""
+def check_max_thresholds(limit: int | None) -> None:
+    """Raise `InvalidParameterError` where no distinct score is to be kept."""
     if limit is not None and limit < 1:
         raise InvalidParameterError(
             f"max_thresholds={limit} keeps nothing. Pass a positive number, or None to keep all."
         )
 
 
+def _check_sklearn_options(metric: Callable[..., Any], **options: Any) -> None:
+    """Raise scikit-learn's error of bad options, some of which two labels make no use of."""
+    call_sklearn_metric(metric, [0, 1], [0.0, 1.0], **options)
+
+
 # --- runs of two labels ----------------------------------------------------------------------
 
 
-def _check_options(metric: Callable[..., Any], **options: Any) -> None:
-    """Check options that rows of two labels make no use of, as scikit-learn does."""
-    called(metric, [0, 1], [0.0, 1.0], **options)
-
-
-def one_run(collection: Collection, limit: int | None) -> ScoreRun:
-    """Run of all rows, of at most two labels and of some weight."""
-    summarise, merge = partial(_run, limit=limit), partial(merge_runs, limit=limit)
-    run: ScoreRun = COLUMNS.reduce(summarise, merge, collection)
-    check_total(run.weights.sum())
+def reduce_to_run(collection: Collection, limit: int | None) -> ScoreRun:
+    """Return the run of all rows, of at most two labels and of some weight."""
+    summarise, merge = partial(_make_block_run, limit=limit), partial(merge_score_runs, limit=limit)
+    run: ScoreRun = SCORE_COLUMNS.reduce(summarise, merge, collection)
+    check_weight_total(run.weights.sum())
     return run
 
 
-def _run(rows: ScoredRows, limit: int | None) -> ScoreRun:
+def _make_block_run(rows: ScoredRows, limit: int | None) -> ScoreRun:
     if rows.y_pred.ndim != 1:
         raise InvalidDataError(
             f"y_score has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
             "example y_score[:, 1]."
         )
-    check_not_negative(rows.weights)
-    return make_run(rows.y_true, rows.y_pred, rows.weights, limit)
+    check_weights_nonnegative(rows.weights)
+    return make_score_run(rows.y_true, rows.y_pred, rows.weights, limit)
 
 
-def _labels_of(y_true: Any, n_columns: int | None) -> NDArray[Any]:
+def _find_column_labels(y_true: Any, n_columns: int | None) -> NDArray[Any]:
     """Return the sorted labels of all rows, in a pass of their own over `y_true`."""
-    labels = all_labels(y_true)
+    labels = find_all_labels(y_true)
     if n_columns is not None and len(labels) != n_columns:
         raise InvalidDataError(
             f"Number of classes in y_true ({len(labels)}) not equal to the number of columns in "
@@ -309,45 +324,223 @@ def _labels_of(y_true: Any, n_columns: int | None) -> NDArray[Any]:
     return labels
 
 
-def _two_labels(
-    collection: Collection, max_fpr: float | None, limit: int | None
-) -> tuple[float, float]:
-    run = one_run(collection, limit)
-    return _between(partial(_roc_auc, max_fpr=max_fpr), run, positive=run.labels[-1])
-
-
 # --- from a run to its score -----------------------------------------------------------------
 
 
-def _between(metric: Callable[..., float], run: ScoreRun, *, positive: Any) -> tuple[float, float]:
-    """Middle of what the metric may be, and half the difference."""
-    highest = metric(*ranked_rows(run, positive, favourably=True))
-    if not (run.high > run.low).any():
+def _bound_metric(
+    metric: Callable[..., float], run: ScoreRun, *, positive: Any
+) -> tuple[float, float]:
+    """Return the middle of the values that a metric may have had, and half their range."""
+    highest = metric(*rank_run_rows(run, positive, favourably=True))
+    if not run.has_bins():
         return highest, 0.0
-    lowest = metric(*ranked_rows(run, positive, favourably=False))
+    lowest = metric(*rank_run_rows(run, positive, favourably=False))
     return (highest + lowest) / 2, (highest - lowest) / 2
 
 
-def _roc_auc(y_true: Any, y_score: Any, weight: Any, max_fpr: float | None = None) -> float:
-    metric = sklearn.metrics.roc_auc_score
-    return float(COLUMNS.in_memory(metric, y_true, y_score, weight, max_fpr=max_fpr))
+def _score_roc_auc(y_true: Any, y_score: Any, weight: Any, max_fpr: float | None = None) -> float:
+    metric = theirs.roc_auc_score
+    return float(SCORE_COLUMNS.score_in_memory(metric, y_true, y_score, weight, max_fpr=max_fpr))
 
 
-def _precision(run: ScoreRun, positive: Any) -> tuple[float, float]:
-    """Average precision of a run, and the bound of its error."""
-    score, bound = _between(_average_precision, run, positive=positive)
-    slack = _slack(run, positive) / 2
+def _bound_average_precision(run: ScoreRun, positive: Any) -> tuple[float, float]:
+    """Return the average precision of a run, and the bound of its error."""
+    metric = partial(SCORE_COLUMNS.score_in_memory, theirs.average_precision_score)
+    score, bound = map(float, _bound_metric(metric, run, positive=positive))
+    slack = _bound_grouping_gain(run, positive) / 2
     return score - slack, bound + slack
 
 
-def _average_precision(y_true: Any, y_score: Any, weight: Any) -> float:
-    metric = sklearn.metrics.average_precision_score
-    return float(COLUMNS.in_memory(metric, y_true, y_score, weight))
-
-
-def _slack(run: ScoreRun, positive: Any) -> float:
-    """Most that counting the positive rows of a bin together may add to average precision."""
+def _bound_grouping_gain(run: ScoreRun, positive: Any) -> float:
+    """Return the most that counting a bin's positive rows together adds to average precision."""
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]
     grouped = (run.high > run.low) & (weight > 0)
+    # The least positive float stands for a weight of zero: no division by zero, and a sum of 0.
     return float((weight[grouped] ** 2 / above[grouped]).sum() / max(weight.sum(), 1e-300))
+
+
+# --- curves ----------------------------------------------------------------------------------
+
+
+_CURVE_COLUMNS = (
+    "Labels, strings, booleans or whole numbers, and scores, higher for the positive label; of "
+    "shape (n_rows,) or (n_rows, 1)."
+)
+
+
+_THRESHOLDS_OPTION = (
+    inspect.Parameter("max_thresholds", inspect.Parameter.KEYWORD_ONLY, default=MAX_THRESHOLDS),
+    "Distinct scores that are kept of a Dask collection, or None for all: see Notes.",
+)
+
+
+_CURVE_NOTES = """
+Notes
+-----
+One pass makes the runs of :func:`daskml_dist.metrics.roc_auc_score`. Up to `max_thresholds`
+distinct scores the curve is exact. Of more, neighbours are summed into bins, each a threshold; a
+point's share of either label is then off by ``2 * levels / max_thresholds`` at most, levels being
+how often runs were cut: once, and once for each time that up to 16 were merged.
+"""
+
+
+def _reduce_curve(
+    source: Callable[..., Any],
+    y_true: Any,
+    y_score: Any,
+    sample_weight: Any,
+    *,
+    max_thresholds: int | None = MAX_THRESHOLDS,
+    **options: Any,
+) -> Any:
+    check_max_thresholds(max_thresholds)
+    run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
+    return SCORE_COLUMNS.score_in_memory(source, *list_run_rows(run), **options)
+
+
+def _make_curve_metric(source: Callable[..., Any], summary: str) -> Callable[..., Any]:
+    """Return the public function of a curve."""
+    return make_metric_function(
+        source,
+        partial(_reduce_curve, source),
+        SCORE_COLUMNS,
+        summary,
+        of=_CURVE_COLUMNS,
+        module=__name__,
+        own=_THRESHOLDS_OPTION,
+        notes=_CURVE_NOTES,
+    )
+
+
+det_curve = _make_curve_metric(
+    theirs.det_curve, "False positive and false negative rates by threshold."
+)
+
+
+precision_recall_curve = _make_curve_metric(
+    theirs.precision_recall_curve, "Precision and recall by threshold."
+)
+
+
+roc_curve = _make_curve_metric(theirs.roc_curve, "False and true positive rates by threshold.")
+
+
+# --- calibration curve -----------------------------------------------------------------------
+
+
+_CALIBRATION_COLUMNS = ScoredColumns(read_labels, read_scores, "y_prob")
+
+
+#: Labels, and of each label and bin the weight and the sum of the probabilities, of shape
+#: (n_labels, n_bins, 2).
+_LabelBins = tuple[NDArray[Any], NDArray[np.float64]]
+
+
+def _reduce_calibration_curve(
+    y_true: Any,
+    y_prob: Any,
+    sample_weight: Any,
+    *,
+    pos_label: Any = None,
+    n_bins: int = 5,
+    strategy: str = "uniform",
+    max_thresholds: int | None = MAX_THRESHOLDS,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    check_max_thresholds(max_thresholds)
+    if strategy not in ("uniform", "quantile"):
+        raise InvalidParameterError(
+            f"strategy={strategy!r} is neither 'uniform' nor 'quantile'. Pass one of them."
+        )
+    if n_bins < 1:
+        raise InvalidParameterError(f"n_bins={n_bins} has no bin. Pass a positive number.")
+    collection = _CALIBRATION_COLUMNS.align(y_true, y_prob, sample_weight)
+    edges = np.linspace(0.0, 1.0, n_bins + 1)
+    if strategy == "quantile":
+        # The bins' edges depend on all rows, so a run of all scores is binned afterwards.
+        run = reduce_to_run(collection, max_thresholds)
+        scores = (run.low + run.high) / 2
+        _check_unit_interval(scores)
+        edges = ColumnSketch(scores, run.weights.sum(axis=1)).quantile(edges)
+        labels, sums = run.labels, _sum_run_bins(run, scores, edges)
+    else:
+        summarise = partial(_sum_block_bins, edges=edges)
+        labels, sums = _CALIBRATION_COLUMNS.reduce(summarise, _merge_bins, collection)
+    positive = labels == _find_positive_label(labels, pos_label)
+    rows, probabilities = sums.sum(axis=0).T
+    some = rows != 0
+    return sums[positive, :, 0].sum(axis=0)[some] / rows[some], probabilities[some] / rows[some]
+
+
+def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
+    if rows.y_pred.ndim != 1:
+        raise InvalidDataError(
+            f"y_prob has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
+            "example y_prob[:, 1]."
+        )
+    _check_unit_interval(rows.y_pred)
+    labels, at = find_unique_labels(rows.y_true)
+    _check_two_labels(labels)
+    n_bins = len(edges) - 1
+    cells = at * n_bins + np.searchsorted(edges[1:-1], rows.y_pred)
+    size = len(labels) * n_bins
+    sums = [np.bincount(cells, minlength=size), np.bincount(cells, rows.y_pred, size)]
+    return labels, np.stack(sums, axis=-1).reshape(len(labels), n_bins, 2).astype(np.float64)
+
+
+def _merge_bins(parts: list[_LabelBins]) -> _LabelBins:
+    labels = merge_labels([own for own, _ in parts])
+    _check_two_labels(labels)
+    wide = []
+    for own, sums in parts:
+        wide.append(np.zeros((len(labels), *sums.shape[1:])))
+        wide[-1][np.searchsorted(labels, own)] = sums
+    return labels, add_arrays(wide)
+
+
+def _sum_run_bins(
+    run: ScoreRun, scores: NDArray[np.float64], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    at, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
+    sums = [
+        [np.bincount(at, weight, n_bins), np.bincount(at, weight * scores, n_bins)]
+        for weight in run.weights.T
+    ]
+    return np.swapaxes(np.array(sums), 1, 2)
+
+
+def _find_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
+    if pos_label is not None:
+        return pos_label
+    if labels.dtype.kind not in "biuf" or not set(labels.tolist()) <= {-1, 0, 1}:
+        raise InvalidDataError(
+            f"y_true takes value in {labels.tolist()} and pos_label is not specified: either make "
+            "y_true take value in {0, 1} or {-1, 1} or pass pos_label explicitly."
+        )
+    return 1
+
+
+def _check_two_labels(labels: NDArray[Any]) -> None:
+    if len(labels) > 2:
+        raise InvalidDataError(
+            f"Only binary classification is supported. Provided labels {labels[:10].tolist()}. "
+            "Take one label at a time, with y_true == label."
+        )
+
+
+def _check_unit_interval(values: NDArray[Any]) -> None:
+    if values.min() < 0 or values.max() > 1:
+        raise InvalidDataError(
+            "y_prob has values outside [0, 1]. Pass what predict_proba() returns."
+        )
+
+
+calibration_curve = make_metric_function(
+    sklearn.calibration.calibration_curve,
+    _reduce_calibration_curve,
+    _CALIBRATION_COLUMNS,
+    "Share of positive rows and mean probability in bins of the probability.",
+    of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"),
+    module=__name__,
+    own=(_THRESHOLDS_OPTION[0], 'As in :func:`roc_curve`; for `strategy` "quantile" alone.'),
+)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.recommendation_hits import compute_gains, compute_precisions, find_hits
+from daskml_dist.inference.hits import gains, hits_of, precisions
 from daskml_dist.parameters.checks import check_count
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
@@ -69,7 +69,9 @@ def precision_at_k(
     >>> round(float(precision_at_k(held_out, recommended, k=2)), 4)
     0.5
     """
-    return _mean(compute_precisions, held_out, recommended, k, (user_col, item_col, score_col))
+    return _average_over_users(
+        precisions, held_out, recommended, k, (user_col, item_col, score_col)
+    )
 
 
 @telling_arguments
@@ -118,24 +120,30 @@ def ndcg_at_k(
     >>> round(float(ndcg_at_k(held_out, recommended, k=2)), 4)
     0.622
     """
-    return _mean(compute_gains, held_out, recommended, k, (user_col, item_col, score_col))
+    return _average_over_users(gains, held_out, recommended, k, (user_col, item_col, score_col))
 
 
+#: Names of the columns of users, items and scores.
 _Names = tuple[str, str, str]
+
+
+#: Takes the hits of each user, and how many items are held out; returns a number a user.
 _Metric = Callable[[NDArray[np.bool_], NDArray[np.int64]], NDArray[np.float64]]
 
 
-def _mean(metric: _Metric, held_out: Any, recommended: Any, k: int, names: _Names) -> float:
-    """Mean of a metric over the users, of frames in memory or lazy."""
+def _average_over_users(
+    metric: _Metric, held_out: Any, recommended: Any, k: int, names: _Names
+) -> float:
+    """Return the mean of a metric over the users, of frames in memory or lazy."""
     check_count("k", k)
-    _check_columns("held_out", held_out, names[:2])
-    _check_columns("recommended", recommended, names)
-    one = partial(_sums, metric, k=int(k), names=names)
+    _check_frame_columns("held_out", held_out, names[:2])
+    _check_frame_columns("recommended", recommended, names)
+    sum_of_some = partial(_sum_over_users, metric, k=int(k), names=names)
     if is_dask(held_out) or is_dask(recommended):
-        parts = _by_user(held_out, recommended, names)
-        found = compute([delayed(one, pure=False)(*pair) for pair in parts])[0]
+        parts = _partition_by_user(held_out, recommended, names)
+        found = compute([delayed(sum_of_some, pure=False)(*pair) for pair in parts])[0]
     else:
-        found = [one(held_out, recommended)]
+        found = [sum_of_some(held_out, recommended)]
     total, n_users = np.sum(found, axis=0)
     if not n_users:
         raise InvalidDataError(
@@ -145,19 +153,20 @@ def _mean(metric: _Metric, held_out: Any, recommended: Any, k: int, names: _Name
     return float(total / n_users)
 
 
-def _by_user(held_out: Any, recommended: Any, names: _Names) -> list[tuple[Any, Any]]:
-    """Partitions of both frames, the same users in each pair."""
+def _partition_by_user(held_out: Any, recommended: Any, names: _Names) -> list[tuple[Any, Any]]:
+    """Return pairs of partitions of both frames, with the same users in each pair."""
     import dask.dataframe as dd
 
     n = max(frame.npartitions for frame in (held_out, recommended) if is_dask(frame))
     pieces = []
     for frame, columns in ((held_out, names[:2]), (recommended, names)):
         lazy = frame if is_dask(frame) else dd.from_pandas(frame, npartitions=1, sort=False)
+        # Both frames are hashed by the user into as many partitions, so a user's rows meet.
         pieces.append(lazy[[*columns]].shuffle(on=names[0], npartitions=n).to_delayed())
     return list(zip(*pieces, strict=True))
 
 
-def _check_columns(name: str, frame: Any, columns: tuple[str, ...]) -> None:
+def _check_frame_columns(name: str, frame: Any, columns: tuple[str, ...]) -> None:
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{name} is a {type(frame).__name__}. Give a dataframe with columns {list(columns)}."
@@ -169,9 +178,9 @@ def _check_columns(name: str, frame: Any, columns: tuple[str, ...]) -> None:
         )
 
 
-def _sums(
+def _sum_over_users(
     metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
 ) -> tuple[float, int]:
-    """Sum of a metric over some users, and how many they are."""
-    found = metric(*find_hits(held_out, recommended, k, names))
+    """Return the sum of a metric over some users, and their number."""
+    found = metric(*hits_of(held_out, recommended, k, names))
     return float(found.sum()), len(found)

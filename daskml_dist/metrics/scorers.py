@@ -1,4 +1,8 @@
-"""Scorers: metrics of what an estimator predicts, by scikit-learn's names."""
+"""Scorers: metrics of an estimator's predictions, by scikit-learn's names.
+
+A `Scorer` of rows in memory is scikit-learn's. Of Dask collections it predicts lazily and calls the
+metric of this package, which reads the predictions in one pass.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +25,29 @@ from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.suggestions import nearest
 from daskml_dist.metrics import (
     classification,
-    deviances,
     probabilities,
-    quantiles,
     regression,
 )
-from daskml_dist.metrics._columns import called
+from daskml_dist.metrics._columns import call_sklearn_metric
+from daskml_dist.metrics.probabilities import top_k_accuracy_score
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
-from daskml_dist.metrics.top_k import top_k_accuracy_score
 
 __all__ = [
     "SCORERS",
     "Scorer",
+    "find_top_k",
     "get_scorer",
     "get_scorer_names",
     "get_scorers",
     "make_scorer",
-    "n_best_of",
 ]
 
-#: scikit-learn's class of scorers, which brings its requests for metadata and its caches.
-_Theirs: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))
+
+#: scikit-learn's private class of scorers, which brings its metadata requests and its caches.
+_SklearnScorer: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))
 
 
-class Scorer(_Theirs):
+class Scorer(_SklearnScorer):
     """A metric of what an estimator predicts, of Dask collections too: larger is better.
 
     Of rows in memory it is scikit-learn's.
@@ -78,39 +81,42 @@ class Scorer(_Theirs):
         self._labels: NDArray[Any] | None = None
 
     @classmethod
-    def of(cls, theirs: Any, name: str | None = None) -> Scorer:
-        """scikit-learn's scorer, which is known by a name or not, as one of ours."""
+    def from_sklearn(cls, theirs: Any, name: str | None = None) -> Scorer:
+        """Return a scorer of scikit-learn's, of a name or not, as one that knows collections."""
         found = cls(theirs._score_func)
         found.__dict__.update(vars(theirs))
         found._name = name
         if name is None:
-            found._score_func = _twin_of(theirs._score_func)
+            found._score_func = _find_own_metric(theirs._score_func)
             found._needs_labels = found._score_func in (roc_auc_score, top_k_accuracy_score)
         return found
 
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
         if not is_dask(X) and not is_dask(y_true):
-            kwargs = self._of_known_labels(self) | kwargs
+            kwargs = self._make_label_arguments(self) | kwargs
             return super()._score(method_caller, estimator, X, y_true, **kwargs)
-        if self._name is None:
-            if self._score_func.__module__.startswith("sklearn."):
+        scorer = self
+        if self._name is not None:
+            # A name of scikit-learn's stands for this package's scorer of collections.
+            if self._name not in SCORERS:
                 raise InvalidParameterError(
-                    f"{self._score_func.__name__} of scikit-learn scores no Dask collections. Use "
-                    "make_scorer of a metric of daskml_dist.metrics, or rows in memory."
+                    f"scoring={self._name!r} is not there for Dask collections. Use one of "
+                    f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows "
+                    "in memory."
                 )
-            kwargs = self._of_known_labels(self) | kwargs
-            return self._lazily(estimator, X, y_true, **kwargs)
-        if self._name not in SCORERS:
+            scorer = SCORERS[self._name]
+        elif self._score_func.__module__.startswith("sklearn."):
             raise InvalidParameterError(
-                f"scoring={self._name!r} is not there for Dask collections. Use one of "
-                f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows in "
-                "memory."
+                f"{self._score_func.__name__} of scikit-learn scores no Dask collections. Use "
+                "make_scorer of a metric of daskml_dist.metrics, or rows in memory."
             )
-        twin = SCORERS[self._name]
-        return twin._lazily(estimator, X, y_true, **self._of_known_labels(twin), **kwargs)
+        kwargs = self._make_label_arguments(scorer) | kwargs
+        return scorer.score_answers(
+            y_true, scorer.predict_answers(estimator, X), estimator, **kwargs
+        )
 
-    def of_rows_lacking(self, labels: NDArray[Any]) -> Scorer:
-        """The same score of rows that need not have all of these labels, the sorted ones of a fit.
+    def with_labels(self, labels: NDArray[Any]) -> Scorer:
+        """Return the same score of rows that may lack some of `labels`, the sorted ones of a fit.
 
         Metrics that take `labels` are told of them.
         """
@@ -118,8 +124,8 @@ class Scorer(_Theirs):
         found._labels = labels
         return found
 
-    def _of_known_labels(self, scorer: Scorer) -> dict[str, Any]:
-        """Arguments of a scorer's metric."""
+    def _make_label_arguments(self, scorer: Scorer) -> dict[str, Any]:
+        """Return the labels of :meth:`with_labels` as arguments of a scorer's metric."""
         takes = () if self._labels is None else inspect.signature(scorer._score_func).parameters
         if self._labels is None or "labels" not in takes:
             return {}
@@ -129,21 +135,20 @@ class Scorer(_Theirs):
         return found
 
     @property
-    def of_labels(self) -> bool:
-        """Say if it is a sum's function: of how many rows have which true and predicted label."""
-        return self._response_method in ("predict", ("predict",)) and self._score_func in _OF_PAIRS
+    def is_of_label_pairs(self) -> bool:
+        """Return whether the score follows from the weight of each pair of labels."""
+        of_labels = self._response_method in ("predict", ("predict",))
+        return of_labels and self._score_func in _LABEL_METRICS
 
-    def of_answers(self, y: Any, predicted: Any, estimator: Any, **kwargs: Any) -> float:
-        """Score what an estimator predicted."""
+    def score_answers(self, y: Any, predicted: Any, estimator: Any, **kwargs: Any) -> float:
+        """Return the score of what an estimator predicted."""
         options = {**self._kwargs, **kwargs}
         if self._needs_labels and len(getattr(estimator, "classes_", ())) > 2:
             options.setdefault("labels", estimator.classes_)
         return float(self._sign * self._score_func(y, predicted, **options))
 
-    def _lazily(self, estimator: Any, X: Any, y: Any, **kwargs: Any) -> float:
-        return self.of_answers(y, self._predicted(estimator, X), estimator, **kwargs)
-
-    def _predicted(self, estimator: Any, X: Any) -> Any:
+    def predict_answers(self, estimator: Any, X: Any) -> Any:
+        """Return the answers that the metric takes: labels, scores or a table of probabilities."""
         given = self._response_method
         names = (given,) if isinstance(given, str) else tuple(given)
         # A transformer's pipeline knows by hasattr what its last step has.
@@ -156,48 +161,65 @@ class Scorer(_Theirs):
                 f"{type(estimator).__name__} has none of the methods {names}, which this "
                 "score is of. Use a scoring of labels, such as 'accuracy'."
             )
-        found = _called(method, X)
-        if name == "predict" or self._score_func in _OF_TABLES:
+        found = _predict_lazily(method, X)
+        if name == "predict" or self._score_func in _TABLE_METRICS:
             return found
-        is_first = self._is_first(estimator)
+        # Other metrics take one column of two labels, higher for the positive one.
+        is_first = self._is_first_positive(estimator)
         if name == "predict_proba":
             return found[:, 0 if is_first else 1] if found.shape[1] == 2 else found
         return -found if is_first else found
 
-    def _is_first(self, estimator: Any) -> bool:
+    def _is_first_positive(self, estimator: Any) -> bool:
         """Return whether the positive label is the first of two: by default it is the second."""
         classes = np.asarray(getattr(estimator, "classes_", ())).tolist()
         return len(classes) == 2 and self._kwargs.get("pos_label", classes[1]) == classes[0]
 
 
-def _called(method: Any, X: Any) -> Any:
-    """Prediction of rows; lazy where the estimator is none of ours and the rows are."""
+def _predict_lazily(method: Any, X: Any) -> Any:
+    """Return the answers of a method; block by block where another package's knows no Dask."""
     if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):
         return method(X)
+    # Answers to two made-up rows tell the dtype and the width.
     if isinstance(X, da.Array):
         few = method(np.zeros((2, X.shape[1]), X.dtype))
         wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
         lazily: Any = X.map_blocks
-        return lazily(_of_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
+        return lazily(_predict_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
     few = method(X._meta_nonempty)
-    return X.map_partitions(_of_block, method, few[:0], meta=few[:0])
+    return X.map_partitions(_predict_block, method, few[:0], meta=few[:0])
 
 
-def _of_block(rows: Any, method: Any, none: Any) -> Any:
+def _predict_block(rows: Any, method: Any, none: Any) -> Any:
     return method(rows) if len(rows) else none
 
 
-#: Metrics of labels, to which rows with the same pair of them are one row of their weight.
-_OF_PAIRS = tuple(getattr(classification, name) for name in classification.__all__)
-#: Metrics that take a column of each of two labels.
-_OF_TABLES = (probabilities.log_loss, probabilities.brier_score_loss)
-_TOP_K = (top_k_accuracy_score, sklearn.metrics.top_k_accuracy_score)
-_SCORES = ("decision_function", "predict_proba")
-_PROBABILITIES = "predict_proba"
+# --- the table of scorers --------------------------------------------------------------------
 
-#: Metrics of several targets or labels, and what is in a scorer's name beside the metric's.
-_AVERAGES = ("macro", "micro", "weighted")
-_OF_LABELS = {
+
+#: Metrics of labels, to which rows with the same pair of labels are one row of their weight.
+_LABEL_METRICS = tuple(
+    getattr(classification, name)
+    for name in classification.__all__
+    if name != "reduce_to_label_pairs"
+)
+
+
+#: Metrics that take a column of each label, of two labels too.
+_TABLE_METRICS = (probabilities.log_loss, probabilities.brier_score_loss)
+
+
+_TOP_K_METRICS = (top_k_accuracy_score, sklearn.metrics.top_k_accuracy_score)
+
+
+_SCORE_METHODS = ("decision_function", "predict_proba")
+
+
+_PROBABILITY_METHOD = "predict_proba"
+
+
+#: Metrics whose scorers have the average of several labels in their names.
+_AVERAGED_METRICS = {
     "f1": classification.f1_score,
     "jaccard": classification.jaccard_score,
     "precision": classification.precision_score,
@@ -205,70 +227,81 @@ _OF_LABELS = {
 }
 
 
-def _ratio(which: int) -> Callable[..., Any]:
+#: Metrics of numbers of which less is better: their scorers are called "neg_" and their name.
+_ERRORS = (
+    "max_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_gamma_deviance",
+    "mean_poisson_deviance",
+    "mean_squared_error",
+    "mean_squared_log_error",
+    "median_absolute_error",
+    "root_mean_squared_error",
+    "root_mean_squared_log_error",
+)
+
+
+def _select_likelihood_ratio(which: int) -> Callable[..., Any]:
+    """Return the metric that is the positive (0) or the negative (1) likelihood ratio."""
+
     def ratio(y_true: Any, y_pred: Any, **options: Any) -> Any:
         return classification.class_likelihood_ratios(y_true, y_pred, **options)[which]
 
     return ratio
 
 
-def _averaged() -> dict[str, Scorer]:
-    return {
-        f"{name}_{average}": Scorer(metric, 1, {"average": average, "pos_label": None})
-        for name, metric in _OF_LABELS.items()
-        for average in _AVERAGES
-    }
-
-
-def _of_classes(multi_class: str, average: str) -> Scorer:
+def _make_multiclass_scorer(multi_class: str, average: str) -> Scorer:
     options = {"multi_class": multi_class, "average": average}
-    return Scorer(roc_auc_score, 1, options, _PROBABILITIES, needs_labels=True)
+    return Scorer(roc_auc_score, 1, options, _PROBABILITY_METHOD, needs_labels=True)
 
 
-#: Scorers by name.
+#: Scorers of Dask collections by scikit-learn's names.
 SCORERS: dict[str, Scorer] = {
-    **{name: Scorer(metric) for name, metric in _OF_LABELS.items()},
-    **_averaged(),
+    **{name: Scorer(metric) for name, metric in _AVERAGED_METRICS.items()},
+    **{
+        f"{name}_{average}": Scorer(metric, 1, {"average": average, "pos_label": None})
+        for name, metric in _AVERAGED_METRICS.items()
+        for average in ("macro", "micro", "weighted")
+    },
+    **{f"neg_{name}": Scorer(getattr(regression, name), -1) for name in _ERRORS},
     "accuracy": Scorer(classification.accuracy_score),
-    "average_precision": Scorer(average_precision_score, response_method=_SCORES),
+    "average_precision": Scorer(average_precision_score, response_method=_SCORE_METHODS),
     "balanced_accuracy": Scorer(classification.balanced_accuracy_score),
-    "d2_absolute_error_score": Scorer(quantiles.d2_absolute_error_score),
+    "d2_absolute_error_score": Scorer(regression.d2_absolute_error_score),
     "explained_variance": Scorer(regression.explained_variance_score),
     "matthews_corrcoef": Scorer(classification.matthews_corrcoef),
-    "neg_brier_score": Scorer(probabilities.brier_score_loss, -1, response_method=_PROBABILITIES),
-    "neg_log_loss": Scorer(probabilities.log_loss, -1, response_method=_PROBABILITIES),
-    "neg_max_error": Scorer(regression.max_error, -1),
-    "neg_mean_absolute_error": Scorer(regression.mean_absolute_error, -1),
-    "neg_mean_absolute_percentage_error": Scorer(regression.mean_absolute_percentage_error, -1),
-    "neg_mean_gamma_deviance": Scorer(deviances.mean_gamma_deviance, -1),
-    "neg_mean_poisson_deviance": Scorer(deviances.mean_poisson_deviance, -1),
-    "neg_mean_squared_error": Scorer(regression.mean_squared_error, -1),
-    "neg_mean_squared_log_error": Scorer(regression.mean_squared_log_error, -1),
-    "neg_median_absolute_error": Scorer(quantiles.median_absolute_error, -1),
-    "neg_negative_likelihood_ratio": Scorer(_ratio(1), -1),
-    "neg_root_mean_squared_error": Scorer(regression.root_mean_squared_error, -1),
-    "neg_root_mean_squared_log_error": Scorer(regression.root_mean_squared_log_error, -1),
-    "positive_likelihood_ratio": Scorer(_ratio(0)),
+    "neg_brier_score": Scorer(
+        probabilities.brier_score_loss, -1, response_method=_PROBABILITY_METHOD
+    ),
+    "neg_log_loss": Scorer(probabilities.log_loss, -1, response_method=_PROBABILITY_METHOD),
+    "neg_negative_likelihood_ratio": Scorer(_select_likelihood_ratio(1), -1),
+    "positive_likelihood_ratio": Scorer(_select_likelihood_ratio(0)),
     "r2": Scorer(regression.r2_score),
-    "roc_auc": Scorer(roc_auc_score, response_method=_SCORES),
-    "roc_auc_ovo": _of_classes("ovo", "macro"),
-    "roc_auc_ovo_weighted": _of_classes("ovo", "weighted"),
-    "roc_auc_ovr": _of_classes("ovr", "macro"),
-    "roc_auc_ovr_weighted": _of_classes("ovr", "weighted"),
-    "top_k_accuracy": Scorer(top_k_accuracy_score, response_method=_SCORES, needs_labels=True),
+    "roc_auc": Scorer(roc_auc_score, response_method=_SCORE_METHODS),
+    "roc_auc_ovo": _make_multiclass_scorer("ovo", "macro"),
+    "roc_auc_ovo_weighted": _make_multiclass_scorer("ovo", "weighted"),
+    "roc_auc_ovr": _make_multiclass_scorer("ovr", "macro"),
+    "roc_auc_ovr_weighted": _make_multiclass_scorer("ovr", "weighted"),
+    "top_k_accuracy": Scorer(
+        top_k_accuracy_score, response_method=_SCORE_METHODS, needs_labels=True
+    ),
 }
 
 
-def n_best_of(scoring: Any) -> int | None:
-    """Labels among which `top_k_accuracy` looks; None for another score."""
+def find_top_k(scoring: Any) -> int | None:
+    """Return the k of a score that is `top_k_accuracy` of decisions; None for another score."""
     scorer = SCORERS.get(scoring) if isinstance(scoring, str) else scoring
-    if not isinstance(scorer, _Theirs) or scorer._score_func not in _TOP_K:
+    if not isinstance(scorer, _SklearnScorer) or scorer._score_func not in _TOP_K_METRICS:
         return None
     options, given = scorer._kwargs, scorer._response_method
     first, k = given if isinstance(given, str) else next(iter(given)), options.get("k", 2)
     if set(options) - {"k"} or scorer._sign != 1 or first != "decision_function":
         return None
     return int(k) if isinstance(k, Integral) and not isinstance(k, bool) and int(k) > 0 else None
+
+
+# --- scorers by name -------------------------------------------------------------------------
 
 
 @telling_arguments
@@ -334,14 +367,14 @@ def make_scorer(
     >>> round(float(scorer(model, X, X[:, 0] + 1.0)), 4)
     -1.0
     """
-    made = called(
+    made = call_sklearn_metric(
         sklearn.metrics.make_scorer,
         score_func,
         response_method=response_method,
         greater_is_better=greater_is_better,
         **kwargs,
     )
-    return Scorer.of(made)
+    return Scorer.from_sklearn(made)
 
 
 @telling_arguments
@@ -375,36 +408,25 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     1.0
     """
     if not isinstance(scoring, str):
-        theirs = isinstance(scoring, _Theirs) and not isinstance(scoring, Scorer)
-        return Scorer.of(scoring) if theirs else scoring
+        theirs = isinstance(scoring, _SklearnScorer) and not isinstance(scoring, Scorer)
+        return Scorer.from_sklearn(scoring) if theirs else scoring
     if scoring not in sklearn.metrics.get_scorer_names():
         raise InvalidParameterError(
             f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
             f"{sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() where rows are "
             f"in memory.{nearest(scoring, sklearn.metrics.get_scorer_names())}"
         )
-    return Scorer.of(sklearn.metrics.get_scorer(scoring), scoring)
-
-
-def _twin_of(metric: Callable[..., Any]) -> Callable[..., Any]:
-    """The metric of this package for one of scikit-learn's, which knows no Dask collections."""
-    name = getattr(metric, "__name__", "")
-    if getattr(sklearn.metrics, name, None) is not metric:
-        return metric
-    twin: Callable[..., Any] = getattr(import_module("daskml_dist.metrics"), name, metric)
-    return twin
+    return Scorer.from_sklearn(sklearn.metrics.get_scorer(scoring), scoring)
 
 
 def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
-    """Scorers by name, of what `scoring` may be in scikit-learn: "score" is the one without a
-    name.
-    """
+    """Return the scorers that `scoring` stands for, by name; a single one is called "score"."""
     if scoring is None:
         if not hasattr(estimator, "score"):
             raise InvalidParameterError(
                 f"{type(estimator).__name__} has no method score. Pass scoring."
             )
-        return {"score": _own_score}
+        return {"score": _score_by_estimator}
     if isinstance(scoring, dict):
         return {name: get_scorer(given) for name, given in scoring.items()}
     if isinstance(scoring, list | tuple | set):
@@ -412,7 +434,18 @@ def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
     return {"score": get_scorer(scoring)}
 
 
-def _own_score(estimator: Any, X: Any, y: Any = None, **params: Any) -> float:
+def _find_own_metric(metric: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the metric of this package for one of scikit-learn's of the same name."""
+    name = getattr(metric, "__name__", "")
+    if getattr(sklearn.metrics, name, None) is not metric:
+        return metric
+    # Imported late: the package's `__init__` imports this module.
+    found: Callable[..., Any] = getattr(import_module("daskml_dist.metrics"), name, metric)
+    return found
+
+
+def _score_by_estimator(estimator: Any, X: Any, y: Any = None, **params: Any) -> float:
+    """Return the estimator's own score; of collections what it is where it knows no Dask."""
     if is_dask(X) and not type(estimator).__module__.startswith("daskml_dist"):
         name = "accuracy" if is_classifier(estimator) else "r2"
         return float(SCORERS[name](estimator, X, y, **params))

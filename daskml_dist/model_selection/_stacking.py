@@ -30,7 +30,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
 )
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import BaseRegressor
-from daskml_dist.metrics.scorers import SCORERS, Scorer, n_best_of
+from daskml_dist.metrics.scorers import SCORERS, Scorer, find_top_k
 from daskml_dist.model_selection._checks import check_roles, has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._failures import safe
@@ -182,10 +182,10 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
     rankings = {*RANKINGS, *CLASS_RANKINGS}
     if isinstance(given, str) and given in rankings and estimator._classification:
         return partial(_of_ranks, name=given)
-    if estimator._classification and (n_best := n_best_of(given)):
+    if estimator._classification and (n_best := find_top_k(given)):
         return partial(_of_places, n_best=n_best)
     scorer = SCORERS.get(given) if isinstance(given, str) else given
-    if estimator._classification and isinstance(scorer, Scorer) and scorer.of_labels:
+    if estimator._classification and isinstance(scorer, Scorer) and scorer.is_of_label_pairs:
         return partial(_of_pairs, scorer=scorer)
     return None
 
@@ -213,7 +213,7 @@ def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
     classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
     there = weights > 0
     truth, guess = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
-    return scorer.of_answers(
+    return scorer.score_answers(
         truth[there], guess[there], fit.estimator, sample_weight=weights[there]
     )
 

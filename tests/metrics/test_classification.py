@@ -76,7 +76,7 @@ def test_confusion_matrix_keeps_labels_without_weight() -> None:
 
 def test_confusion_matrix_of_many_labels_in_a_block_is_sparse() -> None:
     many = np.arange(50_000)
-    _, counts = metrics._pairs.count_pairs(ScoredRows(many, many, None))
+    _, counts = metrics.classification.count_label_pairs(ScoredRows(many, many, None))
     assert counts.nnz == len(many)
 
 

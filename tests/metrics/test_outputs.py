@@ -14,7 +14,7 @@ import sklearn.metrics
 
 from daskml_dist import metrics
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
-from daskml_dist.metrics import METRICS, quantiles
+from daskml_dist.metrics import METRICS, regression
 from tests.metrics.rows import N, assert_equal, lazy, takes_targets, unknown
 
 RNG = np.random.default_rng(5)
@@ -58,12 +58,12 @@ def many(n: int = 30_000) -> tuple[Any, Any, Any]:
     return truth, truth + rng.standard_cauchy(n), rng.integers(0, 5, n)
 
 
-@pytest.mark.parametrize("margin", [quantiles._MARGIN, 1e-12])
+@pytest.mark.parametrize("margin", [regression._QUANTILE_MARGIN, 1e-12])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_quantiles_of_more_than_a_sketch_holds(
     weighted: bool, margin: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantiles, "_MARGIN", margin)  # too narrow a look is made wider
+    monkeypatch.setattr(regression, "_QUANTILE_MARGIN", margin)  # too narrow a look is made wider
     truth, predicted, weight = many()
     ours = {"sample_weight": da.from_array(weight, chunks=7013)} if weighted else {}
     theirs = {"sample_weight": weight} if weighted else {}

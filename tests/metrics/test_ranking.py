@@ -13,7 +13,7 @@ from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist import metrics
 from daskml_dist.metrics import METRICS
-from daskml_dist.metrics._runs import make_run, merge_runs
+from daskml_dist.metrics._runs import make_score_run, merge_score_runs
 from tests.metrics.rows import (
     BINARY,
     CLASSES,
@@ -100,8 +100,8 @@ def test_bound_in_memory() -> None:
 
 def test_runs_stay_short() -> None:
     truth, scores, weight = many_rows()
-    runs = [make_run(truth[i::20], scores[i::20], weight[i::20], 100) for i in range(20)]
-    merged = merge_runs(runs, 100)
+    runs = [make_score_run(truth[i::20], scores[i::20], weight[i::20], 100) for i in range(20)]
+    merged = merge_score_runs(runs, 100)
     assert all(len(run.low) <= 100 for run in [*runs, merged])
     np.testing.assert_allclose(merged.weights.sum(axis=0), np.bincount(truth, weight))
     assert (merged.low <= merged.high).all()

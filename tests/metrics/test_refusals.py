@@ -130,11 +130,7 @@ TIMES: dict[str, Callable[[Any], Any]] = {
     "Dask Series of dates": lambda v: series(_dates(v)),
 }
 #: Metrics whose columns are numbers both, or numbers beside labels.
-OF_NUMBERS = [
-    name
-    for name in METRICS
-    if METRICS[name].__module__.endswith(("regression", "quantiles", "deviances"))
-]
+OF_NUMBERS = [name for name in METRICS if METRICS[name].__module__.endswith("regression")]
 OF_SCORES = [*filter(takes_scores, METRICS)]
 
 

@@ -37,7 +37,7 @@ def kind_of(name: str) -> str:
     if name.startswith("top_k") or name.endswith(("_macro", "_micro", "_weighted", "_ovr")):
         return "classes"
     metric = getattr(SCORERS[name]._score_func, "__module__", "")
-    return "counts" if metric.endswith(("regression", "deviances", "quantiles")) else "binary"
+    return "counts" if metric.endswith("regression") else "binary"
 
 
 #: One of each metric.
