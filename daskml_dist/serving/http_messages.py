@@ -181,24 +181,6 @@ class RequestBodies:
         length = headers.get(b"content-length")
         if length is not None and length.isdigit() and int(length) > self._max_bytes:
             raise self._too_large()
-        pieces: list[bytes] = []
-        try:
-            await self._read_pieces(receive, pieces)
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if encoding != b"identity":
-                body = self._expand(body)
-                self._take_room(body, pieces)
-        except BaseException:
-            self.release(sum(map(len, pieces)))
-            raise
-        return body, sum(map(len, pieces))
-
-    def release(self, n_bytes: int) -> None:
-        """Give back the memory of a body that is of no more use."""
-        self._free_bytes += n_bytes
-
-    async def _read_pieces(self, receive: Receive, pieces: list[bytes]) -> None:
-        """Read a body into `pieces`, as long as there is memory and time for it."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -206,26 +188,43 @@ class RequestBodies:
         if not self._is_watching:
             self._is_watching = True
             loop.call_later(self._seconds / 4, self._cancel_late, loop)
-        left, more_body = self._max_bytes, True
+        pieces: list[bytes] = []
+        n_held, more_body = 0, True
         try:
             while more_body:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnectedError
                 piece, more_body = message.get("body", b""), message.get("more_body", False)
-                left -= len(piece)
-                if left < 0:
+                n_piece = len(piece)
+                if n_held + n_piece > self._max_bytes:
                     raise self._too_large()
-                self._take_room(piece, pieces)
+                self._take_room(n_piece)
+                n_held += n_piece
+                pieces.append(piece)
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if encoding != b"identity":
+                body = self._expand(body)
+                self._take_room(len(body))
+                n_held += len(body)
         except asyncio.CancelledError:
+            self.release(n_held)
             if task not in self._late or task.uncancel() > 0:  # something else ends the task
                 raise
             raise RequestError(
                 f"The body did not come within {self._seconds:g} s: send it at once.", 408, (CLOSE,)
             ) from None
+        except BaseException:
+            self.release(n_held)
+            raise
         finally:
             self._deadlines.pop(task, None)
             self._late.discard(task)
+        return body, n_held
+
+    def release(self, n_bytes: int) -> None:
+        """Give back the memory of a body that is of no more use."""
+        self._free_bytes += n_bytes
 
     def _cancel_late(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
@@ -237,16 +236,15 @@ class RequestBodies:
         if self._is_watching:
             loop.call_later(self._seconds / 4, self._cancel_late, loop)
 
-    def _take_room(self, piece: bytes, pieces: list[bytes]) -> None:
-        if len(piece) > self._free_bytes:
+    def _take_room(self, n_bytes: int) -> None:
+        if n_bytes > self._free_bytes:
             raise RequestError(
                 "Too many large bodies are on their way: try again after a second, or send fewer "
                 "rows at a time.",
                 503,
                 ((b"retry-after", b"1"), CLOSE),
             )
-        self._free_bytes -= len(piece)
-        pieces.append(piece)
+        self._free_bytes -= n_bytes
 
     def _expand(self, body: bytes) -> bytes:
         """Return a compressed body expanded, but for one that grows larger than a body may be."""
