@@ -98,7 +98,7 @@ class HostLane:
     room : solvers.forest_rows.ForestRows
     facts : ForestFacts
     make_room : callable
-        As `OwnRows.room`.
+        As `OwnRows.allocate_zeros`.
     """
 
     def __init__(self, room: Any, facts: ForestFacts, make_room: Any) -> None:

@@ -61,10 +61,10 @@ def find_bins(
     categories = _find_categories(rows, max_bins, categories, aside)
     sampled, weight, numbers = _sample_rows(rows, seed, aside, n_used)
     # Each trainer gets the columns that it finds edges of.
-    ranges = rows.ranges(len(categories))
+    ranges = rows.split_ranges(len(categories))
     column = deal_columns(rows, sampled, ranges)
     weight, numbers = (
-        np.concatenate(parts) for parts in zip(*rows.gather([weight, numbers]), strict=True)
+        np.concatenate(parts) for parts in zip(*rows.gather_arrays([weight, numbers]), strict=True)
     )
     if (weight == 1).all():
         weight = weight[:0]
@@ -90,7 +90,7 @@ def _sample_rows(
     share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
     # Rows draw 64 bits; those below `last` are in the sample.
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-    each = rows.map(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
+    each = rows.map_lanes(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
     found = [part for parts in each for part in parts]
     weight = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
     numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
@@ -109,9 +109,11 @@ def _find_categories(
     if not asked:
         return found
     strange = None if aside is None or aside.of_fit else aside
-    each = rows.map(lambda lane: _distinct_values(rows, lane, asked, max_bins, strange), rows.lanes)
+    each = rows.map_lanes(
+        lambda lane: _distinct_values(rows, lane, asked, max_bins, strange), rows.lanes
+    )
     for number, j in enumerate(asked):
-        parts = rows.gather([_union_sorted([of_lane[number] for of_lane in each])])
+        parts = rows.gather_arrays([_union_sorted([of_lane[number] for of_lane in each])])
         every = _union_sorted([part for (part,) in parts])
         if len(every) > max_bins:
             raise InvalidDataError(
@@ -129,7 +131,7 @@ def _distinct_values(
 ) -> list[Array]:
     """Return distinct values of a lane's features; of too many, one more than are allowed."""
     found, is_strange = [np.empty(0) for _ in asked], None if strange is None else strange.reader()
-    for first, block in rows.blocks(lane):
+    for first, block in rows.iterate_blocks(lane):
         X = block.X if is_strange is None else block.X[~is_strange(first, block.y)]
         for number, j in enumerate(asked):
             values = np.unique(X[:, j]).astype(np.float64)
@@ -146,7 +148,7 @@ def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArra
     """Return the edges of all features, gathered from the trainers that found them."""
     given = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
     every: list[NDArray[np.float64]] = []
-    for lengths, values in rows.gather(given):
+    for lengths, values in rows.gather_arrays(given):
         every += np.split(values, lengths.cumsum()[:-1]) if len(lengths) else []
     return tuple(every)
 
@@ -156,7 +158,7 @@ def _sample_lane(
 ) -> list[tuple[Array, Array, Array]]:
     """Return a lane's sampled rows by block, their weights (empty if none) and numbers."""
     found, is_aside = [], None if aside is None else aside.reader()
-    for first, block in rows.blocks(lane):
+    for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + block.X.shape[0])
         which = np.ones(len(numbers), bool)
         if last < np.uint64(2**64 - 1):
@@ -178,7 +180,7 @@ class BinnedRows:
         Rows at most.
     bins : Bins
     room : callable
-        As `OwnRows.room`.
+        As `OwnRows.allocate_zeros`.
     numbered : bool, default=False
         Whether the numbers of the rows are kept.
 
@@ -270,16 +272,16 @@ def bin_rows(
     rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False
 ) -> tuple[BinnedRows, BinnedRows | None]:
     """Return the binned rows of a lane, and those that are held out for validation."""
-    most = rows.count(lane)
-    own = BinnedRows(most, bins, rows.room, numbered)
+    most = rows.count_rows(lane)
+    own = BinnedRows(most, bins, rows.allocate_zeros, numbered)
     if aside is None:
-        for first, block in rows.blocks(lane):
+        for first, block in rows.iterate_blocks(lane):
             numbers = np.arange(first, first + len(block.X))
             own.add(block.X, block.y, block.weight, numbers)
         return own, None
-    held = BinnedRows(most, bins, rows.room, numbered)
+    held = BinnedRows(most, bins, rows.allocate_zeros, numbered)
     is_aside = aside.reader()
-    for first, block in rows.blocks(lane):
+    for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + len(block.X))
         is_held = is_aside(first, block.y)
         own.add(*select_rows(block, ~is_held), numbers[~is_held])
@@ -308,11 +310,11 @@ def deal_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
     """Give each trainer its range of the columns of all trainers' sampled rows."""
-    if rows.largest(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
+    if rows.max_trainers(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
         return _deal_sparse_columns(rows, parts, ranges)
     X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])
     # All-to-all: every trainer gets its columns of all trainers' rows.
-    own = np.concatenate(rows.deal([np.ascontiguousarray(X[:, at]) for at in ranges]))
+    own = np.concatenate(rows.exchange_arrays([np.ascontiguousarray(X[:, at]) for at in ranges]))
     return lambda j, at: own[at, j]
 
 
@@ -323,10 +325,10 @@ def _deal_sparse_columns(
     blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
     X = sparse.csc_array(sparse.vstack(blocks))
     given = [X[:, at] for at in ranges]
-    ends = rows.deal([part.indptr.astype(np.int64) for part in given])
-    indices = rows.deal([part.indices.astype(np.int64) for part in given])
-    values = rows.deal([part.data for part in given])
-    counts = [int(n) for (n,) in rows.deal([np.array([X.shape[0]])] * len(ranges))]
+    ends = rows.exchange_arrays([part.indptr.astype(np.int64) for part in given])
+    indices = rows.exchange_arrays([part.indices.astype(np.int64) for part in given])
+    values = rows.exchange_arrays([part.data for part in given])
+    counts = [int(n) for (n,) in rows.exchange_arrays([np.array([X.shape[0]])] * len(ranges))]
     starts = np.append(0, np.cumsum(counts))
 
     def column(j: int, at: Array) -> Array:

@@ -101,7 +101,7 @@ class _ScoredPart:
         """Gather a share of the rows to one trainer, for scores that need more than sums."""
         weighted = np.array([float(any(room.weight is not None for room in self._rooms))])
         self._gathered = GatheredRows(
-            self._rows, self._rooms, share, seed, bool(self._rows.largest(weighted)[0]),
+            self._rows, self._rooms, share, seed, bool(self._rows.max_trainers(weighted)[0]),
             self._within,
         )  # fmt: skip
 
@@ -252,7 +252,7 @@ class GatheredRows:
         if self._rows.rank == 0:
             told[0] = scorer(raw[self._order], self._y, self._weight)
         # As whole numbers, so that what is not finite comes as it is.
-        return float(self._rows.sum(told.view(np.int64)).view(np.float64)[0])
+        return float(self._rows.sum_trainers(told.view(np.int64)).view(np.float64)[0])
 
     def _scored_rows(self) -> list[tuple[BinnedRows, NDArray[np.intp]]]:
         return list(zip(self._rooms, self._at, strict=True))
@@ -261,7 +261,7 @@ class GatheredRows:
         """Return the rows of all trainers on the first trainer, and the own rows elsewhere."""
         own = np.ascontiguousarray(np.concatenate(parts))
         others = [own if rank == 0 else own[:0] for rank in range(self._rows.size)]
-        found = self._rows.deal(others)
+        found = self._rows.exchange_arrays(others)
         return np.concatenate(found)
 
 

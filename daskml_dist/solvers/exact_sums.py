@@ -41,8 +41,8 @@ def sum_exactly(
                 largest[k] = np.maximum(largest[k], np.abs(of).max(initial=0.0))
         return values, largest
 
-    found = rows.map(made, rooms)
-    largest = rows.largest(np.max([np.zeros(m), *(most for _, most in found)], axis=0))
+    found = rows.map_lanes(made, rooms)
+    largest = rows.max_trainers(np.max([np.zeros(m), *(most for _, most in found)], axis=0))
     if not np.isfinite(largest).all():
         return np.full(m, np.nan)
     # So many bits that no sum of so many numbers overflows.
@@ -55,8 +55,8 @@ def sum_exactly(
             total += np.rint(values[:, at] * scales[:, None]).astype(np.int64).sum(axis=1)
         return total
 
-    own = rows.map(summed, [values for values, _ in found])
-    return np.asarray(rows.sum(np.sum([np.zeros(m, np.int64), *own], axis=0)) / scales)
+    own = rows.map_lanes(summed, [values for values, _ in found])
+    return np.asarray(rows.sum_trainers(np.sum([np.zeros(m, np.int64), *own], axis=0)) / scales)
 
 
 def _summand_buffer(room: BinnedRows, m: int) -> Array:
@@ -82,7 +82,7 @@ def group_quantiles(
         (np.bincount(g, w, n_groups) for g, w in zip(groups, weights, strict=True)),
         np.zeros(n_groups),
     )
-    totals = rows.sum(own)
+    totals = rows.sum_trainers(own)
     asked = [np.maximum(share * totals, 0.5)]
     part = np.zeros(n_groups)
     if middle:
@@ -99,7 +99,7 @@ def group_quantiles(
 def _integer_weights(rows: OwnRows, weights: list[Array | None], counts: list[int]) -> list[Array]:
     """Return integer weights whose sums are exact; 1 where there are no weights."""
     largest = float(
-        rows.largest(np.array([_largest_weight(w) for w in weights]).max(keepdims=True))[0]
+        rows.max_trainers(np.array([_largest_weight(w) for w in weights]).max(keepdims=True))[0]
     )
     if not largest:
         return [np.ones(n) for n in counts]
@@ -126,7 +126,7 @@ def _select_keys(
         for digit, group, weight in zip(digits, groups, weights, strict=True):
             own += np.bincount(group * 256 + digit, weight, n * 256)
         # Weight below each next digit, of all trainers.
-        below = rows.sum(own).reshape(n, 256).cumsum(axis=1)
+        below = rows.sum_trainers(own).reshape(n, 256).cumsum(axis=1)
         digit = (below < asked[:, None]).sum(axis=1).clip(max=255)
         asked -= np.where(digit > 0, below[np.arange(n), digit - 1], 0.0)
         found |= digit.astype(np.uint64) << np.uint64(shift)

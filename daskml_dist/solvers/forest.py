@@ -112,7 +112,7 @@ class _ForestRun:
         made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
         bins: Any = known or rows.memory.get("bins")
         # Who has come after a loss knows none.
-        if rows.largest(np.array([float(bins is None)]))[0]:
+        if rows.max_trainers(np.array([float(bins is None)]))[0]:
             n = solver.growth.signs
             bins = find_bins(
                 rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows,
@@ -123,7 +123,9 @@ class _ForestRun:
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
         n_outputs, of_classes = solver.growth.n_outputs, solver.class_weight
-        found = rows.map(lambda lane: bin_forest_rows(rows, lane, bins, n_outputs, of_classes), new)
+        found = rows.map_lanes(
+            lambda lane: bin_forest_rows(rows, lane, bins, n_outputs, of_classes), new
+        )
         made.update(zip(new, found, strict=True))
         return [made[lane] for lane in rows.lanes], bins
 
@@ -135,14 +137,14 @@ class _ForestRun:
         if solver.decomposition != "auto":
             return solver.decomposition == "functional"
         rows, growth = self._rows, solver.growth
-        n_bytes = int(rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0])
+        n_bytes = int(rows.sum_trainers(np.array([sum(room.n_bytes for room in self._rooms)]))[0])
         # They come in parts that are joined; the lines of a tree, for each lane's thread, and room
         # to part them.
         drawn = 16 * growth.n_line * rows.n_rows
         need = 2 * n_bytes + drawn * len(rows.lanes)
         # A device that has trees grow by levels has all rows too, and the lines of a tree.
         lacks = need > rows.budget or n_bytes + drawn > _DEVICE_SHARE * self._device.budget
-        return not rows.largest(np.array([float(lacks)]))[0]
+        return not rows.max_trainers(np.array([float(lacks)]))[0]
 
     def run(self) -> Solution:
         """Grow the trees."""
@@ -153,7 +155,7 @@ class _ForestRun:
             self._done = [*self._done, grow(numbers)]
             n = numbers.stop
             # Hears whether the user wishes an end.
-            self._rows.largest(np.zeros(1))
+            self._rows.max_trainers(np.zeros(1))
             # A checkpoint of the trees so far.
             self._rows.keep(n, partial(_pack_forest_state, self._done))
         state = _pack_forest_state(self._done)
@@ -169,15 +171,19 @@ class _ForestRun:
             self._device,
             self._growing,
         )
-        lane = device.lane(whole, growing.shared, self._rows.room) if device.by_levels else None
+        lane = (
+            device.lane(whole, growing.shared, self._rows.allocate_zeros)
+            if device.by_levels
+            else None
+        )
 
         def grow(numbers: range) -> tuple[Trees, Array]:
             # The trees of this rank.
-            own = numbers[self._rows.ranges(len(numbers))[self._rows.rank]]
+            own = numbers[self._rows.split_ranges(len(numbers))[self._rows.rank]]
             if lane is not None:
                 found = grow_whole_trees(device, lane, growing, own, len(whole.numbers))
             else:
-                found = self._rows.map(lambda t: growing.grow_whole_tree(whole, t), own)
+                found = self._rows.map_lanes(lambda t: growing.grow_whole_tree(whole, t), own)
             return self._exchange_trees(found)
 
         return grow
@@ -187,7 +193,7 @@ class _ForestRun:
         parts = [_pack_trees(own, self._bins)] if own else []
         if self._rows.size > 1:
             arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
-            every = self._rows.gather(arrays)
+            every = self._rows.gather_arrays(arrays)
             parts = [dict(zip(_TREE_ARRAYS, found, strict=True)) for found in every if found]
         return _concatenate_trees([(Trees.unpacked(part), part["impurity"]) for part in parts])
 
@@ -238,12 +244,14 @@ def predict_out_of_bag(
     The first trainer alone gets them; the others get none.
     """
     keys = np.array([growing.make_tree_keys(t)[0] for t in range(len(trees))], np.uint64)
-    parts = rows.map(lambda room: _predict_lane(room, keys, growing, trees), rooms)
+    parts = rows.map_lanes(lambda room: _predict_lane(room, keys, growing, trees), rooms)
     own = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     found = []
     for array in own:
         empty = array[:0]
-        every = rows.deal([array, *[empty] * (rows.size - 1)]) if rows.size > 1 else [array]
+        every = (
+            rows.exchange_arrays([array, *[empty] * (rows.size - 1)]) if rows.size > 1 else [array]
+        )
         found.append(np.concatenate(every))
     numbers, sums, times, y = found
     order = np.argsort(numbers, kind="stable")

@@ -81,7 +81,9 @@ class JointGrower:
     ) -> None:
         self._rows, self._rooms, self._growing, self._device = rows, rooms, growing, device
         self._growth = growing.growth
-        self._lanes = rows.map(lambda room: device.lane(room, growing.shared, rows.room), rooms)
+        self._lanes = rows.map_lanes(
+            lambda room: device.lane(room, growing.shared, rows.allocate_zeros), rooms
+        )
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Grow some trees; return them with the impurity of their nodes."""
@@ -120,14 +122,14 @@ class JointGrower:
         """Let trees draw the rows of each own lane; how many lines each has."""
         growing, factor = self._growing, None
         keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
-        drawn = self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
+        drawn = self._rows.map_lanes(lambda lane: lane.draw(keys, factor), self._lanes)
         if not self._growth.balanced:
             return drawn
         sums = sum(
             sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
         )
-        factor = growing.balance_classes(self._rows.sum(np.asarray(sums)))
-        return self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
+        factor = growing.balance_classes(self._rows.sum_trainers(np.asarray(sums)))
+        return self._rows.map_lanes(lambda lane: lane.draw(keys, factor), self._lanes)
 
     def _nodes(self, nodes: Sequence[_JointNode], i: int) -> Nodes:
         """Return the nodes of a level as one lane holds them."""
@@ -168,9 +170,9 @@ class JointGrower:
         for i, lane in enumerate(self._lanes):
             lane.sums(self._nodes(level, i), sums, reach)
         if self._rows.size > 1:
-            sums = self._rows.sum(sums)
+            sums = self._rows.sum_trainers(sums)
             if not growth.classes:
-                reach = self._rows.largest(reach.ravel()).reshape(reach.shape)
+                reach = self._rows.max_trainers(reach.ravel()).reshape(reach.shape)
         for node, own in zip(level, sums, strict=True):
             node.sums = own
             self._tops[node.tree].sums[node.number] = own
@@ -198,16 +200,20 @@ class JointGrower:
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
             # Each trainer owns a range of (node, feature) and finds its cuts.
-            jobs = rows.ranges(n * m)[rows.rank]
+            jobs = rows.split_ranges(n * m)[rows.rank]
             if rows.sums_on_device:
-                total = rows.sum_own(total)
+                total = rows.sum_own_range(total)
             else:
-                total = device.to_device(rows.sum_own(device.to_host(total)))
+                total = device.to_device(rows.sum_own_range(device.to_host(total)))
         sums = np.array([node.sums for node in nodes])
         told = device.cuts(first, features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
             there = rows.sums_on_device
-            told = rows.sum(told) if there else device.to_device(rows.sum(device.to_host(told)))
+            told = (
+                rows.sum_trainers(told)
+                if there
+                else device.to_device(rows.sum_trainers(device.to_host(told)))
+            )
         return device.best(told, features, one)
 
     def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
@@ -242,7 +248,7 @@ class JointGrower:
     ) -> None:
         """Partition the lines of split nodes, and tell the children where theirs are."""
         cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
-        middles = self._rows.map(
+        middles = self._rows.map_lanes(
             lambda i: self._lanes[i].part(self._nodes(some, i), cuts), range(len(self._lanes))
         )
         for i, of_lane in enumerate(middles):
@@ -280,13 +286,15 @@ class JointGrower:
         # Small nodes are dealt to trainers in turn, with all rows of theirs.
         given = [self._own_node_rows(small[to::size]) for to in range(size)]
         if size > 1:
-            taken = [self._rows.deal(list(arrays)) for arrays in zip(*given, strict=True)]
+            taken = [
+                self._rows.exchange_arrays(list(arrays)) for arrays in zip(*given, strict=True)
+            ]
         else:
             taken = [[array] for (arrays,) in [given] for array in arrays]
         grown = self._finish_nodes(small[rank::size], *taken)
         if size == 1:
             return grown
-        every = self._rows.gather(flatten_parts(grown, self._growing))
+        every = self._rows.gather_arrays(flatten_parts(grown, self._growing))
         return [unpack_part(every[k % size], k // size) for k in range(len(small))]
 
     def _own_node_rows(self, nodes: list[_JointNode]) -> tuple[Array, Array, Array]:
@@ -335,7 +343,7 @@ class JointGrower:
             )
 
         if not self._device.by_levels:
-            return self._rows.map(finish, range(len(nodes)))
+            return self._rows.map_lanes(finish, range(len(nodes)))
         return self._finish_by_levels(nodes, [joined_rows(k) for k in range(len(nodes))])
 
     def _finish_by_levels(

@@ -106,15 +106,16 @@ def bin_forest_rows(
     rows: OwnRows, lane: int, bins: Bins, n_outputs: int, class_weight: Sequence[Array]
 ) -> ForestRows:
     """Return the binned rows of a lane; sparse rows are made dense a tile at a time."""
-    n, d = rows.count(lane), bins.n_features
+    n, d = rows.count_rows(lane), bins.n_features
     made = ForestRows(
-        rows.room((n, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8), rows.room((n,), np.int64),
-        rows.room((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
+        rows.allocate_zeros((n, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8),
+        rows.allocate_zeros((n,), np.int64),
+        rows.allocate_zeros((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
         np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
     )  # fmt: skip
     tile = min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, _MAX_TILE_ENTRIES // d))
     put, stop = _TileWriter(rows, made, bins, class_weight, min(n, tile)), 0
-    for first, block in rows.blocks(lane):
+    for first, block in rows.iterate_blocks(lane):
         for start in range(0, block.X.shape[0], tile):
             X = block.X[start : start + tile]
             X = X.toarray() if isinstance(X, SparseRows) else np.ascontiguousarray(X)
@@ -159,7 +160,7 @@ class _TileWriter:
         made.y[at] = y
         if weight is not None or self._class_weight:
             if made.given is None:
-                made.given = self._rows.room((len(made.numbers),), np.float64)
+                made.given = self._rows.allocate_zeros((len(made.numbers),), np.float64)
             made.given[at] = 1.0 if weight is None else weight
             for k, of_class in enumerate(self._class_weight):
                 made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
@@ -178,7 +179,7 @@ def scale_to_integers(
     for room in rooms:
         np.maximum(reach[0], -room.low, out=reach[0])
         np.maximum(reach[1], room.high, out=reach[1])
-    both = rows.largest(reach.ravel()).reshape(reach.shape)
+    both = rows.max_trainers(reach.ravel()).reshape(reach.shape)
     for room in rooms:
         room.low, room.high = -both[0], both[1]
     bits = int(rows.n_rows).bit_length()
@@ -196,8 +197,8 @@ def scale_to_integers(
 def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
     """Return each row's class of the first output, and the sums that its other classes add to."""
     first = np.append(0, np.cumsum(classes[:-1]))
-    slot = rows.room((len(y),), np.int32)
-    more = rows.room((len(y), len(classes) // 2 * 2), np.int64)
+    slot = rows.allocate_zeros((len(y),), np.int32)
+    more = rows.allocate_zeros((len(y), len(classes) // 2 * 2), np.int64)
     for at in iterate_tiles(len(y)):
         slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
         slot[at], more[at] = slots[:, 0], -1
@@ -209,13 +210,13 @@ def _scale_weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> flo
     """Make the weights whole numbers; their scale."""
     facts = np.zeros(3)
     for room in rooms:
-        room.weight = rows.room((len(room.y),), np.int64)
+        room.weight = rows.allocate_zeros((len(room.y),), np.int64)
         if (given := room.given) is None:
             continue
         for at in iterate_tiles(len(given)):
             odd = (given[at] % 1).any()
             facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), odd])
-    weighted, largest, odd = rows.largest(facts)
+    weighted, largest, odd = rows.max_trainers(facts)
     if not weighted:
         for room in rooms:
             room.weight[:] = 1
@@ -251,7 +252,7 @@ def _find_scale(
         for room in rooms
         for at in iterate_tiles(len(room.y))
     )
-    total = int(rows.sum(np.array([total]))[0])
+    total = int(rows.sum_trainers(np.array([total]))[0])
     return float(np.ldexp(rough, bits - total.bit_length() - 1))
 
 
@@ -263,7 +264,7 @@ def _scale_targets(
     bits: int,
 ) -> ForestScales:
     found = [_target_range(room.y.reshape(len(room.y), -1)) for room in rooms]
-    top, bottom = rows.largest(np.max(found, axis=0).ravel()).reshape(2, -1)
+    top, bottom = rows.max_trainers(np.max(found, axis=0).ravel()).reshape(2, -1)
     bottom = -bottom
     centre = np.zeros(len(top))
     if criterion.kind == 3:
@@ -274,8 +275,8 @@ def _scale_targets(
         centre[apart] = np.rint((top + bottom) / 2)[apart]
     k = len(centre)
     for room in rooms:
-        room.slot = rows.room((len(room.y),), np.int32)
-        room.more = rows.room((len(room.y), 2 * k + 1), np.int64)
+        room.slot = rows.allocate_zeros((len(room.y),), np.int32)
+        room.more = rows.allocate_zeros((len(room.y), 2 * k + 1), np.int64)
         room.more[:, k + 1 :] = room.y.reshape(len(room.y), -1).view(np.int64)
     target, term = (
         _write_integers(rows, rooms, partial(_weighted_numbers, made, centre), columns, bits)
@@ -312,7 +313,7 @@ def _write_integers(
     """Make whole numbers, columns of `ForestRows.more`; their scale."""
     parts = ((room, at) for room in rooms for at in iterate_tiles(len(room.y)))
     own = max((np.abs(make(room, at)).max(initial=0.0) for room, at in parts), default=0.0)
-    most = rows.largest(np.array([own]))[0]
+    most = rows.max_trainers(np.array([own]))[0]
     if not np.isfinite(most):
         raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
     width = columns.stop - columns.start
@@ -347,7 +348,7 @@ def gather_forest_rows(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows
         _concatenate([getattr(room, name) for room in rooms])
         for name in ("rows", "numbers", "weight", "slot", "more")
     ]
-    every = rows.gather(own) if rows.size > 1 else [own]
+    every = rows.gather_arrays(own) if rows.size > 1 else [own]
     bins, numbers, weight, slot, more = (
         np.ascontiguousarray(_concatenate(parts)) for parts in zip(*every, strict=True)
     )

@@ -119,12 +119,12 @@ class _BoostingRun:
         # Weights of 1 are as good as none. A trainer's rows may all be held out.
         weights = [room.weight for room in self._rooms if room.weight is not None]
         weighted = float(any((weight != 1).any() for weight in weights))
-        self._weighted = bool(rows.largest(np.array([weighted]))[0])
+        self._weighted = bool(rows.max_trainers(np.array([weighted]))[0])
         self._constant = self._loss.constant_hessian and not self._weighted
         self._missing = self._find_missing_features()
         self._baseline = self._initial_prediction() if kept is None else kept["baseline"]
         self._trees = self._before
-        rows.map(self._update_predictions, [*self._rooms, *self._held])
+        rows.map_lanes(self._update_predictions, [*self._rooms, *self._held])
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class _BoostingRun:
         if bins is None:
             bins = rows.memory.get("bins")
         # Who has come after a loss knows none.
-        if rows.largest(np.array([float(bins is None)]))[0]:
+        if rows.max_trainers(np.array([float(bins is None)]))[0]:
             n = float(rows.n_rows) if aside is None else aside.n_left(rows.n_rows)
             bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n)
         assert bins is not None
@@ -148,14 +148,16 @@ class _BoostingRun:
         numbered = solver.watching is not None
         if stopping is not None:
             numbered |= stopping.scorer is not None or stopping.within is not None
-        found = rows.map(lambda lane: bin_rows(rows, lane, bins, aside, numbered), new)
+        found = rows.map_lanes(lambda lane: bin_rows(rows, lane, bins, aside, numbered), new)
         made.update(zip(new, found, strict=True))
         own = [made[lane][0] for lane in rows.lanes]
         held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
         return own, held
 
     def _check_row_counts(self) -> None:
-        n = self._rows.sum(np.array([sum(r.n for r in self._rooms), sum(r.n for r in self._held)]))
+        n = self._rows.sum_trainers(
+            np.array([sum(r.n for r in self._rooms), sum(r.n for r in self._held)])
+        )
         self._n_train, self._n_held = n.tolist()
         if not self._n_train or (self._aside is not None and not self._n_held):
             raise InvalidDataError(
@@ -165,7 +167,7 @@ class _BoostingRun:
 
     def _find_missing_features(self) -> NDArray[np.uint8]:
         missing = np.max([room.missing for room in self._rooms], axis=0)
-        return np.asarray(self._rows.largest(missing), np.uint8)
+        return np.asarray(self._rows.max_trainers(missing), np.uint8)
 
     def _update_predictions(self, room: BinnedRows) -> None:
         """Make what is kept of each row, as all trees so far leave it."""
@@ -221,7 +223,7 @@ class _BoostingRun:
                 for room, of_room in zip(lanes[i].rooms, groups, strict=True)
             ]
 
-        given = self._rows.map(of_lane, range(len(lanes)))
+        given = self._rows.map_lanes(of_lane, range(len(lanes)))
         return self._group_quantiles([part for parts in given for part in parts], len(leaves))
 
     # -- iterations ----------------------------------------------------------------------------
@@ -250,7 +252,7 @@ class _BoostingRun:
             ]
             self._trees = [*self._trees, *trees]
             n_iter += 1
-            self._rows.map(self._update_predictions, self._held)
+            self._rows.map_lanes(self._update_predictions, self._held)
             self._score_rows()
             stopped = self._scores.is_finished()
             self._rows.keep(n_iter, self._state(), scores=self._scores.score_watched())
@@ -291,12 +293,12 @@ class _BoostingRun:
                 room.extra["n_trees"] += 1
             lane.answer(output, [leaf.at[i] for leaf in leaves], values)
 
-        self._rows.map(add, range(len(self._grower.lanes)))
+        self._rows.map_lanes(add, range(len(self._grower.lanes)))
 
     def _score_rows(self) -> None:
         """Score the rows as they are predicted now."""
         if self._solver.stopping is not None:
-            self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
+            self._rows.map_lanes(lambda lane: lane.bring_raw(), self._grower.lanes)
             self._scores.score_for_stopping()
 
 
@@ -350,9 +352,11 @@ class GradientPacker:
 
     def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
         """Make the gradients of all rows for some trees; how each output's are packed."""
-        made = self._rows.map(lambda lane: lane.gradients(self._loss, self._constant), self._lanes)
+        made = self._rows.map_lanes(
+            lambda lane: lane.gradients(self._loss, self._constant), self._lanes
+        )
         # The largest gradient and hessian of all trainers give the units.
-        largest = self._rows.largest(np.max(made, axis=0).ravel())
+        largest = self._rows.max_trainers(np.max(made, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
                 "The gradients became NaN or infinite: the targets, or learning_rate, are too "
@@ -382,11 +386,11 @@ class GradientPacker:
         """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
         key = int(draw_by_hash([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
         of_g, of_h = _packing_units(units, bits)
-        found = self._rows.map(
+        found = self._rows.map_lanes(
             lambda lane: lane.pack(k, mode, 1 / of_g, 1 / of_h, key), self._lanes
         )
         own = np.array(found, np.int64).sum(axis=0)
-        total: list[int] = (self._rows.sum(own) if mode == ROUNDED else own).tolist()
+        total: list[int] = (self._rows.sum_trainers(own) if mode == ROUNDED else own).tolist()
         return total
 
 

@@ -114,13 +114,13 @@ class StratifiedHoldout(HoldoutMask):
     def located(self, rows: OwnRows) -> StratifiedHoldout:
         if self.counts.shape[1] == 1:
             return self  # the place of a row is its number
-        firsts = np.concatenate([np.empty(0, np.int64), *map(rows.firsts, rows.lanes)])
+        firsts = np.concatenate([np.empty(0, np.int64), *map(rows.first_row_numbers, rows.lanes)])
         cut = not np.isin(firsts, self.first).all()
-        if not rows.largest(np.array([float(cut)]))[0]:
+        if not rows.max_trainers(np.array([float(cut)]))[0]:
             return self
         # Lanes have parts of blocks: how many of each class, only their rows tell.
-        found = rows.map(lambda lane: self._count_classes(rows, lane), rows.lanes)
-        given = rows.gather([firsts, np.concatenate(found)])
+        found = rows.map_lanes(lambda lane: self._count_classes(rows, lane), rows.lanes)
+        given = rows.gather_arrays([firsts, np.concatenate(found)])
         first, counts = (np.concatenate(parts) for parts in zip(*given, strict=True))
         order = np.argsort(first, kind="stable")
         return replace(self, first=first[order], counts=counts[order])
@@ -153,10 +153,10 @@ class StratifiedHoldout(HoldoutMask):
 
     def _count_classes(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
         """Return the rows of each class in the parts of a lane."""
-        firsts, k = rows.firsts(lane), self.counts.shape[1]
+        firsts, k = rows.first_row_numbers(lane), self.counts.shape[1]
         order = np.argsort(firsts, kind="stable")
         found = np.zeros((len(firsts), k), np.int64)
-        for first, block in rows.blocks(lane):
+        for first, block in rows.iterate_blocks(lane):
             part = order[np.searchsorted(firsts[order], first, side="right") - 1]
             found[part] += np.bincount(block.y.astype(np.intp), minlength=k)
         return found

@@ -44,8 +44,8 @@ class OwnRows(Protocol):
     kept : mapping of str to ndarray, or None
         What :meth:`keep` was given then.
     should_stop : bool
-        Whether the user asked the fit to end, as far as the last :meth:`largest` told; the same
-        in all trainers.
+        Whether the user asked the fit to end, as far as the last :meth:`max_trainers` told; the
+        same in all trainers.
     memory : dict
         What a solver leaves for itself after a loss: it may come back with other lanes.
     rank, size : int
@@ -56,8 +56,8 @@ class OwnRows(Protocol):
     device : {"auto", "cpu", "gpu"}
         That the user asked for. Rows are read in host memory, whichever it is.
     sums_on_device : bool
-        Whether :meth:`sum` and :meth:`sum_own` sum arrays on GPUs there; the same in all trainers.
-        Otherwise they are to be given NumPy's.
+        Whether :meth:`sum_trainers` and :meth:`sum_own_range` sum arrays on GPUs there; the same in
+        all trainers. Otherwise they are to be given NumPy's.
     """
 
     n_rows: int
@@ -72,38 +72,38 @@ class OwnRows(Protocol):
     device: str
     sums_on_device: bool
 
-    def count(self, lane: int) -> int:
+    def count_rows(self, lane: int) -> int:
         """Return the number of rows of an own lane."""
 
-    def firsts(self, lane: int) -> NDArray[np.int64]:
+    def first_row_numbers(self, lane: int) -> NDArray[np.int64]:
         """Return the number of the first row of each part of a block that an own lane has."""
 
-    def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
+    def iterate_blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """Yield the rows of an own lane, a few neighbours at a time, with the first's number."""
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    def map_lanes(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items (one a lane) in the trainer's compute threads."""
 
-    def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def allocate_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array of zeros, in memory, or in a mapped file beyond the budget."""
 
-    def sum(self, array: Array) -> Array:
-        """Sum of all trainers' arrays; of whole numbers, the same on any number of them."""
+    def sum_trainers(self, array: Array) -> Array:
+        """Return the sum of all trainers' arrays; of whole numbers, the same on any number."""
 
-    def sum_own(self, array: Array) -> Array:
-        """Return the own range of the sum along the first axis (:meth:`ranges`), in a new array."""
+    def sum_own_range(self, array: Array) -> Array:
+        """Return a new array: the own range (:meth:`split_ranges`) of the sum's first axis."""
 
-    def ranges(self, n: int) -> list[slice]:
-        """Return each trainer's range of `n` things."""
+    def split_ranges(self, n: int) -> list[slice]:
+        """Return each trainer's range where `n` items are divided among all."""
 
-    def largest(self, values: Array) -> Array:
+    def max_trainers(self, values: Array) -> Array:
         """Return the elementwise maximum over all trainers."""
 
-    def gather(self, arrays: list[Array]) -> list[list[Array]]:
+    def gather_arrays(self, arrays: list[Array]) -> list[list[Array]]:
         """Return the arrays of every trainer."""
 
-    def deal(self, arrays: list[Array]) -> list[Array]:
-        """Exchange arrays all to all: give one to each trainer, return those for this one."""
+    def exchange_arrays(self, arrays: list[Array]) -> list[Array]:
+        """Give one array to each trainer (all to all); return what each gave to this one."""
 
     def keep(
         self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()

@@ -214,7 +214,7 @@ class TreeGrower:
     ) -> None:  # fmt: skip
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
         d = bins.n_features
-        self._own = rows.ranges(d)[rows.rank]
+        self._own = rows.split_ranges(d)[rows.rank]
         #: Whether histograms stay where they were made.
         self._histograms_stay = rows.size == 1 or rows.sums_on_device
         self._finder = device if self._histograms_stay else HostTrees()
@@ -294,9 +294,9 @@ class TreeGrower:
     def _make_root(self) -> Leaf:
         at = [slice(0, lane.n) for lane in self.lanes]
         hist = self._sum_histograms(
-            self._rows.map(lambda lane: lane.whole(*self._packed), self.lanes)
+            self._rows.map_lanes(lambda lane: lane.whole(*self._packed), self.lanes)
         )
-        totals = self._rows.sum(self._device.to_host(hist[0, 0].sum(axis=0)))
+        totals = self._rows.sum_trainers(self._device.to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
         growth = self._growth
@@ -304,7 +304,7 @@ class TreeGrower:
             leaf.groups = tuple(range(len(growth.groups)))
         if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
             # Reduce-scatter: each trainer gets the summed histograms of its own features.
-            leaf.hist = self._rows.sum_own(hist)[:, 0]
+            leaf.hist = self._rows.sum_own_range(hist)[:, 0]
             self._find_best_splits([leaf])
         self._tree.add_leaf(leaf)
         return leaf
@@ -330,7 +330,9 @@ class TreeGrower:
             side = leaf.smaller if any(leaf.may) else -1
             n_left = int(leaf.children[0].totals[2]) if has_all_rows else None
             tasks.append((leaf.found[0], table, leaf.at, side, n_left))
-        parts = self._rows.map(lambda i: self._partition_lane(i, tasks), range(len(self.lanes)))
+        parts = self._rows.map_lanes(
+            lambda i: self._partition_lane(i, tasks), range(len(self.lanes))
+        )
         for number, leaf in enumerate(some):
             for i, at in enumerate(leaf.at):
                 middle = parts[i][1][number]
@@ -338,7 +340,7 @@ class TreeGrower:
                 leaf.children[1].at.append(slice(middle, at.stop))
         summed = [leaf for leaf in some if any(leaf.may)]
         if summed:
-            own = self._rows.sum_own(self._sum_histograms([hist for hist, _ in parts]))
+            own = self._rows.sum_own_range(self._sum_histograms([hist for hist, _ in parts]))
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
@@ -432,7 +434,7 @@ class TreeGrower:
         self._finder.find(leaves, self._own.start, self._split_facts, self._scales, own)
         # Ranks fill their own row of a table of zeros, so that a sum gathers it.
         if self._rows.size > 1:
-            told = self._rows.sum(told)
+            told = self._rows.sum_trainers(told)
         gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
         # Of equal gains the first feature's: ranges are in the order of the ranks.
         best = gains.argmax(axis=0)

@@ -109,7 +109,7 @@ def killing(solver: ForestSolver, folder: Path, at: int) -> ForestSolver:
             self._n_iter = n_iter
             self._rows.keep(n_iter, *more)
 
-        def gather(self, arrays: Any) -> Any:
+        def gather_arrays(self, arrays: Any) -> Any:
             import os
             import signal
 
@@ -117,7 +117,7 @@ def killing(solver: ForestSolver, folder: Path, at: int) -> ForestSolver:
             if self._n_iter >= at and 1 in self._rows.lanes and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            return self._rows.gather(arrays)
+            return self._rows.gather_arrays(arrays)
 
     class Killing(ForestSolver):
         def solve(self, model: Any, rows: Any) -> Any:

@@ -30,11 +30,11 @@ def killing(solver: GradientBoostingSolver, folder: Path, at: list[int]) -> Grad
         def __getattr__(self, name: str) -> Any:
             return getattr(self._rows, name)
 
-        def keep(self, n_iter: int, *more: Any) -> None:
+        def keep(self, n_iter: int, *more: Any, **also: Any) -> None:
             self._n_iter, self._sums = n_iter, 0
-            self._rows.keep(n_iter, *more)
+            self._rows.keep(n_iter, *more, **also)
 
-        def sum_own(self, array: Any) -> Any:
+        def sum_own_range(self, array: Any) -> Any:
             import os
             import signal
 
@@ -44,7 +44,7 @@ def killing(solver: GradientBoostingSolver, folder: Path, at: list[int]) -> Grad
                 if not mark.exists():
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-            return self._rows.sum_own(array)
+            return self._rows.sum_own_range(array)
 
     class Killing(GradientBoostingSolver):
         def solve(self, model: Any, rows: Any) -> Any:

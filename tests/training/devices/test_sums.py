@@ -136,7 +136,7 @@ def test_what_a_gpu_has_summed_is_not_brought_to_the_host() -> None:
     rows = object.__new__(_TrainerRows)
     rows._communicator, rows.size = Communicator(), 2  # type: ignore[assignment]
     array = np.arange(24).reshape(4, 3, 2)
-    own: Any = rows.sum_own(_Device(array))  # type: ignore[arg-type]
+    own: Any = rows.sum_own_range(_Device(array))  # type: ignore[arg-type]
     assert not is_host(own)
     np.testing.assert_array_equal(own.values, 2 * array[2:])
-    np.testing.assert_array_equal(rows.sum(_Device(array)).values, 2 * array)  # type: ignore
+    np.testing.assert_array_equal(rows.sum_trainers(_Device(array)).values, 2 * array)  # type: ignore

@@ -73,7 +73,7 @@ class _TrainerRows(SolverView):
         self, context: Context, connection: ShardedConnection | None, rooms: SpillStore
     ) -> None:
         super().__init__(context, connection)
-        self.room = rooms.zeros
+        self.allocate_zeros = rooms.zeros
         self.budget = rooms.budget
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.device = context.fit.run.device
@@ -96,18 +96,18 @@ class _TrainerRows(SolverView):
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def count(self, lane: int) -> int:
+    def count_rows(self, lane: int) -> int:
         """Return the number of rows of an own lane."""
         return self._of_number[lane].n_rows
 
-    def firsts(self, lane: int) -> NDArray[np.int64]:
+    def first_row_numbers(self, lane: int) -> NDArray[np.int64]:
         """Return the number of the first row of each part of a block that an own lane has."""
         # Numbers of rows among all, from which draws are hashed: they do not depend on lanes.
         first = self._context.fit.own_rows_work.first_rows
         parts = [part for part in self._of_number[lane].segments if len(part)]
         return np.array([first[part.block] + part.start for part in parts], np.int64)
 
-    def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
+    def iterate_blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """Yield the number of the first row, and the rows, of each block of an own lane."""
         reader, first = self._of_number[lane], self._context.fit.own_rows_work.first_rows
         reader.seek(0)
@@ -116,22 +116,22 @@ class _TrainerRows(SolverView):
                 yield int(first[rows.block]) + rows.first, rows
         reader.drop_streamed_blocks()
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    def map_lanes(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items in the compute threads."""
         return self._context.map(function, items)
 
     # -- what all decide by --------------------------------------------------------------------
 
-    def sum(self, array: Array) -> Array:
+    def sum_trainers(self, array: Array) -> Array:
         """Return the sum of all trainers' arrays."""
         total: Array = self._communicator.allreduce(array)
         return np.asarray(total) if is_host(total) else total
 
-    def ranges(self, n: int) -> list[slice]:
+    def split_ranges(self, n: int) -> list[slice]:
         """Return the range of `n` things that each trainer has."""
         return [slice(a, b) for a, b in pairwise(self._communicator.bounds(n))]
 
-    def sum_own(self, array: Array) -> Array:
+    def sum_own_range(self, array: Array) -> Array:
         """Return the own range of the sum along the first axis (reduce-scatter)."""
         # Copied, since the solver may reuse its array.
         if self.size == 1:
@@ -143,7 +143,7 @@ class _TrainerRows(SolverView):
         # On a device the range is a view of the whole sum, whose memory must become free.
         return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
 
-    def largest(self, values: Array) -> Array:
+    def max_trainers(self, values: Array) -> Array:
         """Return the elementwise largest of all trainers' numbers."""
         # A maximum as a sum: each trainer fills its own row of zeros.
         all_ = np.zeros((self.size, len(values) + 3))
@@ -153,11 +153,11 @@ class _TrainerRows(SolverView):
         self._extra += found[:, -2:].sum(axis=0)
         return np.asarray(found[:, :-3].max(axis=0))
 
-    def gather(self, arrays: list[Array]) -> list[list[Array]]:
+    def gather_arrays(self, arrays: list[Array]) -> list[list[Array]]:
         """Return the arrays of every trainer."""
         return self._communicator.allgather(arrays)
 
-    def deal(self, arrays: list[Array]) -> list[Array]:
+    def exchange_arrays(self, arrays: list[Array]) -> list[Array]:
         """Return the arrays that all trainers have for this one."""
         return self._communicator.alltoall(arrays)
 
