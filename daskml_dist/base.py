@@ -5,10 +5,9 @@ An estimator trained by gradient steps derives from `BaseSteps`, one fitted by a
 which brings labels, predictions and accuracy.
 """
 
-from daskml_dist.estimators.base import BaseOnRows
+from daskml_dist.estimators.base import BaseOnRows, Supervised
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.estimators.supervised import Supervised
 
 __all__ = ["BaseClassifier", "BaseOnRows", "BaseRounds", "BaseSteps", "Supervised"]

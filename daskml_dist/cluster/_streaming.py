@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.centroids import CentroidModel
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.checkpoints import SavedStream
@@ -25,7 +25,7 @@ __all__ = ["LOOK", "StreamedCentres"]
 LOOK = 10
 
 
-class StreamedCentres(Streamed):
+class StreamedCentres(BaseSteps):
     """Estimator of centres that can learn from a stream."""
 
     n_clusters: int
@@ -41,7 +41,7 @@ class StreamedCentres(Streamed):
         estimator: Any = super()
         estimator._check_one_pass()
         if callable(self.init):  # it is asked for the rows of the first call
-            vars(self).setdefault("_called_init", None)
+            self.__dict__.setdefault("_called_init", None)
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
         self._call_init(X, self.cluster_centers_ if hasattr(self, "_state") else None)

@@ -18,10 +18,9 @@ from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.suggestions import nearest
-from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
 
@@ -31,7 +30,7 @@ __all__ = ["Blockwise"]
 _STATELESS_CLASSES = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
-class Blockwise(NamedParameters, Exported, BaseEstimator):
+class Blockwise(EstimatorMixin, BaseEstimator):
     """Apply a transformer of scikit-learn to each block, lazily.
 
     Parameters

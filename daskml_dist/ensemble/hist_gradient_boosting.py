@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
 
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.backends.trees import sparse_rows_error
@@ -42,7 +43,7 @@ from daskml_dist.ensemble._boosting_validation import (
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
-from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.trees import check_tree_size, is_count
 from daskml_dist.inference.independent_rows import declare_independent_rows
@@ -729,7 +730,7 @@ _LOSSES_BY_NAME: dict[str, type[BoostLoss]] = {
 _LOG_LINK_LOSSES = ("gamma", "poisson")
 
 
-class HistGradientBoostingRegressor(BaseRegressor, BaseBoosting):
+class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     """Gradient boosting of regression trees over binned features.
 
     Rows stay where they are, a byte an entry; what travels is histograms of whole numbers, so that
@@ -899,6 +900,9 @@ default=None
         if self.quantile is not None and self.loss == "quantile":
             return PinballBoostLoss(float(self.quantile))
         return _LOSSES_BY_NAME[self.loss]()
+
+    _needs_target = True
+    score = score_r2
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return np.exp if self.loss in _LOG_LINK_LOSSES else _return_raw

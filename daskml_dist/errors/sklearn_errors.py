@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.exceptions import DTypePromotionError
 from sklearn.base import BaseEstimator
@@ -30,11 +30,11 @@ from daskml_dist.errors.signatures import is_of_the_call, names_of, wrong_argume
 from daskml_dist.sklearn_internals import SklearnParameterError
 
 __all__ = [
-    "TranslatesSklearnErrors",
     "check_fitted",
     "checked_as_theirs",
     "not_fitted",
     "telling_errors",
+    "translate_sklearn_errors",
 ]
 
 #: Packages whose plain errors are translated; errors of a user's own functions are left.
@@ -47,8 +47,13 @@ _PLAIN_ERRORS = (ValueError, TypeError, DTypePromotionError)
 _ROOT_CLASSES = frozenset(BaseEstimator.__mro__)
 #: Methods that take few rows in microseconds, so that a wrapper would be noticed.
 _FAST_METHODS = {"predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
+#: Attribute of classes whose methods translate errors, and of their subclasses.
+_TRANSLATED = "_translates_sklearn_errors"
 #: Methods whose errors are about parameters, not about data.
 _PARAMETER_METHODS = {"__init__", "set_params"}
+
+
+_Kind = TypeVar("_Kind", bound=type)
 
 
 def not_fitted(estimator: Any) -> NotFittedError:
@@ -120,32 +125,31 @@ def telling_errors() -> Iterator[None]:
         raise found from error
 
 
-class TranslatesSklearnErrors:
-    """Mixin of classes before scikit-learn's own, whose methods raise errors of the package.
+def translate_sklearn_errors(cls: _Kind) -> _Kind:
+    """Let the public methods of a class raise errors of the package; a class decorator.
 
-    All errors of public methods that scikit-learn's classes have too are translated; of other
-    methods, but for the fast ones, only those of calls with unknown arguments.
+    A base class calls it in ``__init_subclass__`` too, so that its subclasses are translated as
+    they are defined. All errors of public methods that scikit-learn's classes have too are
+    translated; of other methods, but for the fast ones, only those of calls with unknown arguments.
     """
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        theirs = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
-        names = {name for kind in theirs if kind not in _ROOT_CLASSES for name in vars(kind)}
-        for name in names | {"set_params"}:
-            if not name.startswith("_") or name in _PARAMETER_METHODS:
-                _wrap_method_errors(cls, name)
-        own = [cls, *(kind for kind in cls.__mro__ if _is_untranslated_mixin(kind))]
-        for name, method in [item for kind in own for item in vars(kind).items()]:
-            if inspect.isfunction(method) and not (name.startswith("_") or name in _FAST_METHODS):
-                if inspect.getattr_static(cls, name) is method:
-                    _wrap_call_errors(cls, name, method)
+    theirs = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
+    names = {name for kind in theirs if kind not in _ROOT_CLASSES for name in vars(kind)}
+    for name in names | {"set_params"}:
+        if not name.startswith("_") or name in _PARAMETER_METHODS:
+            _wrap_method_errors(cls, name)
+    # Methods of plain mixins, which no call of this function has wrapped, are wrapped here.
+    own = [cls, *(kind for kind in cls.__mro__ if _is_untranslated_mixin(kind))]
+    for name, method in [item for kind in own for item in vars(kind).items()]:
+        if inspect.isfunction(method) and not (name.startswith("_") or name in _FAST_METHODS):
+            if inspect.getattr_static(cls, name) is method:
+                _wrap_call_errors(cls, name, method)
+    setattr(cls, _TRANSLATED, True)
+    return cls
 
 
 def _is_untranslated_mixin(kind: type) -> bool:
     """Return whether a class is of this package and not wrapped itself."""
-    return kind.__module__.partition(".")[0] == "daskml_dist" and not issubclass(
-        kind, TranslatesSklearnErrors
-    )
+    return kind.__module__.partition(".")[0] == "daskml_dist" and not hasattr(kind, _TRANSLATED)
 
 
 def _wrap_call_errors(cls: type, name: str, method: Callable[..., Any]) -> None:

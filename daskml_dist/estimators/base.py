@@ -1,4 +1,7 @@
-"""Base class of all estimators that are fitted to rows: validation, running, functions of rows."""
+"""Base class of all estimators that are fitted to rows: validation, running, functions of rows.
+
+`Supervised` is for estimators of a user's own that learn a target.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,24 @@ from operator import add
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import column_or_1d
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.conversion import warn_of_target_column
+from daskml_dist.data.conversion import copy_to_host, warn_of_target_column
 from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import ConstructorSignature, check_places
-from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, not_fitted
+from daskml_dist.errors.sklearn_errors import not_fitted, translate_sklearn_errors
 from daskml_dist.errors.suggestions import called_here
+from daskml_dist.estimators import estimator_mixin
 from daskml_dist.estimators.callback_list import callback_list
-from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.row_mapping import iterate_results, map_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
@@ -33,10 +39,11 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import RunSettings
 
-__all__ = ["BaseOnRows"]
+__all__ = ["BaseOnRows", "Supervised", "as_column", "as_columns"]
 
 
-class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
+@translate_sklearn_errors
+class BaseOnRows(BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
@@ -54,8 +61,12 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
 
     #: Whether y holds labels.
     _classification: ClassVar[bool] = False
+    #: Whether a target is learned; else y is not looked at.
+    _needs_target: ClassVar[bool] = False
     #: Whether y may have several columns.
     _multi_output: ClassVar[bool] = False
+    #: Whether y of one column stays two-dimensional, where it may have several.
+    _keeps_single_column: ClassVar[bool] = False
     #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
     _tensors: ClassVar[bool] = False
     #: Parameters of a `Run` that are used; another that is set is an error.
@@ -77,8 +88,23 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         made: Self = super().__new__(cls)
         return made
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        translate_sklearn_errors(cls)
+
+    # -- what every estimator of the package has ----------------------------------------------
+
+    _doc_link_module = "daskml_dist"
+    _doc_link_template = property(estimator_mixin.make_doc_link_template)
+    _doc_link_url_param_generator = estimator_mixin.make_doc_link_params
+    to_sklearn = estimator_mixin.to_sklearn
+    to_onnx = estimator_mixin.to_onnx
+    save = estimator_mixin.save
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        if self._needs_target and not self._classification:
+            tags.target_tags.multi_output = self._multi_output
         tags.input_tags.sparse = True
         tags.input_tags.three_d_array = self._tensors
         return tags
@@ -192,8 +218,20 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         )  # fmt: skip
 
     def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        """The inputs with columns for their names; without a target, since none is asked for."""
-        return take_named_columns(X, None, sample_weight)
+        """Return the inputs, with columns of X for their names and the target's shape unified."""
+        if not self._needs_target:
+            return take_named_columns(X, None, sample_weight)
+        if y is None:
+            raise InvalidDataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None. "
+                "Pass y as well."
+            )
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
+        if not self._multi_output:
+            y = y if is_dask(y) else as_column(y)
+        elif not self._keeps_single_column:
+            y = as_columns(y)
+        return X, y, sample_weight
 
     def _check_target(self, y: Any) -> None:
         """Check what can be told of a target at once."""
@@ -321,6 +359,29 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         return total
 
 
+class Supervised(BaseOnRows):
+    """Base class of estimators of your own that learn to predict a target.
+
+    The package's own classifiers and regressors ask for a target by the same attribute, so no
+    check of the class is needed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseSteps, Supervised
+    >>> class Level(BaseSteps, Supervised):
+    ...     def _model(self, rows, last):
+    ...         raise NotImplementedError
+    ...     def _set_parameters(self, w, model, rows):
+    ...         raise NotImplementedError
+    >>> Level().fit(np.zeros((2, 1)))
+    Traceback (most recent call last):
+    daskml_dist.errors.InvalidDataError: Level requires y to be passed, but ...
+    """
+
+    _needs_target = True
+
+
 def _total(parts: Sequence[Any]) -> Any:
     filled = [part for part in parts if part is not None]
     return reduce(add, filled) if filled else None
@@ -347,3 +408,47 @@ def _score_block(
         weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
         pieces.append(statistic(None if block.y is None else block.y[at], found, weight))
     return _total(pieces)
+
+
+def as_columns(y: Any) -> Any:
+    """Targets; those of one column as one dimension, with scikit-learn's warning in memory."""
+    if not is_dask(y):
+        _check_not_sparse(y)
+        if 0 in (columns := _columns_of(y)):
+            raise InvalidDataError("y has no columns. Pass at least one target.")
+        return as_column(y) if columns == (1,) else y
+    if is_dataframe_like(y):
+        return y[y.columns[0]] if len(y.columns) == 1 else y
+    return y[:, 0] if y.shape[1:] == (1,) else y
+
+
+def _columns_of(y: Any) -> tuple[int, ...]:
+    if is_dataframe_like(y):
+        return (len(y.columns),)
+    try:
+        shape: tuple[int, ...] = getattr(y, "shape", None) or np.asarray(y).shape
+        return shape[1:]
+    except ValueError as error:
+        raise InvalidDataError(f"y is not an array: {error}. Pass rows of equal length.") from error
+
+
+def _check_not_sparse(y: Any) -> None:
+    if hasattr(y, "tocsr"):
+        raise InvalidDataError(
+            "sparse multilabel-indicator for y is not supported. Pass y.toarray()."
+        )
+
+
+def as_column(y: Any) -> Any:
+    """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
+    _check_not_sparse(y)
+    y = copy_to_host(y)
+    if is_dataframe_like(y) and len(y.columns) == 1:
+        column_or_1d(np.empty((1, 1)), warn=True)
+        return y.iloc[:, 0]  # with its dtype, which may be one of pandas alone
+    if len(getattr(y, "shape", ())) == 2:
+        try:
+            return column_or_1d(y, warn=True)
+        except ValueError as error:
+            raise InvalidDataError(f"{error} Pass one column, for example y[:, 0].") from error
+    return y

@@ -14,18 +14,18 @@ from sklearn.utils.multiclass import check_classification_targets
 from daskml_dist.data.conversion import check_no_missing, convert_object_values
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.supervised import Supervised
+from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
 from daskml_dist.training.dataset_info import DataSummary
 
-__all__ = ["BaseClassifier", "SeveralLabels"]
+__all__ = ["BaseClassifier"]
 
 #: Labels from which on blocks alone are checked.
 _MANY = 1 << 16
 
 
-class BaseClassifier(ClassifierMixin, Supervised):
+class BaseClassifier(ClassifierMixin, BaseOnRows):
     """Base class of the classifiers: labels and accuracy, of rows in memory or lazily.
 
     A raw prediction is one number a row, positive for the second of two classes, or one a class,
@@ -43,8 +43,14 @@ class BaseClassifier(ClassifierMixin, Supervised):
     """
 
     _classification = True
+    _needs_target = True
     #: Classes that the labels must hold at least.
     _min_classes: ClassVar[int] = 2
+    #: Whether rows may have several labels: then y has a column of 0 and 1 for each of these, and
+    #: so have predictions.
+    _multi_label: ClassVar[bool] = False
+    #: Whether y of the fit had columns of labels.
+    _several = False
     classes_: NDArray[Any]
 
     def _check_target(self, y: Any) -> None:
@@ -53,6 +59,10 @@ class BaseClassifier(ClassifierMixin, Supervised):
 
     def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         found = survey.classes
+        if self._multi_label:
+            self._several = survey.n_targets is not None
+            if survey.n_targets is not None:
+                return self._number_label_columns(found, survey.n_targets)
         if classes is not None:
             classes = np.unique(classes)
             strange = np.setdiff1d(found, classes)
@@ -74,6 +84,17 @@ class BaseClassifier(ClassifierMixin, Supervised):
                 "rows were filtered."
             )
         return found
+
+    @staticmethod
+    def _number_label_columns(values: NDArray[Any], n_columns: int) -> NDArray[Any]:
+        """Return the numbers of the columns of several labels, whose `values` must be 0 and 1."""
+        strange = np.setdiff1d(values, [0, 1])
+        if len(strange):
+            raise InvalidDataError(
+                f"y has {n_columns} columns, and holds {strange.tolist()[:5]}. Of several "
+                "labels a row, give a column of 0 and 1 for each; of one label, one column."
+            )
+        return np.arange(n_columns)
 
     def _all_classes(self, classes: Any, first: bool) -> Any:
         """The labels that ``partial_fit`` is to know: those named first, in each call."""
@@ -118,11 +139,13 @@ class BaseClassifier(ClassifierMixin, Supervised):
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         """Picklable function from raw predictions to labels, their dtype, and how many columns."""
+        if self._several:
+            return _write_positive, np.dtype(np.int64), len(self.classes_)
         return partial(_write_labels, self.classes_), self.classes_.dtype, None
 
     def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
         """Picklable function from labels, raw predictions and weights to all weight and hits'."""
-        return partial(_hits, self.classes_)
+        return _all_hits if self._several else partial(_hits, self.classes_)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean accuracy, in one pass over the blocks; of several outputs, all must be right.
@@ -140,42 +163,6 @@ class BaseClassifier(ClassifierMixin, Supervised):
         total, hits = self._sum_over_blocks(self._hits_counted(), X, y, sample_weight)
         check_some_weight(total)
         return float(hits / total)
-
-
-class SeveralLabels(BaseClassifier):
-    """Base class of classifiers of rows with one label each, or with several.
-
-    Of several, y has a column of 0 and 1 for each label, and so have predictions.
-    """
-
-    _multi_output = True
-    #: Whether y has columns of labels.
-    _several = False
-
-    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
-        self._several = survey.n_targets is not None
-        if survey.n_targets is None:
-            return super()._find_classes(survey, classes)
-        return self._numbered(survey.classes, survey.n_targets)
-
-    @staticmethod
-    def _numbered(values: NDArray[Any], n_columns: int) -> NDArray[Any]:
-        """Names of the labels of so many columns, which hold some values."""
-        strange = np.setdiff1d(values, [0, 1])
-        if len(strange):
-            raise InvalidDataError(
-                f"y has {n_columns} columns, and holds {strange.tolist()[:5]}. Of several "
-                "labels a row, give a column of 0 and 1 for each; of one label, one column."
-            )
-        return np.arange(n_columns)
-
-    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
-        if not self._several:
-            return super()._labels_written()
-        return _write_positive, np.dtype(np.int64), len(self.classes_)
-
-    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
-        return _all_hits if self._several else super()._hits_counted()
 
 
 def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:

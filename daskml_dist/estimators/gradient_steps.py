@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.callbacks.eval_monitor import eval_monitors
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.computing import check_client
+from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
@@ -27,20 +30,27 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.planning.advising import choose_client
 from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
-from daskml_dist.ps.rule import OuterStep
+from daskml_dist.ps.rule import OuterStep, UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Schedule, get_schedule
-from daskml_dist.streaming import Streamed
+from daskml_dist.streaming.drift import DriftWatch
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import check_column_settings
 from daskml_dist.training.spec import FitSpec, RunSettings, Settings
 
+if TYPE_CHECKING:
+    from daskml_dist.streaming.checkpoints import SavedStream
+    from daskml_dist.streaming.drift import ProgressiveLoss
+    from daskml_dist.streaming.session import Session
+    from daskml_dist.streaming.start import StartedStream
+
 __all__ = ["BaseSteps", "make_step_settings"]
 
 
-class BaseSteps(Streamed, BaseOnRows):
+class BaseSteps(BaseOnRows):
     """Base class of estimators trained by gradient steps under a policy.
 
     A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
@@ -100,6 +110,8 @@ class BaseSteps(Streamed, BaseOnRows):
         "random_state": None,
     }
     _run_used = tuple(Run().get_params())
+    #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
+    _whole_calls: ClassVar[bool] = False
     #: The last fit's, to go on from.
     _state: ShardState
     _last_model: Any
@@ -364,6 +376,174 @@ class BaseSteps(Streamed, BaseOnRows):
             return ShardState(w, opt_state, state.step, state.rows)
         return dataclasses.replace(state, w=w, opt_state=opt_state)
 
+    # -- streams -------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        *,
+        classes: Any = None,
+        checkpoint: Checkpoint | None = None,
+        checkpoint_seconds: float | None = None,
+        on_checkpoint: Callable[[Any], Any] | None = None,
+        drift: Any = None,
+        on_drift: str | Callable[[Session], Any] | None = None,
+        publish: Callable[[Any], Any] | None = None,
+        publish_every: int = 1000,
+        client: Any = None,
+    ) -> Session:
+        """Open a stream: rows are learned as they come, and nothing is set up between calls.
+
+        The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``, to
+        the bit for dense rows. With ``batch_size="auto"`` or None a call is one step; a number
+        cuts the rows of a call into batches (a call of MiniBatchKMeans is always one). The rate
+        is that of ``partial_fit``: with ``learning_rate="auto"`` the optimizer's own, there is no
+        pilot, and what depends on the rows (units of the targets, their mean) is taken from the
+        first call's.
+
+        Parameters
+        ----------
+        classes : array-like of shape (n_classes,), optional
+            All labels that will ever come; classifiers need it unless they are fitted.
+        checkpoint : Checkpoint, optional
+            Where the stream saves its parameters and its position, in one file, after so many
+            calls as `every` says, and at its end. With ``resume=True`` it goes on from there: rows
+            at or before the session's `position` are not learned again, so that none counts twice
+            or not at all, wherever the process ended. This is apart from the estimator's own
+            parameter `checkpoint`, which is for fits.
+        checkpoint_seconds : float, optional
+            Save after so many seconds instead.
+        on_checkpoint : callable, optional
+            Called with the position that was saved, for instance to commit offsets.
+        drift : object, optional
+            Detector of drifts, told the mean loss of each call before it is learned:
+            :class:`~daskml_dist.streaming.PageHinkley`, or one of River.
+        on_drift : {"rate", "reset"} or callable, optional
+            What is done on a drift: the optimizer and the schedule begin anew (adaptive rates are
+            large again), the parameters too, or a function of the session is called.
+        publish : callable, optional
+            Called with a fitted copy of the estimator, every so many calls and at the end.
+        publish_every : int, default=1000
+        client : distributed.Client, "inline" or None
+            Of the cluster whose workers learn the rows that this process gives, under the
+            estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
+            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
+            alone. "inline" or None: the calling process learns them itself. For all but
+            ``MatrixFactorization``.
+
+        Returns
+        -------
+        Session
+            For a ``with`` statement.
+
+        Raises
+        ------
+        InvalidParameterError
+            Parameters with no meaning in a stream, such as ``early_stopping``, or on a cluster,
+            such as ``compression``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from daskml_dist.linear_model import SGDClassifier
+        >>> rng = np.random.default_rng(0)
+        >>> clf = SGDClassifier(optimizer="sgd", learning_rate=1.0)
+        >>> with clf.stream(classes=[0, 1]) as s:
+        ...     for _ in range(100):
+        ...         X = rng.standard_normal((100, 3))
+        ...         loss = s.learn(X, (X[:, 0] > 0).astype(int))
+        >>> s.n_rows, s.progressive_loss < 0.5
+        (10000, True)
+        """
+        # They load the engine, which an import of an estimator does without.
+        from daskml_dist.streaming.checkpoints import SavingSchedule
+        from daskml_dist.streaming.session import Session
+        from daskml_dist.training.job import INLINE
+
+        if client is not None and not (isinstance(client, str) and client == INLINE):
+            check_client(client, "a stream", '"inline" or None for a stream in this process')
+        else:
+            client = None
+        _check_publish(publish, publish_every)
+        saving = None if checkpoint is None else SavingSchedule(checkpoint, checkpoint_seconds)
+        return Session(
+            self,
+            classes=classes,
+            saving=saving,
+            on_checkpoint=on_checkpoint,
+            watch=DriftWatch(drift, on_drift),
+            publish=publish,
+            publish_every=publish_every,
+            client=client,
+        )
+
+    def _check_no_stream(self, method: str) -> None:
+        """Raise where a stream is open: it would undo what `method` does to the parameters."""
+        if vars(self).get("_stream") is not None:
+            raise InvalidParameterError(
+                f"{method} while this estimator learns from a stream: the stream would undo it. "
+                "Leave the stream's context first, or use a copy: copy.copy(estimator)."
+            )
+
+    # -- hooks that some kinds of estimators override --------------------------------------------
+
+    def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
+        """Return the inputs of a call, checked like those of a fit; `begun`: of a later call."""
+        inputs: tuple[Any, ...] = self._prepare_inputs(X, y, sample_weight)
+        if begun:
+            self._check_target(inputs[1])
+            # A bare object with the names alone: asking the estimator itself for an attribute would
+            # set all fitted attributes from the stream.
+            named: Any = object.__new__(type(self))
+            names = vars(self).get("feature_names_in_")
+            vars(named).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(named, inputs[0], reset=False)
+        return inputs
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
+        """Return the stream that is planned by its first rows; nothing is learned yet."""
+        from daskml_dist.streaming.start import plan_stream
+
+        return plan_stream(self, X, y, sample_weight, classes)
+
+    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
+        """Return the stream that goes on from where it was saved."""
+        from daskml_dist.streaming.start import plan_resumed_stream
+
+        return plan_resumed_stream(self, saved, path, classes)
+
+    def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
+        """Return the rule of steps of `n_rows` rows; by default the same for any number."""
+        return rule
+
+    def _show_stream(
+        self, started: StartedStream, state: ShardState, progress: ProgressiveLoss
+    ) -> None:
+        """Set the fitted attributes to what a stream has learned."""
+        self._set_learned(state, started.fit.steps.model, started.rows)
+        self.n_iter_ = 1
+        self.t_ = started.n_seen(progress)
+
+    # Attributes of an open stream are made when somebody asks for them: a copy of the parameters
+    # for each call would cost more than many a step.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            session = vars(self).get("_stream")
+            fitted = name.endswith("_") or name.startswith("_")
+            if session is not None and fitted and not name.startswith("__"):
+                session.show()
+                if name in vars(self):
+                    return vars(self)[name]
+            # Fails again, with the error that names the remedy: the loss may not have this method.
+            return super().__getattribute__(name)
+
+    def __getstate__(self) -> Any:
+        session = vars(self).get("_stream")
+        if session is not None:
+            session.show()
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_stream"}
+
 
 def make_step_settings(
     params: dict[str, Any], policy: str | Policy | None, run: RunSettings
@@ -436,3 +616,13 @@ def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
         f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
         f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
     )
+
+
+def _check_publish(publish: Any, every: Any) -> None:
+    """Raise where `publish` is no function, or `publish_every` no number of calls."""
+    whole = isinstance(every, int) and every >= 1
+    if publish is not None and not (whole and callable(publish)):
+        raise InvalidParameterError(
+            f"publish={publish!r}, publish_every={every!r}: give a function of a fitted estimator, "
+            "and an integer >= 1, in calls."
+        )

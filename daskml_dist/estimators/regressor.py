@@ -1,4 +1,4 @@
-"""Base class of the regressors: R^2."""
+"""R^2 of the regressors, of rows in memory or lazily."""
 
 from __future__ import annotations
 
@@ -8,43 +8,35 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import RegressorMixin
 
 from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.parameters.checks import check_some_weight
 
-__all__ = ["BaseRegressor"]
+__all__ = ["score_r2"]
 
 _Link = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-class BaseRegressor(RegressorMixin, Supervised):
-    """Base class of the regressors: R^2, of rows in memory or lazily."""
+def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+    """Return R^2 of the prediction, in one pass over the blocks.
 
-    def _inverse_link(self) -> _Link:
-        """Picklable function from raw predictions to targets."""
-        raise NotImplementedError
+    Parameters
+    ----------
+    X, y, sample_weight
+        As in :meth:`fit`.
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R^2 of the prediction, in one pass over the blocks.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-            NaN where y is constant; the mean of that of each target where there are several.
-        """
-        statistic = _Residuals(self._inverse_link())
-        found: _Fit = self._sum_over_blocks(statistic, X, y, sample_weight)
-        check_some_weight(found.targets.weight)
-        errors, spread = found.errors, found.targets.squares
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
+    Returns
+    -------
+    float
+        NaN where y is constant; the mean of that of each target where there are several.
+    """
+    # The method `score` of every regressor, which says by `_inverse_link` what raw predictions are.
+    statistic = _Residuals(self._inverse_link())
+    found: _Fit = self._sum_over_blocks(statistic, X, y, sample_weight)
+    check_some_weight(found.targets.weight)
+    errors, spread = found.errors, found.targets.squares
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,13 +40,11 @@ from daskml_dist.errors import (
     InvalidDataError,
     as_ours,
 )
-from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import (
-    TranslatesSklearnErrors,
     check_fitted,
     checked_as_theirs,
 )
-from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.few_transformed_rows import (
     extract_few_rows,
@@ -71,7 +69,7 @@ __all__ = [
 _Kind = TypeVar("_Kind", bound=type)
 
 
-class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseEstimator):
+class BlockTransformer(EstimatorMixin, BaseEstimator):
     """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
 
     On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks

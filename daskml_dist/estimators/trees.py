@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from sklearn.base import RegressorMixin
 
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.estimators.classifier import BaseClassifier
-from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.inference.row_mapping import map_rows
 from daskml_dist.models.criteria import (
@@ -195,10 +196,6 @@ class TreesClassifier(BaseClassifier):
     _trees: Trees
     n_outputs_: int
     n_classes_: Any
-
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
-        return X, as_columns(y), sample_weight
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         assert rows.classes is not None
@@ -497,15 +494,13 @@ class BaseTrees(BaseRounds):
         return node_paths(self._trees, leaves), self._trees.roots
 
 
-class TreesRegressor(BaseRegressor):
+class TreesRegressor(RegressorMixin, BaseOnRows):
     """Base class of regression trees and forests, which predict means of the trees' leaves."""
 
+    _needs_target = True
     _multi_output = True
     n_outputs_: int
-
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
-        return X, as_columns(y), sample_weight
+    score = score_r2
 
     def predict(self, X: Any) -> Any:
         """Predict the mean of the trees' values.

@@ -1,153 +1,144 @@
-"""Base class of linear models that choose their penalty by cross-validation."""
+"""Penalties chosen by cross-validation: splits of the rows, fits to all of them, and scores.
+
+`RidgeCV`, `ElasticNetCV`, `LogisticRegressionCV` and their like call these functions in turn:
+`cut_into_splits`, `open_batched_splits`, `score_test_rows`. Each has the parameters `cv` and
+`scoring`.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import signature
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import UnsetMetadataPassedError
+from sklearn.utils import Bunch
+from sklearn.utils.metadata_routing import process_routing
 
-from daskml_dist.data.computing import use_client
 from daskml_dist.data.conversion import convert_object_values
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidParameterError, InvalidTypeError
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels, open_stack
-from daskml_dist.estimators.linear.base import BaseLinear
-from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.stacked import TEST, WithAll
+from daskml_dist.sklearn_internals import is_metadata_routing_enabled, raise_for_params
 
-__all__ = ["CrossValidated"]
+__all__ = [
+    "cut_into_splits",
+    "open_batched_splits",
+    "resolve_scorer",
+    "route_metadata",
+    "score_test_rows",
+    "set_history_of_splits",
+]
 
 
-class CrossValidated(BaseLinear):
-    """Splits of the rows, and one stack for all fits to them.
+def cut_into_splits(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
+    """Return the rows of a fit with the splits of `estimator.cv`, each row cut once."""
+    from daskml_dist.model_selection._validation import Splits, beside
 
-    An estimator has the parameters `cv` and `scoring`, and those of a fit.
+    X, y, weight = estimator._prepare_inputs(*map(_with_shape, (X, y, sample_weight)))
+    estimator._check_target(y)
+    y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
+    check_feature_names(estimator, X, reset=True)
+    given = {} if weight is None else {"sample_weight": weight}
+    X, y, groups, given = beside(X, y, groups, given)
+    return Splits(estimator, X, y, groups, given, estimator.cv)
+
+
+def open_batched_splits(
+    estimator: Any,
+    splits: Any,
+    client: Any,
+    class_weight: Any = None,
+    name_classes: Callable[[NDArray[Any], int | None], NDArray[Any]] | None = None,
+) -> AbstractContextManager[BatchedModels]:
+    """Open the fits to all splits, and to all rows, as one batch of models.
+
+    `name_classes` makes labels of the values of y and of its number of columns.
     """
+    from daskml_dist.model_selection._stacking import targets_of
 
-    cv: Any
-    scoring: Any = None
-    #: Parameters of a `Run` that are used.
-    _run_used = BaseRounds._run_used
+    n_targets = _n_targets(splits.inputs[1])
+    collection, classes = targets_of(
+        splits, estimator._classification,
+        multi_output=estimator._multi_output,
+        class_weight=class_weight if n_targets is None else None,
+    )  # fmt: skip
+    if name_classes is not None and estimator._classification:
+        classes = name_classes(classes, n_targets)
+    return open_stack(
+        estimator, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
+        n_targets=n_targets,
+        client=client, callbacks=estimator._make_callbacks(None),
+    )  # fmt: skip
 
-    @abstractmethod
-    def _check_params(self) -> None:
-        """Check every parameter, before any work is started."""
 
-    @abstractmethod
-    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
-        """Choose the penalty by the fits to all splits, and set the fitted attributes."""
+def resolve_scorer(scoring: Any) -> Any:
+    """Return the scorer of the parameter `scoring`; None for the estimator's own score."""
+    from daskml_dist.metrics.scorers import get_scorer
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        groups: Any = None,
-        client: Any = None,
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
+    if scoring is not None and not (isinstance(scoring, str) or callable(scoring)):
+        raise InvalidParameterError(
+            f"scoring={scoring!r}: use a name of a score, a callable (estimator, X, y), or None."
+        )
+    if callable(scoring) and not _takes_three(scoring):
+        raise InvalidParameterError(
+            f"scoring={scoring!r}: it cannot be called with (estimator, X, y). Give a "
+            "callable that takes these, or the name of a score."
+        )
+    return None if scoring is None else get_scorer(scoring)
 
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
 
-        Returns
-        -------
-        self
+def score_test_rows(
+    splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, weigh: bool = True
+) -> NDArray[np.float64]:
+    """Return the scores of fitted estimators on the test rows of their splits, a split a row."""
+    from daskml_dist.model_selection._validation import score_sides
 
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
-        with use_client(client):
-            self._fit_splits(X, y, sample_weight, groups, client)
-        return self
+    found = []
+    for split, of_split in estimators.items():
+        side = splits.side(split, TEST)
+        scores = [score_sides({"": scorer}, e, *side, weigh=weigh)[""] for e in of_split]
+        found.append(scores)
+    return np.array(found)
 
-    def _splits(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
-        """The rows, cut once."""
-        from daskml_dist.model_selection._validation import Splits, beside
 
-        X, y, weight = self._prepare_inputs(*map(_with_shape, (X, y, sample_weight)))
-        self._check_target(y)
-        y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
-        check_feature_names(self, X, reset=True)
-        given = {} if weight is None else {"sample_weight": weight}
-        X, y, groups, given = beside(X, y, groups, given)
-        return Splits(self, X, y, groups, given, self.cv)
+def set_history_of_splits(estimator: Any, batch: BatchedModels) -> None:
+    """Set `history_`, which holds the passes of all fits that a batch made."""
+    fit, result = batch.last
+    result.records = batch.records
+    estimator.history_ = batch.job.make_history(fit, result)
 
-    def _stack(
-        self, splits: Any, client: Any, class_weight: Any = None
-    ) -> AbstractContextManager[BatchedModels]:
-        """Rows of all splits, and of one more that trains on all rows."""
-        from daskml_dist.model_selection._stacking import targets_of
 
-        n_targets = _n_targets(splits.inputs[1])
-        collection, classes = targets_of(
-            splits, self._classification,
-            multi_output=self._multi_output,
-            class_weight=class_weight if n_targets is None else None,
-        )  # fmt: skip
-        if self._classification:
-            classes = self._classes_of(classes, n_targets)
-        return open_stack(
-            self, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
-            n_targets=n_targets,
-            client=client, callbacks=self._make_callbacks(None),
-        )  # fmt: skip
-
-    def _classes_of(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
-        """Labels, of the values in columns of y."""
-        return values
-
-    def _scorer(self) -> Any:
-        """Scorer of rows in memory and of Dask collections; None for the estimator's own score."""
-        from daskml_dist.metrics.scorers import get_scorer
-
-        if self.scoring is not None and not (
-            isinstance(self.scoring, str) or callable(self.scoring)
-        ):
-            raise InvalidParameterError(
-                f"scoring={self.scoring!r}: use a name of a score, a callable "
-                "(estimator, X, y), or None."
-            )
-        if callable(self.scoring) and not _takes_three(self.scoring):
-            raise InvalidParameterError(
-                f"scoring={self.scoring!r}: it cannot be called with (estimator, X, y). Give a "
-                "callable that takes these, or the name of a score."
-            )
-        return None if self.scoring is None else get_scorer(self.scoring)
-
-    def _scored(
-        self, splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, weigh: bool = True
-    ) -> NDArray[np.float64]:
-        """Scores of fitted estimators on the test rows of their splits, a split a row."""
-        from daskml_dist.model_selection._validation import score_sides
-
-        found = []
-        for split, of_split in estimators.items():
-            side = splits.side(split, TEST)
-            scores = [score_sides({"": scorer}, e, *side, weigh=weigh)[""] for e in of_split]
-            found.append(scores)
-        return np.array(found)
-
-    def _set_stack_history(self, stack: BatchedModels) -> None:
-        fit, result = stack.last
-        result.records = stack.records
-        self.history_ = stack.job.make_history(fit, result)
+def route_metadata(
+    estimator: Any, method: str, given: Mapping[str, Any], more: Mapping[str, Any]
+) -> Bunch:
+    """Return metadata for ``splitter.split`` and for ``scorer.score``, by scikit-learn's rules."""
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        raise_for_params(more, estimator, method)
+        if is_metadata_routing_enabled():
+            found = process_routing(estimator, method, **given, **more)
+            if strange := sorted(set(found.scorer.get("score", {})) - {"sample_weight"}):
+                raise InvalidParameterError(
+                    f"The scorer requests {strange}: scores here know sample_weight alone. "
+                    "Request this only, and give a scorer of your own what else it needs."
+                )
+            return found
+    except (UnsetMetadataPassedError, InvalidParameterError):
+        raise
+    except ValueError as error:
+        raise InvalidParameterError(str(error)) from error
+    except TypeError as error:
+        raise InvalidTypeError(str(error)) from error
+    groups = {name: given[name] for name in ("groups",) if name in given}
+    weight = {name: given[name] for name in ("sample_weight",) if name in given}
+    return Bunch(splitter=Bunch(split=groups), scorer=Bunch(score=weight))
 
 
 def _with_shape(values: Any) -> Any:

@@ -28,13 +28,9 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
     """Fitting by the Gram matrix, of one target or several."""
 
     _multi_output = True
+    _keeps_single_column = True
     #: Whether `coef_` has one dimension for y of one column, as in some classes of scikit-learn.
     _flat_column: ClassVar[bool] = True
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
     def _loss(self) -> Loss:
         return SquaredError()

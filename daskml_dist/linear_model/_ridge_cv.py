@@ -5,15 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
+from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.linear_model._cross_validated import CrossValidated
+from daskml_dist.linear_model._cross_validated import (
+    cut_into_splits,
+    open_batched_splits,
+    resolve_scorer,
+    score_test_rows,
+    set_history_of_splits,
+)
 from daskml_dist.linear_model._least_squares import check_memory, moments_of
 from daskml_dist.linear_model._rows_left_out import values_left_out
 from daskml_dist.models.linear import LinearModel
@@ -35,10 +43,12 @@ from daskml_dist.training.plan import DatasetInfo
 __all__ = ["BaseRidgeCV"]
 
 
-class BaseRidgeCV(CrossValidated, BaseRounds):
-    """Fitting of the estimators; a mixin that gives them one model for all penalties."""
+class BaseRidgeCV(BaseLinear, BaseRounds):
+    """Base class of ridge models that choose their penalty: one model for all penalties."""
 
     alphas: Any
+    cv: Any
+    scoring: Any
     fit_intercept: bool
     store_cv_results: bool
     alpha_per_target: bool = False
@@ -57,6 +67,43 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         """Score of predictions of rows that were left out."""
 
+    def _name_classes(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
+        """Return the labels of the values in columns of y."""
+        return values
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        client: Any = None,
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        with use_client(client):
+            self._fit_splits(X, y, sample_weight, groups, client)
+        return self
+
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         self._clear_fitted()
         if self.cv is None:
@@ -70,7 +117,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         self._fit(X, y, sample_weight, client)
         left_out, model, rows = self._found
         del self._found
-        scorer = self._scorer()
+        scorer = resolve_scorer(self.scoring)
         if scorer is None and not self.store_cv_results:
             return
         X, y, weight = self._prepare_inputs(X, y, sample_weight)
@@ -124,8 +171,9 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     # -- folds ----------------------------------------------------------------------------------
 
     def _fit_folds(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
-        splits = self._splits(X, y, sample_weight, groups)
-        with self._stack(splits, client, self._params()["class_weight"]) as stack:
+        splits = cut_into_splits(self, X, y, sample_weight, groups)
+        class_weight = self._params()["class_weight"]
+        with open_batched_splits(self, splits, client, class_weight, self._name_classes) as stack:
             model = self._model(stack.rows)
             check_memory(model.n_features, stack.roles.n_splits)
             alphas = self._alphas * (stack.rows.weight_scale or 1.0)
@@ -148,7 +196,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
             )
             solution = solver.of_reduced(model, last, found["n_rows"][-1])
             super()._set_fitted(solution, model, stack.rows)
-            self._set_stack_history(stack)
+            set_history_of_splits(self, stack)
 
     def _fold_scores(
         self, stack: BatchedModels, splits: Any, model: LinearModel, w: NDArray[np.float64]
@@ -171,7 +219,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
             ]
             for split, of_split in enumerate(w)
         }
-        return self._scored(splits, estimators, self._scorer())
+        return score_test_rows(splits, estimators, resolve_scorer(self.scoring))
 
     def _with(
         self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: DatasetInfo
@@ -195,7 +243,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         check_flag("store_cv_results", self.store_cv_results)
         check_flag("alpha_per_target", self.alpha_per_target)
         check_class_weight(self._params()["class_weight"])
-        self._scorer()
+        resolve_scorer(self.scoring)
         given = np.ravel(np.asarray(self.alphas, dtype=object))
         if not len(given):
             raise InvalidParameterError("alphas is empty. Name at least one strength.")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
+from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import LinearRegressor
-from daskml_dist.linear_model._cross_validated import CrossValidated
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.linear_model._cross_validated import (
+    cut_into_splits,
+    open_batched_splits,
+    set_history_of_splits,
+)
 from daskml_dist.linear_model._elastic_paths import GramPaths, PathSettings, WidePaths
 from daskml_dist.linear_model._least_squares import gram_fits, model_of
 from daskml_dist.losses import Loss, SquaredError
@@ -35,7 +41,7 @@ from daskml_dist.solvers.penalty_paths import AlphaGrid, PathErrorSums
 __all__ = ["ElasticNetCV"]
 
 
-class ElasticNetCV(CrossValidated, LinearRegressor):
+class ElasticNetCV(LinearRegressor):
     """Elastic net whose penalty is chosen by cross-validation, in two passes over the rows.
 
     The first pass makes the moments of each fold, of which all paths and the last fit follow by
@@ -93,6 +99,8 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
     _has_ratio: ClassVar[bool] = True
     l1_ratio: Any
 
+    _run_used = BaseRounds._run_used
+
     def __init__(
         self,
         *,
@@ -132,15 +140,48 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
         self.device = device
         self.callbacks = callbacks
 
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        client: Any = None,
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        with use_client(client):
+            self._fit_splits(X, y, sample_weight, groups, client)
+        return self
+
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         weight = None if isinstance(sample_weight, Real) else sample_weight
-        splits = self._splits(X, y, weight, groups)
-        with self._stack(splits, client) as stack:
+        splits = cut_into_splits(self, X, y, weight, groups)
+        with open_batched_splits(self, splits, client) as stack:
             model = model_of(stack.rows, bool(self.fit_intercept))
             solution, converged = self._chosen(stack, model)
             self._set_fitted(solution, model, stack.rows)
             self._set_n_iter(solution)
-            self._set_stack_history(stack)
+            set_history_of_splits(self, stack)
         if not (solution.converged and converged):
             warnings.warn(
                 "Some fits failed to converge within max_iter cycles. Increase "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.estimators.linear.base import SeveralTargets
+from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
@@ -24,7 +24,7 @@ from daskml_dist.training.plan import DatasetInfo, make_target_shift
 __all__ = ["HuberRegressor"]
 
 
-class HuberRegressor(SeveralTargets, BaseRounds):
+class HuberRegressor(LinearRegressor, BaseRounds):
     """Linear regression that outliers do not bend: Huber's loss, in units of a fitted scale.
 
     The objective is scikit-learn's: the sum over the rows of ``scale + scale * H(r / scale)`` plus
@@ -73,6 +73,8 @@ class HuberRegressor(SeveralTargets, BaseRounds):
     >>> reg.coef_.round(2), reg.outliers_.nonzero()[0]
     (array([3.]), array([4]))
     """
+
+    _multi_output = True
 
     outliers_: NDArray[np.bool_] | None
 

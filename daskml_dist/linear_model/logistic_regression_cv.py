@@ -17,8 +17,15 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
-from daskml_dist.linear_model._cross_validated import CrossValidated
-from daskml_dist.linear_model._cv_routing import routed
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.linear_model._cross_validated import (
+    cut_into_splits,
+    open_batched_splits,
+    resolve_scorer,
+    route_metadata,
+    score_test_rows,
+    set_history_of_splits,
+)
 from daskml_dist.linear_model._logistic_paths import LogisticPaths
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
 from daskml_dist.losses import LogLoss, Loss
@@ -34,7 +41,7 @@ from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS,
 __all__ = ["LogisticRegressionCV"]
 
 
-class LogisticRegressionCV(CrossValidated, LinearClassifier):
+class LogisticRegressionCV(LinearClassifier):
     """Logistic regression whose penalty is chosen by cross-validation, all fits of it in one.
 
     Each pair of a penalty and a split is a column of one wide model, and the gradients that all
@@ -106,6 +113,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     #: Weights of a score are the scorer's affair.
     __metadata_request__score: ClassVar = {"sample_weight": metadata_routing.UNUSED}
 
+    _run_used = BaseRounds._run_used
+
     def __init__(
         self,
         *,
@@ -163,7 +172,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         router.add(
             splitter=self.cv, method_mapping=MethodMapping().add(caller="fit", callee="split")
         )
-        scorer = self._scorer() or get_scorer("accuracy")
+        scorer = resolve_scorer(self.scoring) or get_scorer("accuracy")
         return router.add(scorer=scorer, method_mapping=scores.add(caller="fit", callee="score"))
 
     def fit(
@@ -200,7 +209,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         """
         self._check_params()
         given = {"sample_weight": sample_weight, "groups": groups}
-        route = routed(self, "fit", given, params)
+        route = route_metadata(self, "fit", given, params)
         groups = route.splitter.split.get("groups")
         weigh = sample_weight is None or "sample_weight" in route.scorer.score
         with use_client(client):
@@ -210,8 +219,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     def _fit_splits(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any, weigh: bool = True
     ) -> None:
-        splits = self._splits(X, y, sample_weight, groups)
-        with self._stack(splits, client) as stack:
+        splits = cut_into_splits(self, X, y, sample_weight, groups)
+        with open_batched_splits(self, splits, client) as stack:
             paths = self._paths(stack)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
             scores = self._scores(paths, splits, weigh)
@@ -226,7 +235,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
                 solution = Solution(w)
             self._set_fitted(solution, model, stack.rows)
             self._set_paths(paths, scores, chosen)
-            self._set_stack_history(stack)
+            set_history_of_splits(self, stack)
         failed = [one for one in (*paths.solutions, solution) if not one.converged]
         if failed:
             warnings.warn(
@@ -250,8 +259,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         -------
         float
         """
-        scorer = self._scorer()
-        route = routed(self, "score", {"sample_weight": sample_weight}, params)
+        scorer = resolve_scorer(self.scoring)
+        route = route_metadata(self, "score", {"sample_weight": sample_weight}, params)
         weight = route.scorer.score.get("sample_weight")
         if scorer is None:
             return super().score(X, y, weight)
@@ -314,11 +323,11 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
             for one in estimators[split]:
                 if hasattr(self, "feature_names_in_"):
                     one.feature_names_in_ = self.feature_names_in_
-        scorer = self._scorer() or get_scorer("accuracy")
+        scorer = resolve_scorer(self.scoring) or get_scorer("accuracy")
         if hasattr(scorer, "_score_func"):
             scorer = Scorer.from_sklearn(scorer, getattr(scorer, "_name", None))
             scorer = scorer.with_labels(estimators[0][0].classes_)
-        return self._scored(splits, estimators, scorer, weigh=weigh)
+        return score_test_rows(splits, estimators, scorer, weigh=weigh)
 
     # -- attributes -----------------------------------------------------------------------------
 
@@ -380,7 +389,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
             raise InvalidParameterError(
                 "dual=True: no solver here has a dual. Leave dual=False; the optimum is the same."
             )
-        self._scorer()
+        resolve_scorer(self.scoring)
         for name, value in (("Cs", self._values), ("l1_ratios", self._ratios)):
             if not len(value):
                 raise InvalidParameterError(f"{name} is empty. Name at least one value.")

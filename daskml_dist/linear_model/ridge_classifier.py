@@ -7,10 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.classifier import SeveralLabels
 from daskml_dist.estimators.linear.base import LinearClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.linear_model._least_squares import check_memory
 from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.losses import Loss, SquaredError
@@ -21,55 +19,20 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["LabelsToSigns", "RidgeClassifier"]
+__all__ = ["RidgeClassifier", "check_weights_of_labels", "make_sign_model"]
 
 
-class _SignedClassifier(LinearClassifier):
-    """Least squares to targets of 1 for a row's label and -1 for others."""
-
-    fit_intercept: bool
-
-    def _loss(self) -> Loss:
-        return SquaredError()
-
-    def _model(self, rows: DatasetInfo) -> LinearModel:
-        return _signed(rows, bool(self.fit_intercept))
-
-    def _set_coef(
-        self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
-    ) -> None:
-        super()._set_coef(w, model, classes, remedy)
-        if len(self.coef_) == 1:  # As of a regression to the one target, and of scikit-learn's.
-            self.coef_ = self.coef_[0]
+def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:
+    """Check that rows of several labels, of `n_columns` columns of y, have no class weights."""
+    if n_columns is not None and class_weight is not None:
+        raise InvalidParameterError(
+            f"class_weight={class_weight!r}: rows of several labels have no class. Leave "
+            "class_weight=None, and pass sample_weight."
+        )
 
 
-class LabelsToSigns(SeveralLabels, _SignedClassifier):
-    """The same of rows with one label each, or with several."""
-
-    class_weight: Any
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
-        return tags
-
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
-        return X, as_columns(y), sample_weight
-
-    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
-        self._check_class_weight(survey.n_targets)
-        return super()._find_classes(survey, classes)
-
-    def _check_class_weight(self, n_columns: int | None) -> None:
-        if n_columns is not None and self.class_weight is not None:
-            raise InvalidParameterError(
-                f"class_weight={self.class_weight!r}: rows of several labels have no class. Leave "
-                "class_weight=None, and pass sample_weight."
-            )
-
-
-def _signed(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
+def make_sign_model(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
+    """Return least squares to targets of 1 for a row's label and -1 for the others."""
     assert rows.classes is not None
     n_features, n_classes = rows.survey.n_features, len(rows.classes)
     check_memory(n_features)
@@ -79,7 +42,7 @@ def _signed(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     return SignedClasses(SquaredError(), n_features, 0, fit_intercept, n_targets)
 
 
-class RidgeClassifier(LabelsToSigns, BaseRounds):
+class RidgeClassifier(LinearClassifier, BaseRounds):
     """Classification by ridge regression to the signs of labels, in one pass over the rows.
 
     Each class has a target, 1 for its rows and -1 for others (two classes have one between them);
@@ -123,6 +86,10 @@ class RidgeClassifier(LabelsToSigns, BaseRounds):
     True
     """
 
+    _multi_output = True
+    _multi_label = True
+    _flat_coef = True
+
     def __init__(
         self,
         alpha: float = 1.0,
@@ -154,6 +121,18 @@ class RidgeClassifier(LabelsToSigns, BaseRounds):
         self.device = device
         self.callbacks = callbacks
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _loss(self) -> Loss:
+        return SquaredError()
+
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+        check_weights_of_labels(self.class_weight, survey.n_targets)
+        return super()._find_classes(survey, classes)
+
     def _set_n_iter(self, solution: Solution) -> None:
         ridge = self._ridge()
         ridge._set_n_iter(solution)
@@ -177,4 +156,4 @@ class _ToSigns(Ridge):
     """Ridge to the signs of labels."""
 
     def _model(self, rows: DatasetInfo) -> LinearModel:
-        return _signed(rows, bool(self.fit_intercept))
+        return make_sign_model(rows, bool(self.fit_intercept))

@@ -9,14 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from daskml_dist.estimators.linear.base import LinearClassifier
 from daskml_dist.linear_model._ridge_cv import BaseRidgeCV
-from daskml_dist.linear_model.ridge_classifier import LabelsToSigns, RidgeClassifier
+from daskml_dist.linear_model.ridge_classifier import (
+    RidgeClassifier,
+    check_weights_of_labels,
+    make_sign_model,
+)
+from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.run import Run
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
 
 __all__ = ["RidgeClassifierCV"]
 
 
-class RidgeClassifierCV(BaseRidgeCV, LabelsToSigns):
+class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
     """Ridge classifier whose penalty is chosen by cross-validation, in two passes over the rows.
 
     To :class:`~daskml_dist.linear_model.RidgeClassifier` as
@@ -59,6 +68,9 @@ class RidgeClassifierCV(BaseRidgeCV, LabelsToSigns):
     True
     """
 
+    _multi_output = True
+    _multi_label = True
+    _flat_coef = True
     _own_score = "accuracy"
 
     def __init__(
@@ -86,13 +98,28 @@ class RidgeClassifierCV(BaseRidgeCV, LabelsToSigns):
         self.device = device
         self.callbacks = callbacks
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _loss(self) -> Loss:
+        return SquaredError()
+
+    def _model(self, rows: DatasetInfo) -> LinearModel:
+        return make_sign_model(rows, bool(self.fit_intercept))
+
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+        check_weights_of_labels(self.class_weight, survey.n_targets)
+        return super()._find_classes(survey, classes)
+
     def _plain(self, alpha: float) -> Any:
         return RidgeClassifier(alpha=alpha, fit_intercept=self.fit_intercept)
 
-    def _classes_of(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
+    def _name_classes(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
         self._several = n_columns is not None
-        self._check_class_weight(n_columns)
-        return values if n_columns is None else self._numbered(values, n_columns)
+        check_weights_of_labels(self.class_weight, n_columns)
+        return values if n_columns is None else self._number_label_columns(values, n_columns)
 
     def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         more = {} if weight is None else {"sample_weight": weight}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist.estimators.linear.base import SeveralTargets, densify, sparsify
+from daskml_dist.estimators.linear.base import LinearRegressor, densify, sparsify
 from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
@@ -15,7 +15,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(SeveralTargets, BaseSGD):
+class SGDRegressor(LinearRegressor, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters
@@ -77,6 +77,7 @@ class SGDRegressor(SeveralTargets, BaseSGD):
     True
     """
 
+    _multi_output = True
     densify = densify
     sparsify = sparsify
 

@@ -14,16 +14,15 @@ from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import convert_object_values, copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted, not_fitted
-from daskml_dist.estimators.export import Exported
+from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorer
 
 __all__ = ["OnBlocks"]
 
 
-class OnBlocks(TranslatesSklearnErrors, NamedParameters, Exported):
+class OnBlocks(EstimatorMixin):
     """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
 
     Each block is answered by scikit-learn's own method in one task, by all members together.

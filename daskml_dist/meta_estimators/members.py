@@ -38,7 +38,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.errors.sklearn_errors import checked_as_theirs
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.supervised import as_column
+from daskml_dist.estimators.base import as_column
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._roles import TEST

@@ -19,7 +19,6 @@ from daskml_dist.diagnostics.plots.searches import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.job import FitJob
@@ -149,7 +148,7 @@ def learning_rate_range(
     >>> found = learning_rate_range(SGDClassifier(random_state=0), X, y)
     >>> clf = SGDClassifier(learning_rate=found.suggestion, random_state=0).fit(X, y)
     """
-    if not (isinstance(estimator, BaseSteps) and isinstance(estimator, Supervised)):
+    if not (isinstance(estimator, BaseSteps) and estimator._needs_target):
         raise InvalidParameterError(
             f"{type(estimator).__name__} has no learning rate to look for: give an estimator that "
             "is trained by gradient steps on X and y, such as SGDClassifier or MLPRegressor."

@@ -20,9 +20,8 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NoCandidateError,
 )
-from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, checked_as_theirs
-from daskml_dist.estimators.export import Exported
+from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_cv, check_target, knows_dask
@@ -42,7 +41,7 @@ __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask", "index_of"]
 Candidates = Sequence[Mapping[str, Any]]
 
 
-class SearchOnDask(TranslatesSklearnErrors, NamedParameters, Exported):
+class SearchOnDask(EstimatorMixin):
     """Base class of searches that know Dask collections, and stack what can be stacked.
 
     All else, of rows in memory, is scikit-learn's affair.

@@ -21,7 +21,7 @@ from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, telling_errors
+from daskml_dist.errors.sklearn_errors import telling_errors, translate_sklearn_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
@@ -49,11 +49,16 @@ __all__ = [
 ]
 
 
-class OnDask(TranslatesSklearnErrors, NamedParameters):
+@translate_sklearn_errors
+class OnDask(NamedParameters):
     """Base class of splitters that know Dask collections."""
 
     #: What codes are made of: "y", "groups" or nothing.
     _column: str | None = None
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        translate_sklearn_errors(cls)
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Any, Any]]:
         """Tell training and test rows of each split.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
     fit_stack,
 )
 from daskml_dist.estimators.classifier import BaseClassifier
-from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.metrics.scorers import SCORERS, Scorer, find_top_k
 from daskml_dist.model_selection._checks import check_roles, has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
@@ -60,8 +61,8 @@ __all__ = [
 #: A score of a stack's sums: takes the fit and ``role=``.
 OfSums = Callable[..., float]
 
-#: What `score` of an estimator is, by the class that it comes from.
-_OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
+#: Names of the scores that the package's own methods `score` return.
+_OWN_SCORES: dict[Any, str] = {inspect.unwrap(BaseClassifier.score): "accuracy", score_r2: "r2"}
 
 
 def stacks(estimators: Sequence[Any]) -> bool:
@@ -172,8 +173,7 @@ def fits_of_columns(
 def of_sums(estimator: Any, given: Any) -> OfSums | None:
     """A score of a stack's sums; None where it needs another look at the rows."""
     if given is None:
-        owner = next(kind for kind in type(estimator).__mro__ if "score" in vars(kind))
-        given = _OWN_SCORES.get(owner)
+        given = _OWN_SCORES.get(inspect.unwrap(type(estimator).score))
     kind = "classifier" if estimator._classification else "regressor"
     if given == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None

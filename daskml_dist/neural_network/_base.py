@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.estimators.classifier import SeveralLabels
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.estimators.regressor import BaseRegressor
-from daskml_dist.estimators.supervised import Supervised, as_columns
+from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
@@ -22,13 +21,13 @@ from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import Settings, count_training_rows
 
-__all__ = ["BaseNetwork", "NetworkClassifier", "NetworkRegressor"]
+__all__ = ["BaseNetwork", "NetworkRegressor"]
 
 #: Rows of an automatic batch; of each lane at least so many.
 _BATCH, _LEAST = 200, 16
 
 
-class BaseNetwork(BaseSteps, Supervised):
+class BaseNetwork(BaseSteps):
     """Base class of networks: one batch over all lanes, and curves of the loss.
 
     `batch_size` counts the rows of one step of the parameters, so that the learning rate belongs
@@ -39,16 +38,9 @@ class BaseNetwork(BaseSteps, Supervised):
     where it is 1.
     """
 
+    _needs_target = True
     _multi_output = True
     n_outputs_: int
-
-    # -- targets -------------------------------------------------------------------------------
-
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
-        return X, as_columns(y), sample_weight
-
-    # -- fitting -------------------------------------------------------------------------------
 
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
@@ -95,51 +87,13 @@ class BaseNetwork(BaseSteps, Supervised):
         self.best_validation_score_ = max(self.validation_scores_, default=-np.inf)
 
 
-class NetworkClassifier(SeveralLabels, BaseNetwork):
-    """Base class of classifiers: labels and probabilities of raw predictions.
-
-    Rows have one label each, or several: then y has a column of 0 and 1 for each, and so has each
-    prediction.
-    """
-
-    def _probabilities(self) -> Callable[[NDArray[Any], NDArray[Any]], None]:
-        """Picklable function that writes what raw predictions mean, one column a class."""
-        raise NotImplementedError
-
-    @property
-    def _dtype(self) -> Any:
-        """The dtype of raw predictions."""
-        return self._state.w.dtype
-
-    def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, or of each of several labels.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of shape (n_rows, n_classes)
-        """
-        self._check_fitted(X)
-        return self._map_raw_predictions(self._probabilities(), X, self._dtype, len(self.classes_))
-
-    def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
-        return np.log(self.predict_proba(X))
-
-
-class NetworkRegressor(BaseRegressor, BaseNetwork):
+class NetworkRegressor(RegressorMixin, BaseNetwork):
     """Base class of regressors: one target or several."""
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return _same
+
+    score = score_r2
 
     def predict(self, X: Any) -> Any:
         """Predicted targets.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.metaestimators import available_if
 
+from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.mlp import MLP
-from daskml_dist.neural_network._base import NetworkClassifier
 from daskml_dist.neural_network._mlp import BaseMLP, steps_alone
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
@@ -21,7 +21,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 __all__ = ["MLPClassifier"]
 
 
-class MLPClassifier(NetworkClassifier, BaseMLP):
+class MLPClassifier(BaseClassifier, BaseMLP):
     """Multi-layer perceptron for classification, of one label a row or several.
 
     scikit-learn's parameters and attributes, on rows anywhere, under every policy.
@@ -123,6 +123,8 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
     True
     """
 
+    _multi_label = True
+
     def __init__(
         self,
         hidden_layer_sizes: Any = (100,),
@@ -201,9 +203,6 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
     def _out_activation(self, model: MLP) -> str:
         return "logistic" if model.several or model.n_outputs == 1 else "softmax"
 
-    def _probabilities(self) -> Callable[[NDArray[Any], NDArray[Any]], None]:
-        return _write_each if self._several else LogLoss().write_proba
-
     @available_if(steps_alone)  # type: ignore[untyped-decorator]
     def partial_fit(
         self,
@@ -231,6 +230,25 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
         classes = self._all_classes(classes, not hasattr(self, "classes_"))
         self._fit_one_pass(X, y, sample_weight, policy, client, classes)
         return self
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes, or of each of several labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        write = _write_each if self._several else LogLoss().write_proba
+        return self._map_raw_predictions(write, X, self._state.w.dtype, len(self.classes_))
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        return np.log(self.predict_proba(X))
 
 
 def _write_each(raw: NDArray[Any], out: NDArray[Any]) -> None:

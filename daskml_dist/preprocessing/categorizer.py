@@ -19,16 +19,15 @@ from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
-from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.inference.block_mapping import map_blocks
 
 __all__ = ["Categorizer", "DummyEncoder"]
 
 
-class _FrameTransformer(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
+class _FrameTransformer(LazyTransformerMixin, EstimatorMixin, BaseEstimator):
     """Base class of transformers from a frame to a frame, block by block."""
 
     def fit(self, X: Any, y: Any = None) -> Self:

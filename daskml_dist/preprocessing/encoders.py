@@ -30,9 +30,8 @@ from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
-from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted
-from daskml_dist.estimators.export import Exported
+from daskml_dist.errors.sklearn_errors import check_fitted
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 
@@ -265,13 +264,7 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     """
 
 
-class LabelEncoder(
-    TranslatesSklearnErrors,
-    NamedParameters,
-    Exported,
-    preprocessing.LabelEncoder,
-    auto_wrap_output_keys=None,
-):
+class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_keys=None):
     """:class:`sklearn.preprocessing.LabelEncoder` for Dask Arrays and Series; exact.
 
     Labels of a Dask collection are read in one pass; `transform` and `inverse_transform` are lazy.

@@ -20,8 +20,7 @@ from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
-from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.inference.recommendation_hits import compute_gains, find_hits
 from daskml_dist.parameters.checks import check_count, check_flag
@@ -37,7 +36,7 @@ from daskml_dist.solvers.als import SIDES
 __all__ = ["BaseRecommender", "predict_pairs", "score_ratings"]
 
 
-class BaseRecommender(NamedParameters, Exported, BaseEstimator):
+class BaseRecommender(EstimatorMixin, BaseEstimator):
     """Base class of estimators that learn factors of users and items from ratings.
 
     A fit sets ``user_ids_``, ``item_ids_``, ``user_factors_``, ``item_factors_``, ``mean_`` and,

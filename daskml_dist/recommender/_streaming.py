@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.containers import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
     from daskml_dist.recommender._stream_steps import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["StreamedFactors"]
 
 
-class StreamedFactors(Streamed):
+class StreamedFactors(BaseSteps):
     """Estimator of factors that can learn from a stream of ratings.
 
     Users and items that come later get factors of their own.

@@ -1,6 +1,6 @@
 """Streams: rows that come little by little, learned as they come, with no fit around each batch.
 
-An estimator's :meth:`~daskml_dist.streaming.Streamed.stream` opens a session, which keeps the
+An estimator's :meth:`~daskml_dist.base.BaseSteps.stream` opens a session, which keeps the
 parameters and the optimizer's state in the calling process between calls.
 """
 
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from daskml_dist.streaming.drift import Detector, PageHinkley
 from daskml_dist.streaming.kafka_source import KafkaSource
 from daskml_dist.streaming.sources import Batch, folder
-from daskml_dist.streaming.streamed import Streamed
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.session import Session
 
-__all__ = ["Batch", "Detector", "KafkaSource", "PageHinkley", "Session", "Streamed", "folder"]
+__all__ = ["Batch", "Detector", "KafkaSource", "PageHinkley", "Session", "folder"]
 
 
 def __getattr__(name: str) -> Any:

@@ -129,7 +129,9 @@ class ClusterLanes:
 
 
 class Session:
-    """Stream that an estimator learns from, of :meth:`Streamed.stream`; a context manager.
+    """Stream that an estimator learns from; a context manager.
+
+    :meth:`daskml_dist.base.BaseSteps.stream` opens it.
 
     The parameters stay in the calling process between calls, which makes a call as cheap as its
     step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks
@@ -506,7 +508,7 @@ class Session:
         self._shown = [n for n, v in held.items() if n not in before or before[n] is not v]
 
     def _hide(self) -> None:
-        """Remove the attributes that a step makes old: `Streamed.__getattr__` sets them anew."""
+        """Remove the attributes that a step makes old: `BaseSteps.__getattr__` sets them anew."""
         held = vars(self.estimator)
         shown, self._shown = self._shown, None  # an interrupt leaves nothing missing
         for name in shown or ():

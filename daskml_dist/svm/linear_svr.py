@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.linear.base import SeveralTargets
+from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_number
@@ -25,7 +25,7 @@ _LOSSES: dict[Any, type[EpsilonInsensitive]] = {
 }
 
 
-class LinearSVR(SeveralTargets, BaseLinearSVM):
+class LinearSVR(LinearRegressor, BaseLinearSVM):
     """Linear support vector regression, to the optimum.
 
     The objective is liblinear's: ``C * sum(max(0, |raw - y| - epsilon))``, or of its square, plus
@@ -74,6 +74,8 @@ class LinearSVR(SeveralTargets, BaseLinearSVM):
     >>> LinearSVR(C=100).fit(X, 2 * X[:, 0] + 1).coef_.round(2)
     array([2.])
     """
+
+    _multi_output = True
 
     def __init__(
         self,

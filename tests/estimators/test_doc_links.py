@@ -10,7 +10,7 @@ import pytest
 from sklearn.base import BaseEstimator
 from sklearn.pipeline import make_pipeline
 
-from daskml_dist.estimators import export
+from daskml_dist.estimators import estimator_mixin
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.preprocessing import StandardScaler
@@ -48,9 +48,9 @@ def test_the_diagram_has_the_link(of: str) -> None:
 
 
 def test_without_a_site_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_site_of_package", lambda: "")
+    monkeypatch.setattr(estimator_mixin, "_site_of_package", lambda: "")
     assert SGDClassifier()._get_doc_link() == ""
-    monkeypatch.setattr(export, "_site_of_package", lambda: "http://site")
+    monkeypatch.setattr(estimator_mixin, "_site_of_package", lambda: "http://site")
     assert SGDClassifier()._get_doc_link().startswith("http://site/reference/")
 
 

@@ -6,18 +6,19 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import RegressorMixin
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.estimators.classifier import BaseClassifier
-from daskml_dist.estimators.regressor import BaseRegressor
-from daskml_dist.estimators.supervised import Supervised, as_columns
+from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.inference.independent_rows import multiply_each_row
 from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.losses import Loss, get_loss
@@ -29,14 +30,17 @@ __all__ = [
     "BaseLinear",
     "LinearClassifier",
     "LinearRegressor",
-    "SeveralTargets",
     "densify",
     "sparsify",
 ]
 
 
-class BaseLinear(Supervised):
+class BaseLinear(BaseOnRows):
     """Base class of linear models: fitted attributes and raw predictions."""
+
+    _needs_target = True
+    #: Whether `coef_` of a single row of coefficients has one dimension in a classifier.
+    _flat_coef: ClassVar[bool] = False
 
     coef_: Any
 
@@ -63,6 +67,7 @@ class BaseLinear(Supervised):
         else:
             if classes is not None:
                 self.classes_ = classes
+            coef = coef[0] if self._flat_coef and len(coef) == 1 else coef
             self.coef_, self.intercept_ = coef.copy(), intercept.copy()
 
     def _dense_coef(self) -> NDArray[Any]:
@@ -157,7 +162,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         return np.log(self.predict_proba(X))
 
 
-class LinearRegressor(BaseRegressor, BaseLinear):
+class LinearRegressor(RegressorMixin, BaseLinear):
     """Targets and R^2, of rows in memory or lazily.
 
     An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
@@ -170,6 +175,8 @@ class LinearRegressor(BaseRegressor, BaseLinear):
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return self._loss().inverse_link
+
+    score = score_r2
 
     def predict(self, X: Any) -> Any:
         """Predicted targets.
@@ -188,24 +195,6 @@ class LinearRegressor(BaseRegressor, BaseLinear):
         return self._map_raw_predictions(
             write_in_place(self._inverse_link()), X, self.coef_.dtype, n_outputs
         )
-
-
-class SeveralTargets(LinearRegressor):
-    """One target, or several columns of them, each of which is fitted as if it were alone.
-
-    A single column is one target, as if it were given flat.
-    """
-
-    _multi_output = True
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
-        return X, as_columns(y), sample_weight
 
 
 def sparsify(self: Any) -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.models.torch_modules.module import cross_entropy
-from daskml_dist.neural_network._base import NetworkClassifier
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.neural_network._torch.predict import (
     Above,
@@ -23,7 +23,7 @@ from daskml_dist.policies import Pipeline, Policy
 __all__ = ["TorchClassifier"]
 
 
-class TorchClassifier(NetworkClassifier, BaseTorch):
+class TorchClassifier(BaseClassifier, BaseTorch):
     """Classifier over a module of PyTorch, trained under any policy.
 
     Parameters
@@ -133,6 +133,8 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
     >>> clf.fit(X, y).score(X, y) > 0.9
     True
     """
+
+    _multi_label = True
 
     def __init__(
         self,
@@ -255,6 +257,10 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
         if self._several and then is either:
             then = sigmoid
         return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_each)
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        return np.log(self.predict_proba(X))
 
     def _raw_prediction(self) -> Any:
         # Of one output a row, or of several labels, the sign must tell the class.

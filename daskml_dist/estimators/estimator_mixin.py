@@ -1,0 +1,142 @@
+"""Common parts of every estimator: checked names, translated errors, export to files.
+
+`BaseOnRows` and `EstimatorMixin`, the two roots of all estimators, are made of the functions of
+this module. The formats of the export are scikit-learn's own estimator, ONNX, and a model file.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, metadata
+from typing import Any
+
+import dask
+
+from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.sklearn_errors import translate_sklearn_errors
+
+__all__ = [
+    "EstimatorMixin",
+    "make_doc_link_params",
+    "make_doc_link_template",
+    "save",
+    "to_onnx",
+    "to_sklearn",
+]
+
+#: Pages below the site's address; docs/conf.py makes them.
+_PAGE = "reference/{estimator_module}.{estimator_name}.html"
+
+
+def make_doc_link_template(self: Any) -> str:
+    """Return the address of an estimator's page, which the "?" of its HTML diagram opens.
+
+    The site is that of Dask's configuration ``daskml_dist.docs`` (a site built at home), else the
+    ``Documentation`` URL of the installed package. Without either there is no link.
+    """
+    site = dask.config.get("daskml_dist.docs", None) or _site_of_package()
+    return f"{site.rstrip('/')}/{_PAGE}" if site else ""
+
+
+def make_doc_link_params(self: Any) -> dict[str, Any]:
+    """Return what `_PAGE` names of an estimator."""
+    # A class has its page under the public module that it is imported from.
+    module = ".".join(type(self).__module__.split(".")[:2])
+    return {"estimator_module": module, "estimator_name": type(self).__name__}
+
+
+def to_sklearn(self: Any) -> Any:
+    """Return scikit-learn's own fitted estimator that answers as this one does.
+
+    See :func:`daskml_dist.inference.to_sklearn`.
+
+    Returns
+    -------
+    estimator
+        It needs neither this package nor Dask.
+
+    Raises
+    ------
+    ExportError
+        scikit-learn has no such estimator.
+    NotFittedError
+        This one is not fitted.
+    """
+    from daskml_dist.inference import export
+
+    return export.to_sklearn(self)
+
+
+def to_onnx(self: Any, path: Any = None, *, sample: Any = None) -> Any:
+    """Write the fitted estimator as a file of ONNX.
+
+    See :func:`daskml_dist.inference.to_onnx`.
+
+    Parameters
+    ----------
+    path : str or path-like, optional
+    sample : array-like or pandas.DataFrame of shape (n, n_features), optional
+
+    Returns
+    -------
+    onnx.ModelProto
+
+    Raises
+    ------
+    ExportError
+        scikit-learn has no such estimator, ONNX has none, or skl2onnx is not installed.
+    NotFittedError
+        This one is not fitted.
+    """
+    from daskml_dist.inference import export
+
+    return export.to_onnx(self, path, sample=sample)
+
+
+def save(self: Any, path: Any) -> None:
+    """Write the fitted estimator to a model file, which holds no pickle.
+
+    See :func:`daskml_dist.inference.save`; :func:`daskml_dist.load` reads it.
+
+    Parameters
+    ----------
+    path : str or path-like
+        That ends in ``.skops`` or ``.safetensors``.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be written, or holds what cannot be stored.
+    NotFittedError
+        This one is not fitted.
+    """
+    from daskml_dist.inference import saved
+
+    saved.save(self, path)
+
+
+@cache
+def _site_of_package() -> str:
+    """Return the documentation's address in the installed package's metadata, or an empty text."""
+    try:
+        urls = metadata("daskml-dist").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    named = dict(url.split(", ", 1) for url in urls if ", " in url)
+    return str(named.get("Documentation", ""))
+
+
+@translate_sklearn_errors
+class EstimatorMixin(NamedParameters):
+    """Mixin of estimators that, put before one of scikit-learn's, lift it to Dask collections."""
+
+    _doc_link_module = "daskml_dist"
+    _doc_link_template = property(make_doc_link_template)
+    _doc_link_url_param_generator = make_doc_link_params
+    to_sklearn = to_sklearn
+    to_onnx = to_onnx
+    save = save
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        translate_sklearn_errors(cls)
