@@ -37,6 +37,16 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMi
     """Base class of estimators of centres: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+    random_state : int, RandomState instance or None, default=None
+        With the same chunks, draws are the same on any number of workers.
+    max_iter : int, default=300
+        Steps of a run.
+    copy_x : bool, default=True
+        X is never changed.
     """
 
     n_clusters: int

@@ -32,29 +32,18 @@ class BisectingKMeans(BaseCentres):
 
     Parameters
     ----------
-    n_clusters : int, default=8
     init : {"k-means||", "k-means++", "random"}, default="k-means||"
         First centres of each split, as of :class:`KMeans`.
     n_init : int, default=1
         Runs of each split, of which the best is kept.
-    random_state : int, RandomState instance or None, default=None
-        With the same chunks, draws are the same on any number of workers.
-    max_iter : int, default=300
-        Steps of a run.
-    verbose : int, default=0
-        Above 0: a line of progress.
     tol : float, default=1e-4
         A run ends where the squared way of both centres is at most so many times the mean variance
         of a feature in the cluster that is split, or no row changes its centre.
-    copy_x : bool, default=True
-        X is never changed.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
         Both are the same steps here.
     bisecting_strategy : {"biggest_inertia", "largest_cluster"}, default="biggest_inertia"
         Cluster that is split next: that of the largest sum of squared distances to its centre, or
         that of the largest weight of rows.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -65,8 +54,6 @@ class BisectingKMeans(BaseCentres):
         Number of each row's cluster; lazy where X is, and then not pickled.
     inertia_ : float
         Sum of the squared distances of the rows to the centres of their clusters, weighted.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

@@ -30,9 +30,8 @@ class KMeans(BaseCentres):
 
     Parameters
     ----------
-    n_clusters : int, default=8
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
-callable, default="k-means||"
+    callable, default="k-means||"
         First centres. ``"k-means||"`` finds centres in a sample of the rows, draws some rows far
         from them in each of `init_rounds` rounds over all, and chooses among both.
         ``"k-means++"`` draws one in each of ``n_clusters`` passes (scikit-learn's tries several,
@@ -40,25 +39,15 @@ callable, default="k-means||"
         `n_clusters` and a `random_state`, and returns the centres.
     n_init : int or "auto", default="auto"
         Runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
-    max_iter : int, default=300
-        Steps of a run.
     tol : float, default=1e-4
         A run ends where the squared way of all centres is at most so many times the features' mean
         variance, or no row changes its centre.
-    verbose : int, default=0
-        Above 0: a line of progress.
-    random_state : int, RandomState instance or None, default=None
-        With the same chunks, draws are the same on any number of workers.
-    copy_x : bool, default=True
-        X is never changed.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
         Both are the same steps here, which compare a row with other centres only where bounds of
         its distances ask for it.
     oversampling_factor : float, default=1.0
         Rows that a round of ``"k-means||"`` draws, for each cluster.
     init_rounds : int, default=1
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -69,8 +58,6 @@ callable, default="k-means||"
         Sum of the squared distances of the rows to their centres, weighted.
     n_iter_ : int
         Steps of the best run.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

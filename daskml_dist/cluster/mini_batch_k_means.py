@@ -54,9 +54,8 @@ class MiniBatchKMeans(StreamedCentres, OfCentres, BaseSteps):
 
     Parameters
     ----------
-    n_clusters : int, default=8
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
-callable, default="k-means||"
+    callable, default="k-means||"
         First centres, chosen in `init_size` rows that are drawn by their weights: ``"k-means||"``
         has a k-means of these, ``"k-means++"`` rows far from each other, ``"random"`` any.
     max_iter : int, default=100
@@ -64,12 +63,8 @@ callable, default="k-means||"
     batch_size : int, default=1024
         Rows of a step, of all lanes together; under a policy in which each push is a step of its
         own (``"async"``, ``"ssp"``, ``"hogwild"``), of each push.
-    verbose : int, default=0
-        Above 0: a line of progress.
     compute_labels : bool, default=True
         Find ``labels_``, and ``inertia_`` by one more look at all rows.
-    random_state : int, RandomState instance or None, default=None
-        With the same chunks, draws are the same on any number of workers.
     tol : float, default=0.0
         Above 0: a fit ends where the squared way of all centres in a pass is at most so many times
         the mean variance of a feature, too.
@@ -85,8 +80,6 @@ callable, default="k-means||"
         Share of the rows of the largest cluster, below which a centre begins anew at a drawn row.
     policy : str or Policy, default="allreduce"
         Any, but for outer steps of :class:`~daskml_dist.policies.LocalSGD`.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -102,8 +95,6 @@ callable, default="k-means||"
         Passes.
     n_steps_ : int
         Steps.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

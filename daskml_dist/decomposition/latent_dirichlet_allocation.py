@@ -64,13 +64,9 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         These, at most.
     n_jobs : int, default=None
         Accepted for scikit-learn's interface, without effect: `run` says where a fit runs.
-    verbose : int, default=0
-        Above 0: a line of progress.
     random_state : int, RandomState instance or None, default=None
         Topics begin as scikit-learn's do. What documents begin with follows from their places in
         their blocks: with the same chunks it is the same on any number of workers.
-    run, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -85,8 +81,6 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     n_iter_ : int
         Times that each document was looked at.
     doc_topic_prior_, topic_word_prior_ : float
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

@@ -78,22 +78,15 @@ class NMF(BaseComponents):
         Penalty on components, for each row.
     l1_ratio : float, default=0.0
         Share of absolute values in the penalties, beside halves of squares.
-    verbose : int, default=0
-        Above 0: a line of progress.
     shuffle : bool, default=False
         Ignored.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
-    components_ : ndarray of float64 of shape (n_components, n_features)
     n_components_ : int
     reconstruction_err_ : float
         Root of twice the `beta_loss` of all rows; "frobenius": the norm of what is left of them.
     n_iter_ : int
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

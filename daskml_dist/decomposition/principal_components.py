@@ -51,6 +51,17 @@ Array = NDArray[np.float64]
 class BaseComponents(BaseUnlabelledTransformer):
     """Base class of estimators that project rows on ``components_``.
 
+    Parameters
+    ----------
+    tol : float, default=0.0
+        Of ARPACK.
+    n_oversamples : int, default=10
+        Vectors of power iterations beside those asked for.
+    power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
+        Always QR.
+    random_state : int, RandomState instance or None, default=None
+        Of drawn vectors.
+
     Attributes
     ----------
     components_ : ndarray of float64 of shape (n_components, n_features)
@@ -166,25 +177,13 @@ class TruncatedSVD(BaseComponents):
         features either is exact, from one pass.
     n_iter : int, default=5
         Power iterations; fewer passes that keep all their vectors find as much.
-    n_oversamples : int, default=10
-        Vectors of power iterations beside those asked for.
-    power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
-        Always QR.
-    random_state : int, RandomState instance or None, default=None
-        Of drawn vectors.
-    tol : float, default=0.0
-        Of ARPACK.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     components_ : ndarray of float64 of shape (n_components, n_features)
         The largest entry of each is positive.
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
-shape (n_components,)
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+    shape (n_components,)
 
     References
     ----------
@@ -481,33 +480,21 @@ class PCA(BaseComponents):
         for each product, where there are more than 4,096 features, and a number of components is
         asked for; else the covariance, which costs less and is exact. ``"auto"``: ``"full"`` of few
         rows, else ``"covariance_eigh"`` or ``"randomized"``.
-    tol : float, default=0.0
-        Of ARPACK.
     iterated_power : int or "auto", default="auto"
         Power iterations.
-    n_oversamples : int, default=10
-        Vectors of power iterations beside those asked for.
-    power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
-        Always QR.
-    random_state : int, RandomState instance or None, default=None
-        Of drawn vectors.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     components_ : ndarray of float64 of shape (n_components, n_features)
         By falling variance; the largest entry of each is positive.
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
-shape (n_components,)
+    shape (n_components,)
     mean_ : ndarray of float64 of shape (n_features,)
     noise_variance_ : float
         Mean variance of the directions left out.
     n_components_ : int
     n_samples_ : int
         Rows, or the sum of their weights.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

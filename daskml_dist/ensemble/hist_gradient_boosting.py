@@ -87,7 +87,65 @@ _VALIDATION_ARGUMENTS = ("X_val", "y_val", "sample_weight_val")
 
 
 class BaseBoosting(BaseRounds):
-    """Base class of gradient boosting of trees over binned features."""
+    """Base class of gradient boosting of trees over binned features.
+
+    Parameters
+    ----------
+    learning_rate : float, default=0.1
+        Factor of the leaves' values.
+    max_iter : int, default=100
+        Iterations: trees, or trees of each class.
+    max_leaf_nodes : int or None, default=31
+        Leaves of a tree at most; the leaf of the largest gain is split first.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most.
+    min_samples_leaf : int, default=20
+        Rows of a leaf at least.
+    l2_regularization : float, default=0.0
+        Added to the sum of the hessians of a leaf.
+    max_features : float, default=1.0
+        Share of the features that a split may use; drawn anew at each node.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. Their edges come
+        from a sample of 200,000 rows.
+    categorical_features : array-like of bool, int or str, "from_dtype" or None
+        Features whose values are categories: a mask, numbers, names, or those that a dataframe
+        holds as such. A category that was not in the fit counts as missing.
+    monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict of names.
+    interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None
+        Groups of features that may meet on a way from a root to a leaf.
+    warm_start : bool, default=False
+        Go on from the trees of the fit before, in its bins.
+    early_stopping : "auto" or bool, default="auto"
+        Stop where the score has not become better; "auto": with more than 10,000 rows.
+    scoring : str, callable or None, default="loss"
+        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
+        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
+        one worker; None: `score`.
+    validation_fraction : float, int or None, default=0.1
+        Rows held out for it, as a share or their number, of each class by its share; None: the
+        rows trained on are scored. Which rows follows from `random_state` and the place of a row
+        among those of its class.
+    n_iter_no_change : int, default=10
+        Iterations without a better score, after which it stops.
+    tol : float, default=1e-7
+        How much better is better.
+    random_state : int, RandomState instance or None, default=None
+        Of the rows held out and the features drawn.
+    device : {"auto", "cpu", "gpu"}, default="auto"
+        Resolved on each worker; on any device the trees are the same to the bit on any number of
+        workers and lanes.
+
+    Attributes
+    ----------
+    n_iter_ : int
+        Iterations that were made.
+    n_trees_per_iteration_ : int
+        Trees of an iteration: one, or one a class.
+    do_early_stopping_ : bool
+    is_categorical_ : ndarray of bool of shape (n_features,), or None
+    """
 
     loss: Any
     max_iter: int
@@ -510,72 +568,15 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     Parameters
     ----------
     loss : "log_loss", default="log_loss"
-    learning_rate : float, default=0.1
-        Factor of the leaves' values.
-    max_iter : int, default=100
-        Iterations: trees, or trees of each class.
-    max_leaf_nodes : int or None, default=31
-        Leaves of a tree at most; the leaf of the largest gain is split first.
-    max_depth : int or None, default=None
-        Edges from the root to a leaf at most.
-    min_samples_leaf : int, default=20
-        Rows of a leaf at least.
-    l2_regularization : float, default=0.0
-        Added to the sum of the hessians of a leaf.
-    max_features : float, default=1.0
-        Share of the features that a split may use; drawn anew at each node.
-    max_bins : int, default=255
-        Bins of a feature at most, from 2 to 255, beside that of missing values. Their edges come
-        from a sample of 200,000 rows.
-    categorical_features : array-like of bool, int or str, "from_dtype" or None, \
-default="from_dtype"
-        Features whose values are categories: a mask, numbers, names, or those that a dataframe
-        holds as such. A category that was not in the fit counts as missing.
-    monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
-        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict of names.
-    interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None, \
-default=None
-        Groups of features that may meet on a way from a root to a leaf.
-    warm_start : bool, default=False
-        Go on from the trees of the fit before, in its bins.
-    early_stopping : "auto" or bool, default="auto"
-        Stop where the score has not become better; "auto": with more than 10,000 rows.
-    scoring : str, callable or None, default="loss"
-        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
-        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
-        one worker; None: `score`.
-    validation_fraction : float, int or None, default=0.1
-        Rows held out for it, as a share or their number, of each class by its share; None: the
-        rows trained on are scored. Which rows follows from `random_state` and the place of a row
-        among those of its class.
-    n_iter_no_change : int, default=10
-        Iterations without a better score, after which it stops.
-    tol : float, default=1e-7
-        How much better is better.
-    verbose : int, default=0
-        Above 0: a line of progress.
-    random_state : int, RandomState instance or None, default=None
-        Of the rows held out and the features drawn.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`. On any device the trees are
-        the same to the bit on any number of workers and lanes.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, beside those of the rows.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    n_iter_ : int
-        Iterations that were made.
-    n_trees_per_iteration_ : int
-        Trees of an iteration: one, or one a class.
     train_score_, validation_score_ : ndarray of float64
         With early stopping, the score (minus the mean loss) before the first tree and after each
         iteration, of the rows trained on and of those held out; else empty.
-    do_early_stopping_ : bool
-    is_categorical_ : ndarray of bool of shape (n_features,), or None
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------
@@ -740,73 +741,16 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     Parameters
     ----------
     loss : {"squared_error", "absolute_error", "gamma", "poisson", "quantile"}, \
-default="squared_error"
+    default="squared_error"
         ``"gamma"`` and ``"poisson"`` have a log link.
     quantile : float or None, default=None
         Of the loss ``"quantile"``, from 0 to 1.
-    learning_rate : float, default=0.1
-        Factor of the leaves' values.
-    max_iter : int, default=100
-        Iterations: trees, or trees of each class.
-    max_leaf_nodes : int or None, default=31
-        Leaves of a tree at most; the leaf of the largest gain is split first.
-    max_depth : int or None, default=None
-        Edges from the root to a leaf at most.
-    min_samples_leaf : int, default=20
-        Rows of a leaf at least.
-    l2_regularization : float, default=0.0
-        Added to the sum of the hessians of a leaf.
-    max_features : float, default=1.0
-        Share of the features that a split may use; drawn anew at each node.
-    max_bins : int, default=255
-        Bins of a feature at most, from 2 to 255, beside that of missing values. Their edges come
-        from a sample of 200,000 rows.
-    categorical_features : array-like of bool, int or str, "from_dtype" or None, \
-default="from_dtype"
-        Features whose values are categories: a mask, numbers, names, or those that a dataframe
-        holds as such. A category that was not in the fit counts as missing.
-    monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
-        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict of names.
-    interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None, \
-default=None
-        Groups of features that may meet on a way from a root to a leaf.
-    warm_start : bool, default=False
-        Go on from the trees of the fit before, in its bins.
-    early_stopping : "auto" or bool, default="auto"
-        Stop where the score has not become better; "auto": with more than 10,000 rows.
-    scoring : str, callable or None, default="loss"
-        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
-        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
-        one worker; None: `score`.
-    validation_fraction : float, int or None, default=0.1
-        Rows held out for it, as a share or their number, of each class by its share; None: the
-        rows trained on are scored. Which rows follows from `random_state` and the place of a row
-        among those of its class.
-    n_iter_no_change : int, default=10
-        Iterations without a better score, after which it stops.
-    tol : float, default=1e-7
-        How much better is better.
-    verbose : int, default=0
-        Above 0: a line of progress.
-    random_state : int, RandomState instance or None, default=None
-        Of the rows held out and the features drawn.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`. On any device the trees are
-        the same to the bit on any number of workers and lanes.
 
     Attributes
     ----------
-    n_iter_ : int
-        Iterations that were made.
-    n_trees_per_iteration_ : int
-        Trees of an iteration: one, or one a class.
     train_score_, validation_score_ : ndarray of float64
         With early stopping, the score (minus the mean loss) before the first tree and after each
         iteration, of the rows trained on and of those held out; else empty.
-    do_early_stopping_ : bool
-    is_categorical_ : ndarray of bool of shape (n_features,), or None
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

@@ -1,6 +1,6 @@
 """Errors of scikit-learn, translated to errors of the package with the same words and a remedy.
 
-`TranslatesSklearnErrors` wraps the public methods of classes that derive from scikit-learn's;
+`translate_sklearn_errors` wraps the public methods of classes that derive from scikit-learn's;
 `telling_errors` and `checked_as_theirs` translate what is raised inside a block.
 """
 

@@ -30,6 +30,7 @@ from daskml_dist.errors.sklearn_errors import not_fitted, translate_sklearn_erro
 from daskml_dist.errors.suggestions import called_here
 from daskml_dist.estimators import estimator_mixin
 from daskml_dist.estimators.callback_list import callback_list
+from daskml_dist.estimators.inherited_docs import inherit_documentation
 from daskml_dist.inference.row_mapping import iterate_results, map_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
@@ -46,8 +47,30 @@ __all__ = ["BaseOnRows", "Supervised", "as_column", "as_columns"]
 class BaseOnRows(BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
-    Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
-    those that its users are to choose. A fit ends with setting ``n_features_in_``.
+    An estimator's constructor has those of the parameters that its users are to choose; its
+    docstring inherits what is said of them here. A fit ends with setting ``n_features_in_``.
+
+    Parameters
+    ----------
+    verbose : int, default=0
+        Above 0: show how far a fit is.
+    run : Run or None, default=None
+        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`, whose defaults are
+        those of None.
+    device : {"auto", "cpu", "gpu"}, default="auto"
+        Where blocks are computed on; ``"auto"`` is resolved on each worker.
+    callbacks : object or list, default=None
+        Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
+        ``on_pass_redone(run, record)``, ``on_generation(run, event)``, ``on_fit_end(run)``; they
+        run in the client.
+
+    Attributes
+    ----------
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the rows.
 
     Examples
     --------
@@ -91,6 +114,7 @@ class BaseOnRows(BaseEstimator):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         translate_sklearn_errors(cls)
+        inherit_documentation(cls)
 
     # -- what every estimator of the package has ----------------------------------------------
 

@@ -57,6 +57,32 @@ class BaseSteps(BaseOnRows):
     (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
     users are to choose.
 
+    Parameters
+    ----------
+    shuffle : bool, default=True
+        Visit the rows in a new order in each pass.
+    early_stopping : bool, default=False
+        Hold out rows and stop on their score.
+    validation_fraction : float, default=0.1
+        Share of rows held out with `early_stopping`.
+    n_iter_no_change : int, default=5
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by label.
+    warm_start : bool, default=False
+        Go on from the last fit instead of from zero.
+    optimizer : str or Optimizer, default="adagrad"
+        See :mod:`daskml_dist.optimizers`.
+    policy : str or Policy, default="sync"
+        How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
+    checkpoint : Checkpoint or None, default=None
+        Where and how often :meth:`fit` saves itself, see
+        :class:`daskml_dist.training.checkpoint.Checkpoint`.
+
+    Attributes
+    ----------
+    t_ : float
+        Rows that the parameters were trained on.
+
     Examples
     --------
     >>> import numpy as np

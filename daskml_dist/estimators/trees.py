@@ -189,6 +189,24 @@ class TreesClassifier(BaseClassifier):
     """Base class of classification trees and forests.
 
     With several outputs `classes_`, `n_classes_` and probabilities are lists, an entry for each.
+
+    Parameters
+    ----------
+    criterion : {"gini", "entropy", "log_loss"}, default="gini"
+        What a split is to lower: the Gini impurity, or Shannon's entropy.
+    class_weight : dict, list of dict, "balanced", "balanced_subsample" or None, default=None
+        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
+        multiplied. ``"balanced_subsample"``: balanced among the rows that each tree draws, of one
+        output.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
+        classes.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,), or a list of them
+        Of several outputs, each output's.
+    n_classes_ : int or list of int
     """
 
     _min_classes = 1
@@ -267,7 +285,46 @@ def _count_all_hits(
 
 
 class BaseTrees(BaseRounds):
-    """Base class of a decision tree and of forests, which are grown over binned features."""
+    """Base class of a decision tree and of forests, which are grown over binned features.
+
+    Parameters
+    ----------
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    device : {"auto", "cpu", "gpu"}, default="auto"
+        Resolved on each worker; trees are the same on any device.
+
+    Attributes
+    ----------
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    n_outputs_ : int
+    """
 
     random_state: Any
     monotonic_cst: Any
@@ -495,7 +552,18 @@ class BaseTrees(BaseRounds):
 
 
 class TreesRegressor(RegressorMixin, BaseOnRows):
-    """Base class of regression trees and forests, which predict means of the trees' leaves."""
+    """Base class of regression trees and forests, which predict means of the trees' leaves.
+
+    Parameters
+    ----------
+    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
+        What a split is to lower: the variance; absolute errors from medians, for which a trainer
+        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
+        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
+        splits of ``"squared_error"``.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free.
+    """
 
     _needs_target = True
     _multi_output = True

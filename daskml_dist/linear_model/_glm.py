@@ -29,6 +29,22 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     """Half the mean deviance plus ``alpha / 2 * |coef|^2``, to the optimum.
 
     A subclass gives the distribution and the link by :meth:`_loss`.
+
+    Parameters
+    ----------
+    alpha : float, default=1.0
+        Strength of the penalty ``alpha / 2 * |coef|^2``, beside half the mean deviance. The
+        intercept is not penalised.
+    fit_intercept : bool, default=True
+    solver : {"lbfgs", "newton-cholesky"}, default="lbfgs"
+        ``"newton-cholesky"`` takes few passes and suits many rows and few features: its sums
+        have the square of their number.
+    max_iter : int, default=100
+        Iterations of the solver at most.
+    tol : float, default=1e-4
+        Largest component of the gradient at which the solver stops.
+    warm_start : bool, default=False
+        Start from the last fit's coefficients.
     """
 
     #: What solves; the first is the default.

@@ -44,7 +44,16 @@ __all__ = ["BaseRidgeCV"]
 
 
 class BaseRidgeCV(BaseLinear, BaseRounds):
-    """Base class of ridge models that choose their penalty: one model for all penalties."""
+    """Base class of ridge models that choose their penalty: one model for all penalties.
+
+    Parameters
+    ----------
+    alphas : array-like of shape (n_alphas,), default=(0.1, 1.0, 10.0)
+        Strengths to be tried.
+    fit_intercept : bool, default=True
+    store_cv_results : bool, default=False
+        Whether to set ``cv_results_``; without `cv` alone.
+    """
 
     alphas: Any
     cv: Any

@@ -57,8 +57,6 @@ class ElasticNet(BaseLeastSquares):
         Of the features drawn, for ``selection="random"``.
     selection : {"cyclic", "random"}, default="cyclic"
         Which feature comes next.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -70,8 +68,6 @@ class ElasticNet(BaseLeastSquares):
         Duality gap of the mean objective.
     n_iter_ : int or list of int
         Cycles of each target.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

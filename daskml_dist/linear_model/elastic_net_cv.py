@@ -69,8 +69,6 @@ class ElasticNetCV(LinearRegressor):
         None: 5 folds.
     positive, random_state, selection
         As in :class:`~daskml_dist.linear_model.ElasticNet`.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -82,8 +80,6 @@ class ElasticNetCV(LinearRegressor):
     coef_, intercept_, dual_gap_, n_iter_
         As in :class:`~daskml_dist.linear_model.ElasticNet`, of the fit to all rows. The gap is NaN
         where the features are too many for a Gram matrix.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

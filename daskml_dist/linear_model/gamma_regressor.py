@@ -13,11 +13,6 @@ class GammaRegressor(GeneralizedLinearRegressor):
 
     The prediction is ``exp(X @ coef_ + intercept_)``. The objective is scikit-learn's.
 
-    Parameters
-    ----------
-    alpha, fit_intercept, solver, max_iter, tol, warm_start, verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.PoissonRegressor`.
-
     Attributes
     ----------
     coef_, intercept_, n_iter_, n_features_in_, feature_names_in_, history_

@@ -44,8 +44,6 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     fit_intercept : bool, default=True
     tol : float, default=1e-5
         Largest component of the gradient at which the solver stops.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -59,8 +57,6 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     outliers_ : ndarray of bool of shape (n_rows,) or (n_rows, n_targets), or None
         Rows further off than ``epsilon * scale_``. None where the rows are a Dask collection:
         ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

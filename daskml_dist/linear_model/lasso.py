@@ -16,21 +16,10 @@ class Lasso(ElasticNet):
     Minimises half the mean squared error plus ``alpha * |w|_1``: an
     :class:`~daskml_dist.linear_model.ElasticNet` of which all is l1.
 
-    Parameters
-    ----------
-    alpha : float, default=1.0
-        Strength of the penalty.
-    fit_intercept, precompute, copy_X, max_iter, tol, warm_start, positive, random_state, selection
-        As in :class:`~daskml_dist.linear_model.ElasticNet`.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
-
     Attributes
     ----------
     coef_, sparse_coef_, intercept_, dual_gap_, n_iter_
         As in :class:`~daskml_dist.linear_model.ElasticNet`.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

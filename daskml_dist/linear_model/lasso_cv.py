@@ -15,20 +15,10 @@ class LassoCV(ElasticNetCV):
 
     An :class:`~daskml_dist.linear_model.ElasticNetCV` of which all is l1.
 
-    Parameters
-    ----------
-    eps, alphas, fit_intercept, precompute, max_iter, tol, copy_X, cv, n_jobs, positive, \
-random_state, selection
-        As in :class:`~daskml_dist.linear_model.ElasticNetCV`.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
-
     Attributes
     ----------
     alpha_, alphas_, mse_path_, coef_, intercept_, dual_gap_, n_iter_
         As in :class:`~daskml_dist.linear_model.ElasticNetCV`.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

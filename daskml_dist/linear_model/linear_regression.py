@@ -35,8 +35,6 @@ class LinearRegression(BaseLeastSquares):
         those too small for one look to tell from zero (about 1e-6 for a thousand features).
     positive : bool, default=False
         No coefficient is negative (dense rows only).
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -46,8 +44,6 @@ class LinearRegression(BaseLeastSquares):
         Of X, centred where there is an intercept. Of dense rows without `positive`, as the next.
     singular_ : ndarray of float64 of shape (min(n_rows, n_features),)
         Singular values of X.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -82,8 +82,6 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         Iterations of the solver at most.
     warm_start : bool, default=False
         Start from the last fit's coefficients instead of from zero.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -92,8 +90,6 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     intercept_ : ndarray of shape (1,) or (n_classes,)
     n_iter_ : ndarray of int32 of shape (1,)
         Iterations of the solver.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -74,8 +74,6 @@ class LogisticRegressionCV(LinearClassifier):
     use_legacy_attributes : bool, default=True
         Whether fitted attributes have the shapes of scikit-learn before its version 1.10; see
         there.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -85,7 +83,7 @@ class LogisticRegressionCV(LinearClassifier):
     Cs_ : ndarray of shape (n_Cs,)
     l1_ratios_ : ndarray of shape (n_l1_ratios,)
     coefs_paths_ : dict of ndarray of shape (n_folds, n_Cs, n_dof), by label, or with `l1_ratios` \
-(n_folds, n_Cs, n_l1_ratios, n_dof)
+    (n_folds, n_Cs, n_l1_ratios, n_dof)
         Coefficients of all fits, and then the intercept. Not legacy: ndarray of shape
         (n_folds, n_l1_ratios, n_Cs, n_classes, n_dof).
     scores_ : dict of ndarray of shape (n_folds, n_Cs) or (n_folds, n_Cs, n_l1_ratios)
@@ -94,8 +92,6 @@ class LogisticRegressionCV(LinearClassifier):
         Chosen. Not legacy: float.
     n_iter_ : ndarray of int of shape (1, n_folds, n_Cs) or (1, n_folds, n_Cs, n_l1_ratios)
         Not legacy: of shape (n_folds, n_l1_ratios, n_Cs).
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

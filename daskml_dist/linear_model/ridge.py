@@ -54,8 +54,6 @@ class Ridge(BaseLeastSquares):
         for ``positive=True``, whose solution is found by an active set.
     positive : bool, default=False
         No coefficient is negative.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -65,8 +63,6 @@ class Ridge(BaseLeastSquares):
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
         The one asked for; that used, for ``"auto"``.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -62,8 +62,6 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         As in :class:`~daskml_dist.linear_model.Ridge`.
     positive : bool, default=False
         No coefficient is negative.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -74,8 +72,6 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
         The one used.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -19,8 +19,7 @@ from daskml_dist.linear_model.ridge_classifier import (
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.run import Run
-from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 __all__ = ["RidgeClassifierCV"]
 
@@ -33,9 +32,6 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
 
     Parameters
     ----------
-    alphas : array-like of shape (n_alphas,), default=(0.1, 1.0, 10.0)
-        Strengths to be tried.
-    fit_intercept : bool, default=True
     scoring : str, callable or None, default=None
         Larger is better. None: without `cv` the negative mean squared error of the signs of
         labels, with it the accuracy (of several labels a row, the share of rows with all right).
@@ -43,10 +39,6 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         None: each row is left out once. A number of folds: stratified.
     class_weight : dict, "balanced" or None, default=None
         None where rows have several labels.
-    store_cv_results : bool, default=False
-        Whether to set ``cv_results_``; without `cv` alone.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -56,8 +48,6 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         a target a class or label, or one for two classes.
     classes_, coef_, intercept_
         As in :class:`~daskml_dist.linear_model.RidgeClassifier`.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

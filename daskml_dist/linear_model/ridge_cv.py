@@ -25,21 +25,14 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
 
     Parameters
     ----------
-    alphas : array-like of shape (n_alphas,), default=(0.1, 1.0, 10.0)
-        Strengths to be tried.
-    fit_intercept : bool, default=True
     scoring : str, callable or None, default=None
         Larger is better. None: without `cv` the negative mean squared error, with it R^2.
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: each row is left out once.
     gcv_mode : {"auto", "svd", "eigen"} or None, default=None
         Without effect: the way is chosen by the digits that are needed.
-    store_cv_results : bool, default=False
-        Whether to set ``cv_results_``; without `cv` alone.
     alpha_per_target : bool, default=False
         Whether each target has a penalty of its own; without `cv` alone.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -49,8 +42,6 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
         Squared errors of rows left out (times their weights), or with `scoring` their predictions.
     coef_, intercept_
         As in :class:`~daskml_dist.linear_model.Ridge`.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -27,53 +27,12 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         ``"modified_huber"`` or ``"perceptron"`` (one against the rest). Also the losses of
         regression ``"squared_error"``, ``"huber"``, ``"epsilon_insensitive"`` and
         ``"squared_epsilon_insensitive"``, of targets -1 and +1.
-    penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` makes coefficients exactly zero, about those that are zero at the optimum, with the
-        optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which keep account of the penalty that
-        each coefficient owes (McMahan 2011). Others take proximal steps, whose zeros the noise of
-        the batches undoes. Few or none are with `average`, under ``"local"`` and ``"average"``,
-        which average lanes, and ``"hogwild"``, whose lanes race.
-    alpha : float, default=0.0001
-        Strength of the penalty; the intercept is not penalised.
-    l1_ratio : float or None, default=0.15
-        Share of l1 in ``"elasticnet"``; None where the penalty is another.
     fit_intercept : bool, default=True
-    max_iter : int, default=20
-        Passes over the data at most. With ``learning_rate="auto"`` most fits settle after six.
-    tol : float or None, default=1e-3
-        Stop once the training loss (or the validation score) has not improved by `tol` for
-        `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
-        without stopping gives no ConvergenceWarning.
-    shuffle : bool, default=True
-        Visit the rows in a new order in each pass.
-    verbose : int, default=0
-        Show progress.
     epsilon : float, default=0.1
         Of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"``.
     n_jobs : int or None, default=None
         Accepted for scikit-learn's interface, without effect: workers have the threads that the
         cluster gives them.
-    random_state : int, RandomState or None, default=None
-        Decides the order of the rows and the rows held out. With an int, ``"sync"``,
-        ``"allreduce"``, ``"local"`` and ``"average"`` give the same coefficients at each run.
-    early_stopping : bool, default=False
-        Hold out rows and stop on their score.
-    validation_fraction : float, default=0.1
-        Share of rows held out with `early_stopping`.
-    n_iter_no_change : int, default=5
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label.
-    warm_start : bool, default=False
-        Go on from the last fit instead of from zero.
-    average : bool or int, default=False
-        Average the parameters over the steps (Polyak and Juditsky 1992); an int starts once so
-        many rows were seen.
-    batch_size : int, "auto" or None, default="auto"
-        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256
-        rows; None takes all rows of the lane (full-batch gradient descent). Under ``"hogwild"``,
-        sparse rows of many features are updates of their own with ``"auto"``.
-    optimizer : str or Optimizer, default="adagrad"
-        See :mod:`daskml_dist.optimizers`.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
         rate that suits them, whatever the units of the features, see :doc:`/defaults`. What goes on
@@ -84,26 +43,10 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         ``"adaptive"`` keeps a rate while the loss (or the validation score) gets better by `tol`,
         else goes on with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"`` are
         refused: their steps are of single rows.
-    eta0 : float or None, default=None
-        First rate of ``"constant"``, ``"invscaling"`` and ``"adaptive"``, in the unit of the
-        optimizer; None is the optimizer's own. With ``"auto"`` a number is a constant rate, and
-        there is no pilot. scikit-learn's steps are those of ``optimizer="sgd", batch_size=1``.
     power_t : float, default=0.5
         Of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
-    policy : str or Policy, default="sync"
-        How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
-    run : Run or None, default=None
-        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`, whose defaults are
-        those of None.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker.
-    callbacks : object or list, default=None
-        Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
-        ``on_pass_redone(run, record)``, ``on_generation(run, event)``, ``on_fit_end(run)``; they
-        run in the client.
-    checkpoint : Checkpoint or None, default=None
-        Where and how often :meth:`fit` saves itself, see
-        :class:`daskml_dist.training.checkpoint.Checkpoint`.
 
     Attributes
     ----------
@@ -112,13 +55,6 @@ class SGDClassifier(LinearClassifier, BaseSGD):
     classes_ : ndarray of shape (n_classes,)
     n_iter_ : int
         Passes made.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass.
-    t_ : float
-        Rows that the parameters were trained on.
 
     Notes
     -----

@@ -25,15 +25,9 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         ``"squared_epsilon_insensitive"``, ``"quantile"``, or with a log link ``"poisson"``,
         ``"gamma"`` or ``"tweedie"``, or an object
         with other parameters such as ``Quantile(0.9)``.
-    penalty, alpha, l1_ratio
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`, with the same defaults.
     fit_intercept : bool, default=True
         The intercept begins near the targets: at their mean, or for losses that outliers do not
         bend at a rough median (at its logarithm for those with a log link).
-    max_iter, tol, shuffle, verbose, random_state, early_stopping, validation_fraction
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
-    n_iter_no_change, warm_start, average, batch_size, optimizer
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
     epsilon : float, default=0.1
         Of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"`` by name, in
         the unit of the target.
@@ -44,12 +38,8 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         the targets' standard deviation where the optimizer is adaptive. See
         :mod:`daskml_dist.schedules`, and :class:`~daskml_dist.linear_model.SGDClassifier` for
         ``"adaptive"``.
-    eta0 : float or None, default=None
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
     power_t : float, default=0.25
         Of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
-    policy, run, device, callbacks, checkpoint
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------

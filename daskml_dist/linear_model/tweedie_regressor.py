@@ -29,8 +29,6 @@ class TweedieRegressor(GeneralizedLinearRegressor):
     link : {"auto", "identity", "log"}, default="auto"
         What the linear model predicts: the mean itself or its logarithm. ``"auto"`` is
         ``"identity"`` for ``power <= 0``, else ``"log"``.
-    alpha, fit_intercept, solver, max_iter, tol, warm_start, verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.PoissonRegressor`.
 
     Attributes
     ----------

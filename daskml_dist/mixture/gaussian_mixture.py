@@ -160,12 +160,8 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         With the same chunks, draws are the same on any number of workers.
     warm_start : bool, default=False
         Whether another fit goes on from the components of the last.
-    verbose : int, default=0
-        Above 0: a line of progress.
     verbose_interval : int, default=10
         Ignored.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -179,8 +175,6 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         Steps of the best run.
     lower_bound_, lower_bounds_ : float, and list of float
         Mean log-likelihood of the rows before the last step of the best run, and each of its steps.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

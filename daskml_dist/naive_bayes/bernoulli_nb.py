@@ -38,8 +38,6 @@ class BernoulliNB(BaseDiscreteNB):
         Whether the classes' probabilities are their shares of the rows, or all the same.
     class_prior : array-like of shape (n_classes,), optional
         The classes' probabilities, if known.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -50,8 +48,6 @@ class BernoulliNB(BaseDiscreteNB):
     feature_count_ : ndarray of float64 of shape (n_classes, n_features)
         Weighted sum of the rows of each class.
     feature_log_prob_ : ndarray of float64 of shape (n_classes, n_features)
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

@@ -41,20 +41,16 @@ class CategoricalNB(BaseDiscreteNB):
     min_categories : int or array-like of shape (n_features,), optional
         Categories that a feature has at least. One that the rows of the fit do not hold is an error
         where it comes later, unless it is counted here.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     classes_, class_count_, class_log_prior_
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
     category_count_, feature_log_prob_ : list of ndarray of float64 of shape (n_classes, \
-n_categories)
+    n_categories)
         One a feature: weight of the rows of each class that hold each category; smoothed
         logarithms of their shares.
     n_categories_ : ndarray of int64 of shape (n_features,)
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

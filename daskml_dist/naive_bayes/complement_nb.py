@@ -31,8 +31,6 @@ class ComplementNB(BaseCountsNB):
         As there; they matter where there is one class alone.
     norm : bool, default=False
         Divide the weights of each class by their sum, as of the second step of the paper.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -42,8 +40,6 @@ class ComplementNB(BaseCountsNB):
         Weighted sum of all rows.
     feature_log_prob_ : ndarray of float64 of shape (n_classes, n_features)
         Weights of the features.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

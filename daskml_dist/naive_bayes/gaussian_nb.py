@@ -33,8 +33,6 @@ class GaussianNB(BaseNB):
         Probabilities of the classes; by default their shares of the rows.
     var_smoothing : float, default=1e-9
         Share of the largest variance of a feature that is added to all variances.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -46,8 +44,6 @@ class GaussianNB(BaseNB):
         Mean and variance of each feature in each class.
     epsilon_ : float
         What was added to the variances.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -26,15 +26,11 @@ class MultinomialNB(BaseCountsNB):
     ----------
     alpha, force_alpha, fit_prior, class_prior
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     classes_, class_count_, class_log_prior_, feature_count_, feature_log_prob_
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

@@ -49,7 +49,76 @@ _RATES = ("constant", "invscaling", "adaptive")
 
 
 class BaseMLP(BaseNetwork, BaseRounds):
-    """Base class of multi-layer perceptrons, fitted by steps or by L-BFGS over sums."""
+    """Base class of multi-layer perceptrons, fitted by steps or by L-BFGS over sums.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : int or sequence of int, default=(100,)
+        Units of each hidden layer; ``()``: none.
+    activation : {"identity", "logistic", "tanh", "relu"}, default="relu"
+        Of the hidden layers.
+    solver : {"adam", "sgd", "lbfgs"}, default="adam"
+        The first two step along batches under a `policy`; ``"lbfgs"`` asks for the loss and the
+        gradient of all rows, round by round (Sandblaster).
+    batch_size : int, "auto" or None, default="auto"
+        Rows of one step of the parameters, over all lanes: lanes that step together share them,
+        while under ``"ssp"``, ``"async"`` and ``"hogwild"`` each lane's push has so many.
+        ``"auto"`` is 200, and 16 a lane at least; None takes all rows.
+    learning_rate : {"constant", "invscaling", "adaptive"}, default="constant"
+        With ``solver="sgd"``. ``"invscaling"`` divides `learning_rate_init` by the number of the
+        step to the power of `power_t`; ``"adaptive"`` divides the rate by five each time that the
+        fit would have ended, and ends below 1e-6.
+    learning_rate_init : float, default=0.001
+    power_t : float, default=0.5
+    max_iter : int, default=200
+        Passes over the data at most; of ``"lbfgs"``, iterations.
+    random_state : int, RandomState or None, default=None
+        Decides the initial parameters (an int: those of scikit-learn), the order of the rows and
+        the rows held out.
+    tol : float, default=1e-4
+        The fit ends once the loss, or the validation score, has not improved by `tol` for more than
+        `n_iter_no_change` passes. Of ``"lbfgs"``, the largest component of the gradient.
+    momentum : float, default=0.9
+        With ``solver="sgd"``.
+    nesterovs_momentum : bool, default=True
+        With ``solver="sgd"`` and a momentum.
+    early_stopping : bool, default=False
+        Hold out rows and stop on their score; the parameters are those of the last pass.
+    n_iter_no_change : int, default=10
+        ``np.inf``: make all `max_iter` passes.
+    max_fun : int, default=15000
+        Evaluations of ``"lbfgs"`` at most.
+    optimizer : str or Optimizer, default=None
+        In place of the solver's; see :mod:`daskml_dist.optimizers`.
+    schedule : float, str or Schedule, default=None
+        In place of `learning_rate`; a name starts from `learning_rate_init`. See
+        :mod:`daskml_dist.schedules`.
+    pipeline : Pipeline or None, default=None
+        Layers spread over workers; see :class:`daskml_dist.policies.Pipeline`.
+
+    Attributes
+    ----------
+    coefs_ : list of ndarray of shape (n_in, n_out)
+        Weights of each layer.
+    intercepts_ : list of ndarray of shape (n_out,)
+    loss_ : float
+        Mean loss of the rows in the last pass, without the penalty; of ``"lbfgs"`` with it.
+    best_loss_ : float or None
+        The least of `loss_curve_`; None with `early_stopping`.
+    loss_curve_ : list of float
+        Mean loss in each pass, without the penalty.
+    validation_scores_ : list of float, or None
+        Score of the held-out rows after each pass; None without `early_stopping`.
+    best_validation_score_ : float or None
+    n_iter_ : int
+        Passes made; of ``"lbfgs"``, iterations.
+    n_layers_ : int
+        Layers, input and output among them.
+    n_outputs_ : int
+    out_activation_ : str
+    t_ : int
+        Rows that the parameters were trained on.
+    """
 
     coefs_: list[NDArray[Any]]
     intercepts_: list[NDArray[Any]]

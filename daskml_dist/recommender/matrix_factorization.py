@@ -97,8 +97,6 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         then. Those that average what lanes find alone are refused.
     random_state : int, RandomState instance or None, default=None
         The first factors follow from it and from the order of the ids, not from workers or chunks.
-    verbose, run, device, callbacks, checkpoint
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -110,6 +108,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     mean_ : float
         Prediction of a pair of which nothing is known, before any link of the loss: by default the
         mean of all ratings.
+    n_features_in_, feature_names_in_
+        Not set: rows are ratings.
     n_iter_ : int
         Passes.
     history_ : History

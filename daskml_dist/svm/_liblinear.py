@@ -14,7 +14,29 @@ __all__ = ["BaseLinearSVM"]
 
 
 class BaseLinearSVM(BaseRounds):
-    """``C * sum(losses)`` plus a penalty that holds the intercept too."""
+    """``C * sum(losses)`` plus a penalty that holds the intercept too.
+
+    Parameters
+    ----------
+    dual : "auto" or bool, default="auto"
+        For scikit-learn's sake: both problems have the same solution.
+    tol : float, default=1e-4
+        Largest component of the gradient of the mean objective at which the solver stops.
+    C : float, default=1.0
+        Inverse strength of the penalty.
+    fit_intercept : bool, default=True
+    intercept_scaling : float, default=1.0
+        The larger, the less the penalty holds the intercept.
+    random_state : object, default=None
+        For scikit-learn's sake: nothing here is random.
+    max_iter : int, default=1000
+        Iterations of the solver at most.
+
+    Attributes
+    ----------
+    n_iter_ : int
+        Iterations of the solver.
+    """
 
     C: float
     tol: float

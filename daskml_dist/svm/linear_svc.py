@@ -29,35 +29,16 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
     penalty : {"l2", "l1"}, default="l2"
     loss : {"squared_hinge"}, default="squared_hinge"
         ``"hinge"`` is refused: :class:`~daskml_dist.linear_model.SGDClassifier` has it.
-    dual : "auto" or bool, default="auto"
-        For scikit-learn's sake: both problems have the same solution.
-    tol : float, default=1e-4
-        Largest component of the gradient of the mean objective at which the solver stops.
-    C : float, default=1.0
-        Inverse strength of the penalty.
     multi_class : {"ovr"}, default="ovr"
-    fit_intercept : bool, default=True
-    intercept_scaling : float, default=1.0
-        The larger, the less the penalty holds the intercept.
     class_weight : dict, "balanced" or None, default=None
         A row has the weight of its class in the problems of all classes (liblinear: in that of
         its own class alone, where there are more than two).
-    random_state : object, default=None
-        For scikit-learn's sake: nothing here is random.
-    max_iter : int, default=1000
-        Iterations of the solver at most.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
     coef_ : ndarray of shape (1, n_features), or (n_classes, n_features) for more than two
     intercept_ : ndarray of shape (1,) or (n_classes,)
-    n_iter_ : int
-        Iterations of the solver.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

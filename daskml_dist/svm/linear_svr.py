@@ -39,32 +39,13 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
     ----------
     epsilon : float, default=0.0
         Residuals up to this cost nothing; in the unit of the target.
-    tol : float, default=1e-4
-        Largest component of the gradient of the mean objective at which the solver stops.
-    C : float, default=1.0
-        Inverse strength of the penalty.
     loss : {"epsilon_insensitive", "squared_epsilon_insensitive"}, default="epsilon_insensitive"
-    fit_intercept : bool, default=True
-    intercept_scaling : float, default=1.0
-        The larger, the less the penalty holds the intercept.
-    dual : "auto" or bool, default="auto"
-        For scikit-learn's sake: both problems have the same solution.
-    random_state : object, default=None
-        For scikit-learn's sake: nothing here is random.
-    max_iter : int, default=1000
-        Iterations of the solver at most.
-    verbose, run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
         Each target is fitted as if it were alone.
     intercept_ : ndarray of shape (1,) or (n_targets,)
-    n_iter_ : int
-        Iterations of the solver.
-    n_features_in_, feature_names_in_, history_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -27,7 +27,20 @@ __all__ = ["DecisionTreeClassifier", "DecisionTreeRegressor"]
 
 
 class BaseDecisionTree(BaseTrees):
-    """Base class of decision trees: a forest of one tree, grown on all rows."""
+    """Base class of decision trees: a forest of one tree, grown on all rows.
+
+    Parameters
+    ----------
+    splitter : {"best", "random"}, default="best"
+        ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
+        largest value.
+
+    Attributes
+    ----------
+    tree_ : TreeView
+        The nodes as arrays, by scikit-learn's names.
+    max_features_ : int
+    """
 
     splitter: str
     n_outputs_: int
@@ -128,60 +141,13 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
 
     Parameters
     ----------
-    criterion : {"gini", "entropy", "log_loss"}, default="gini"
-        What a split is to lower: the Gini impurity, or Shannon's entropy.
-    splitter : {"best", "random"}, default="best"
-        ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
-        largest value.
-    max_depth : int or None, default=None
-        Edges from the root to a leaf at most; None: until leaves are pure or small.
-    min_samples_split : int or float, default=2
-        Rows of a node that is split at least; a float is a share of all rows.
-    min_samples_leaf : int or float, default=1
-        Rows of a leaf at least; a float is a share of all rows.
-    min_weight_fraction_leaf : float, default=0.0
-        Share of the weight of all rows of a tree that a leaf has at least.
-    max_features : int, float, "sqrt", "log2" or None, default=None
-        Features that are looked at for a split, drawn anew at each node; a float is a share of
-        them. More are looked at while all of them are constant.
-    random_state : int, RandomState instance or None, default=None
-        Of all draws.
-    max_leaf_nodes : int or None, default=None
-        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
-    min_impurity_decrease : float, default=0.0
-        What a split lowers the impurity by at least, weighted by the share of its rows.
     class_weight : dict, list of dict, "balanced" or None, default=None
         Weights of the classes, beside those of the rows; of several outputs a dict each, which are
         multiplied.
-    ccp_alpha : float, default=0.0
-        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
-        cut.
-    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
-        1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
-        classes.
-    max_bins : int, default=255
-        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
-        distinct values than that, all cuts are looked at.
-    verbose : int, default=0
-        Above 0: a line of progress.
-    decomposition : {"auto", "functional", "data"}, default="auto"
-        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
-        of its own without messages. ``"data"``: rows stay where they are, and histograms are
-        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
 
     Attributes
     ----------
-    classes_ : ndarray of shape (n_classes,), or a list of them
-        Of several outputs, each output's.
-    n_classes_ : int or list of int
-    tree_ : TreeView
-        The nodes as arrays, by scikit-learn's names.
-    max_features_ : int
-    feature_importances_ : ndarray of float64 of shape (n_features,)
-        Mean decrease of impurity by each feature; their sum is 1.
-    n_features_in_, n_outputs_, feature_names_in_, history_
+    n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
@@ -249,58 +215,9 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
     numbers and draws hashed from the seed: the tree is the same on any number of workers and lanes,
     under either `decomposition`, and after any loss.
 
-    Parameters
-    ----------
-    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
-        What a split is to lower: the variance; absolute errors from medians, for which a trainer
-        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
-        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
-        splits of ``"squared_error"``.
-    splitter : {"best", "random"}, default="best"
-        ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
-        largest value.
-    max_depth : int or None, default=None
-        Edges from the root to a leaf at most; None: until leaves are pure or small.
-    min_samples_split : int or float, default=2
-        Rows of a node that is split at least; a float is a share of all rows.
-    min_samples_leaf : int or float, default=1
-        Rows of a leaf at least; a float is a share of all rows.
-    min_weight_fraction_leaf : float, default=0.0
-        Share of the weight of all rows of a tree that a leaf has at least.
-    max_features : int, float, "sqrt", "log2" or None, default=None
-        Features that are looked at for a split, drawn anew at each node; a float is a share of
-        them. More are looked at while all of them are constant.
-    random_state : int, RandomState instance or None, default=None
-        Of all draws.
-    max_leaf_nodes : int or None, default=None
-        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
-    min_impurity_decrease : float, default=0.0
-        What a split lowers the impurity by at least, weighted by the share of its rows.
-    ccp_alpha : float, default=0.0
-        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
-        cut.
-    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
-        1: predictions rise with the feature, -1: they fall, 0: free.
-    max_bins : int, default=255
-        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
-        distinct values than that, all cuts are looked at.
-    verbose : int, default=0
-        Above 0: a line of progress.
-    decomposition : {"auto", "functional", "data"}, default="auto"
-        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
-        of its own without messages. ``"data"``: rows stay where they are, and histograms are
-        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
-
     Attributes
     ----------
-    tree_ : TreeView
-        The nodes as arrays, by scikit-learn's names.
-    max_features_ : int
-    feature_importances_ : ndarray of float64 of shape (n_features,)
-        Mean decrease of impurity by each feature; their sum is 1.
-    n_features_in_, n_outputs_, feature_names_in_, history_
+    n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References

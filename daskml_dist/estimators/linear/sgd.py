@@ -50,7 +50,41 @@ _OF_ETA0 = ("auto", "constant", "invscaling", "adaptive")
 
 
 class BaseSGD(BaseSteps, BaseLinear):
-    """Base class of linear models trained by gradient steps."""
+    """Base class of linear models trained by gradient steps.
+
+    Parameters
+    ----------
+    penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
+        ``"l1"`` makes coefficients exactly zero, about those that are zero at the optimum, with the
+        optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which keep account of the penalty that
+        each coefficient owes (McMahan 2011). Others take proximal steps, whose zeros the noise of
+        the batches undoes. Few or none are with `average`, under ``"local"`` and ``"average"``,
+        which average lanes, and ``"hogwild"``, whose lanes race.
+    alpha : float, default=0.0001
+        Strength of the penalty; the intercept is not penalised.
+    l1_ratio : float or None, default=0.15
+        Share of l1 in ``"elasticnet"``; None where the penalty is another.
+    max_iter : int, default=20
+        Passes over the data at most. With ``learning_rate="auto"`` most fits settle after six.
+    tol : float or None, default=1e-3
+        Stop once the training loss (or the validation score) has not improved by `tol` for
+        `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
+        without stopping gives no ConvergenceWarning.
+    random_state : int, RandomState or None, default=None
+        Decides the order of the rows and the rows held out. With an int, ``"sync"``,
+        ``"allreduce"``, ``"local"`` and ``"average"`` give the same coefficients at each run.
+    average : bool or int, default=False
+        Average the parameters over the steps (Polyak and Juditsky 1992); an int starts once so
+        many rows were seen.
+    batch_size : int, "auto" or None, default="auto"
+        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256
+        rows; None takes all rows of the lane (full-batch gradient descent). Under ``"hogwild"``,
+        sparse rows of many features are updates of their own with ``"auto"``.
+    eta0 : float or None, default=None
+        First rate of ``"constant"``, ``"invscaling"`` and ``"adaptive"``, in the unit of the
+        optimizer; None is the optimizer's own. With ``"auto"`` a number is a constant rate, and
+        there is no pilot. scikit-learn's steps are those of ``optimizer="sgd", batch_size=1``.
+    """
 
     def fit(
         self,

@@ -28,91 +28,20 @@ class TorchClassifier(BaseClassifier, BaseTorch):
 
     Parameters
     ----------
-    module : class or callable
-        A class derived from ``torch.nn.Module``, or a function that returns one: called with the
-        arguments given as ``module__name=value``, on the client and on each worker. An object is
-        taken with ``warm_start=True`` alone: the fit begins with its weights.
     criterion : class or callable, default=None
         Class of a criterion such as ``torch.nn.CrossEntropyLoss``, with arguments given as
         ``criterion__name=value``; or a function of outputs and targets that returns the loss of
         each row. None: the cross-entropy of logits, of
         which the module returns one a class, or one alone for the second of two classes.
-    optimizer : str or Optimizer, default="adam"
-        One of this package's (:mod:`daskml_dist.optimizers`), which servers and trainers step by.
-    learning_rate : float or "auto", default="auto"
-        ``"auto"`` is the optimizer's own, 0.001 for Adam.
-    schedule : str or Schedule, default=None
-        How the learning rate changes, such as ``"cosine"``; None: it stays.
-    max_iter : int, default=10
-        Passes over the data (epochs).
-    batch_size : int, "auto" or None, default=128
-        Rows of one step of the parameters, of all lanes together; None: all of them.
-    micro_batch_size : int or None, default=None
-        Rows that the module is called with at once, where a batch is larger than memory bears.
-    clip : float or None, default=None
-        Largest norm of a step's mean gradient.
-    groups : dict or None, default=None
-        Options of parameters whose names match a pattern:
-        ``{"*.bias": dict(weight_decay=0), "features.*": dict(rate=0.1)}``.
-    precision : {"bf16", "fp16"} or None, default=None
-        What products are computed in, where the device has it; parameters stay as they are.
-        With ``"fp16"`` the loss is multiplied before the backward pass by what is as large as can
-        be without an overflow, in each step anew (not in a pipeline).
-    dtype : {"float32", "float64"}, default="float32"
-        Of the parameters, and of rows of floats as the module gets them.
-    images : {"channels_last", "channels_first"} or None, default=None
-        Rows are images, of bytes: the module gets floats between 0 and 1, channels first.
-    inputs : dict or None, default=None
-        The module's arguments, by the column or the columns of a dataframe:
-        ``{"tokens": ["t0", "t1"], "age": "age"}``; whole numbers come as int64.
-    layer : str or None, default=None
-        Layer whose output :meth:`transform` returns.
     predict_nonlinearity : "auto", callable or None, default="auto"
         What makes probabilities of the module's outputs (a function of a tensor); ``"auto"`` goes
         with the criterion: softmax, sigmoid or exp, and None: they are probabilities already.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label.
-    policy : str or Policy, default="allreduce"
-        Who may run ahead, and how gradients meet (:doc:`/policies`).
-    pipeline : Pipeline or None, default=None
-        Spread the layers of a ``torch.nn.Sequential`` over the trainers, with policy
-        ``"allreduce"`` or ``"sync"`` (:class:`~daskml_dist.policies.Pipeline`).
-    tol : float or None, default=None
-        Stop once the loss (or the score) has not improved by so much for `n_iter_no_change` passes.
-    n_iter_no_change : int, default=5
-    early_stopping : bool, default=False
-        Hold out rows and stop on their score; with a `tol`.
-    validation_fraction : float, default=0.1
-        Share of rows held out.
-    shuffle : bool, default=True
-        Visit the rows in a new order in each pass.
-    average : bool or int, default=False
-        Average the parameters over the steps; an int starts once so many rows were seen.
-    warm_start : bool, default=False
-        Go on from the last fit, or begin with the weights of a module that is an object.
-    checkpoint : Checkpoint or None, default=None
-    callbacks : callback or list of them, default=None
-    verbose : int, default=0
-        Show progress.
-    device : {"auto", "cpu", "gpu"}, default="auto"
-    random_state : int, RandomState or None, default=None
-        Decides the first weights, the order of the rows and what layers draw.
-    run : Run or None, default=None
-        How the fit is laid out.
     **passed_on
         ``module__name=value`` and ``criterion__name=value``.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    module_ : nn.Module
-        The fitted module, on the host, in evaluation mode.
-    n_iter_ : int
-        Passes made.
-    history_ : History
-        Record of each pass.
-    row_shape_ : tuple of int
-        Shape of a row of X.
 
     Raises
     ------
