@@ -28,7 +28,7 @@ from daskml_dist.data.reduce import add_arrays, concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.share import shared
+from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.metrics._columns import (
     call_sklearn_metric,
     find_unique_labels,
@@ -125,7 +125,7 @@ def silhouette_score(
     rows = _align_labelled_rows(X, labels, metric, sample_size)
     if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
         sums = _reduce_cluster_sums(rows, metric)
-        total_of_block = partial(_sum_block_silhouettes, shared(sums.compute_silhouettes))
+        total_of_block = partial(_sum_block_silhouettes, share_in_graph(sums.compute_silhouettes))
         weight, total = reduce_parts(rows, total_of_block, add_arrays)
         return float(total / weight)
     sample = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
@@ -180,7 +180,10 @@ def silhouette_samples(
         # Rows of the sample are known by their numbers among all rows.
         starts = _find_block_starts(rows)[:-1].tolist()
         found = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
-    make, once = delayed(_score_block_silhouettes, pure=False), shared(found.compute_silhouettes)
+    make, once = (
+        delayed(_score_block_silhouettes, pure=False),
+        share_in_graph(found.compute_silhouettes),
+    )
     counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
     pieces = [
         da.from_delayed(make(once, i, X, y, start), (n,), dtype=np.float64)

@@ -15,7 +15,7 @@ from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep
 from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
-from daskml_dist.inference.transform import map_blocks
+from daskml_dist.inference.block_mapping import map_blocks
 from daskml_dist.metrics._columns import call_sklearn_metric
 
 __all__ = [

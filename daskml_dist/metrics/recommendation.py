@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.inference.hits import gains, hits_of, precisions
+from daskml_dist.inference.recommendation_hits import compute_gains, compute_precisions, find_hits
 from daskml_dist.parameters.checks import check_count
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
@@ -70,7 +70,7 @@ def precision_at_k(
     0.5
     """
     return _average_over_users(
-        precisions, held_out, recommended, k, (user_col, item_col, score_col)
+        compute_precisions, held_out, recommended, k, (user_col, item_col, score_col)
     )
 
 
@@ -120,7 +120,9 @@ def ndcg_at_k(
     >>> round(float(ndcg_at_k(held_out, recommended, k=2)), 4)
     0.622
     """
-    return _average_over_users(gains, held_out, recommended, k, (user_col, item_col, score_col))
+    return _average_over_users(
+        compute_gains, held_out, recommended, k, (user_col, item_col, score_col)
+    )
 
 
 #: Names of the columns of users, items and scores.
@@ -182,5 +184,5 @@ def _sum_over_users(
     metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
 ) -> tuple[float, int]:
     """Return the sum of a metric over some users, and their number."""
-    found = metric(*hits_of(held_out, recommended, k, names))
+    found = metric(*find_hits(held_out, recommended, k, names))
     return float(found.sum()), len(found)
