@@ -40,3 +40,12 @@ def test_each_file_is_there() -> None:
 def test_each_loop_is_told_of() -> None:
     for name in LOOPS:
         assert f"*{name.replace('_', ' ')}*" in PAGE, name
+
+
+def test_each_answer_stands_in_its_file() -> None:
+    """The table of questions names functions and classes that their files define."""
+    answers = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)`: `(\w+)`", PAGE, re.MULTILINE)
+    assert len(answers) > 5
+    for file, name in answers:
+        text = (PACKAGE / file).read_text(encoding="utf-8")
+        assert re.search(rf"^ *(async )?(def|class) {name}\b", text, re.MULTILINE), (file, name)
