@@ -348,7 +348,7 @@ class WideGather:
 
     Parameters
     ----------
-    loss : WideLoss
+    loss : BatchedLoss
         Of all columns, with an `at_row`.
     shape : tuple of two int
         Of the parameters: a row a feature, one of intercepts where there are any, and one of
@@ -472,7 +472,7 @@ class WideSteps:
     Parameters
     ----------
     gather : WideGather
-    optimizer : StackedOptimizer
+    optimizer : BatchedOptimizer
     step : Step
         One of the steps, without a gradient.
     """

@@ -39,17 +39,17 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import checked_as_theirs
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import (
-    Fits,
-    NotStackedError,
-    can_stack,
-    open_stack,
+    CandidateFits,
+    NotBatchableError,
+    can_batch,
+    open_batched_models,
 )
 from daskml_dist.inference.block_mapping import make_sample_row, share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import encoded, labels_of
 from daskml_dist.meta_estimators.members import as_array, fit_members, here, params_of, taken
 from daskml_dist.model_selection._split_rows import count_rows
-from daskml_dist.models.stacked import FoldAssignment
+from daskml_dist.models.batched import FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -290,14 +290,17 @@ def _fit_batched(
     # Each member is a candidate of its own, fitted to the split of the same number alone.
     pairs = [(k, k) for k in range(len(members))]
     try:
-        with open_stack(members[0], collection, DrawAssignment(draws), classes, False) as stack:
+        with open_batched_models(
+            members[0], collection, DrawAssignment(draws), classes, False
+        ) as stack:
             fitted = [
-                fit.estimator for fit in Fits(stack, members, pairs, (), ScoreParts()).found()
+                fit.estimator
+                for fit in CandidateFits(stack, members, pairs, (), ScoreParts()).found()
             ]
             for one in fitted:
                 one.history_ = stack.job.make_history(*stack.last)
                 remember_dtypes(one, X)
-    except NotStackedError:
+    except NotBatchableError:
         return None
     return fitted
 
@@ -551,7 +554,7 @@ class BaggingMixin(OnBlocks):
             and draws.weight is None
             and len(members) > 1
             and (classes is None or len(classes) > 1)
-            and can_stack(members)
+            and can_batch(members)
         )
         with doing(type(self).__name__, getattr(self, "verbose", 0)):
             tell(f"one fit of {len(members)} members")

@@ -23,8 +23,8 @@ from daskml_dist.data.conversion import convert_object_values
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError, InvalidTypeError
-from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels, open_stack
-from daskml_dist.models.stacked import TEST, WithAll
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels, open_batched_models
+from daskml_dist.models.batched import TEST, AssignmentWithAllRows
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled, raise_for_params
 
 __all__ = [
@@ -71,8 +71,8 @@ def open_batched_splits(
     )  # fmt: skip
     if name_classes is not None and estimator._classification:
         classes = name_classes(classes, n_targets)
-    return open_stack(
-        estimator, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
+    return open_batched_models(
+        estimator, collection, AssignmentWithAllRows(splits.roles), classes, collection.parts[0][2] is not None,
         n_targets=n_targets,
         client=client, callbacks=estimator._make_callbacks(None),
     )  # fmt: skip

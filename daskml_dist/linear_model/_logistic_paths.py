@@ -25,7 +25,7 @@ _FAR = 18.0
 
 
 class LogisticPaths:
-    """Fits of all candidates to the training rows of all splits.
+    """CandidateFits of all candidates to the training rows of all splits.
 
     Parameters
     ----------

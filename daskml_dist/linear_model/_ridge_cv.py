@@ -24,8 +24,8 @@ from daskml_dist.linear_model._cross_validated import (
 )
 from daskml_dist.linear_model._least_squares import check_memory, moments_of
 from daskml_dist.linear_model._rows_left_out import values_left_out
+from daskml_dist.models.batched import TEST
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TEST
 from daskml_dist.parameters.checks import check_class_weight, check_flag, check_weighed
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.solvers.base import SinglePassSolver

@@ -24,8 +24,8 @@ from daskml_dist.linear_model._cross_validated import (
 from daskml_dist.linear_model._elastic_paths import GramPaths, PathSettings, WidePaths
 from daskml_dist.linear_model._least_squares import gram_fits, model_of
 from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.models.batched import TEST
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TEST
 from daskml_dist.parameters.checks import (
     check_count,
     check_flag,

@@ -30,7 +30,7 @@ from daskml_dist.linear_model._logistic_paths import LogisticPaths
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.metrics.scorers import Scorer, get_scorer
-from daskml_dist.models.stacked import TEST
+from daskml_dist.models.batched import TEST
 from daskml_dist.parameters.checks import check_flag
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution

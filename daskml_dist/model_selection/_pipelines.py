@@ -24,7 +24,7 @@ from daskml_dist.estimators.transformer import fit_in_passes
 from daskml_dist.model_selection._checks import has_columns, knows_dask
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits
-from daskml_dist.models.stacked import TRAIN
+from daskml_dist.models.batched import TRAIN
 
 __all__ = ["fits_of_stacks", "pipelines_stack", "score_names", "stacked_pipelines"]
 

@@ -16,9 +16,12 @@ from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
-from daskml_dist.estimators.batched_fits.grouping import step_stacks
-from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
+from daskml_dist.estimators.batched_fits.gradient_steps import (
+    BatchedSteps,
+    StepCandidate,
+    group_step_estimators,
+)
+from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
@@ -65,7 +68,7 @@ class Stacks(Resumed):
 
     Parameters
     ----------
-    stacks : sequence of (list of int, StepStack)
+    stacks : sequence of (list of int, BatchedSteps)
         With the candidates of each.
     given : tuple
         Collection, and whether it has weights.
@@ -76,13 +79,13 @@ class Stacks(Resumed):
     """
 
     def __init__(
-        self, stacks: Sequence[tuple[list[int], StepStack]], given: tuple[Any, bool],
+        self, stacks: Sequence[tuple[list[int], BatchedSteps]], given: tuple[Any, bool],
         scored: ScoresOfStacks, train_score: bool, looks: ScoreParts,
     ) -> None:  # fmt: skip
         self._stacks, self._given = stacks, given
         self._scored, self._summed = scored, (train_score, looks)
         self._open = ExitStack()
-        self._columns: dict[int, tuple[StepStack, list[StepCandidate]]] = {}
+        self._columns: dict[int, tuple[BatchedSteps, list[StepCandidate]]] = {}
 
     @property
     def n_stacks(self) -> int:
@@ -120,7 +123,7 @@ class Stacks(Resumed):
                 found[i] = list(map(self._scored, fits[k * n : (k + 1) * n], range(n)))
         return [found[i] for i in candidates]
 
-    def _by_stack(self, candidates: Sequence[int]) -> list[tuple[StepStack, list[int]]]:
+    def _by_stack(self, candidates: Sequence[int]) -> list[tuple[BatchedSteps, list[int]]]:
         asked = set(candidates)
         found = [(stack, [i for i in numbers if i in asked]) for numbers, stack in self._stacks]
         return [(stack, some) for stack, some in found if some]
@@ -131,12 +134,12 @@ def resumed_stacks(
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> Stacks | None:  # fmt: skip
     """Candidates as columns of stacks, open; None where they are none."""
-    if not splits.for_stacks or (of_steps := step_stacks(estimators)) is None:
+    if not splits.for_stacks or (of_steps := group_step_estimators(estimators)) is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
     stacks = [
-        (numbers, StepStack([estimators[i] for i in numbers], splits.roles, classes))
+        (numbers, BatchedSteps([estimators[i] for i in numbers], splits.roles, classes))
         for numbers in of_steps
     ]
     scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
@@ -144,7 +147,7 @@ def resumed_stacks(
     found = Stacks(stacks, given, scored, train_score, looks_of(known))
     try:
         found.open()
-    except NotStackedError:
+    except NotBatchableError:
         return None
     return found
 

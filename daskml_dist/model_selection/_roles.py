@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.stacked import NEITHER, TEST, TRAIN, FoldAssignment
+from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 
 __all__ = [
     "NEITHER",

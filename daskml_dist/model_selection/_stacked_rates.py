@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import as_collection
-from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
-from daskml_dist.estimators.batched_fits.grouping import step_stacks
-from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
+from daskml_dist.estimators.batched_fits.gradient_steps import (
+    BatchedSteps,
+    StepCandidate,
+    group_step_estimators,
+)
+from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
 from daskml_dist.model_selection._roles import TRAIN, FoldAssignment, Ints
 
 __all__ = ["stacked_losses"]
@@ -31,7 +34,7 @@ class _Whole(FoldAssignment):
 
 def stacked_losses(shorts: Sequence[Any], block: Block, passes: int) -> NDArray[np.float64] | None:
     """Mean training losses of the last pass; infinite where a fit diverged."""
-    stacks = step_stacks(shorts)
+    stacks = group_step_estimators(shorts)
     if stacks is None or len(stacks) != 1 or block.y is None or block.y.ndim > 1:
         return None
     classes, y = None, block.y
@@ -40,13 +43,13 @@ def stacked_losses(shorts: Sequence[Any], block: Block, passes: int) -> NDArray[
     targets = np.column_stack([y, np.ones(len(y))]).astype(np.float64)
     collection = as_collection(block.rows, targets, block.sample_weight, multi_output=True)
     # Passes but the last are made in one go.
-    stack = StepStack([short.set_params(tol=None) for short in shorts], _Whole(), classes)
+    stack = BatchedSteps([short.set_params(tol=None) for short in shorts], _Whole(), classes)
     try:
         weighted = block.sample_weight is not None
         with stack.opened(collection, weighted, client="inline") as columns:
             stack.advance(columns, passes - 1)
             stack.advance(columns, passes)
-    except NotStackedError:
+    except NotBatchableError:
         return None
     return np.array([_loss(column, passes) for column in columns])
 

@@ -21,13 +21,16 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
-from daskml_dist.estimators.batched_fits.grouping import step_stacks
+from daskml_dist.estimators.batched_fits.gradient_steps import (
+    BatchedSteps,
+    StepCandidate,
+    group_step_estimators,
+)
 from daskml_dist.estimators.batched_fits.solver_rounds import (
-    NotStackedError,
-    StackedFit,
-    can_stack,
-    fit_stack,
+    BatchedFit,
+    NotBatchableError,
+    can_batch,
+    fit_batch,
 )
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import score_r2
@@ -67,7 +70,7 @@ _OWN_SCORES: dict[Any, str] = {inspect.unwrap(BaseClassifier.score): "accuracy",
 
 def stacks(estimators: Sequence[Any]) -> bool:
     """Return whether estimators can be fitted as stacks, as far as they tell."""
-    return can_stack(estimators) or step_stacks(estimators) is not None
+    return can_batch(estimators) or group_step_estimators(estimators) is not None
 
 
 def stacked_fits(
@@ -82,21 +85,21 @@ def stacked_fits(
     """Fit and score candidates as stacks, and the number of these; None where they are none."""
     if not splits.for_stacks or has_columns(splits.inputs[1]):
         return None
-    rounds = can_stack(estimators)
-    of_steps = None if rounds else step_stacks(estimators)
+    rounds = can_batch(estimators)
+    of_steps = None if rounds else group_step_estimators(estimators)
     if not rounds and of_steps is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
     given = collection, splits.roles, classes, weighted, train_score, looks_of(known)
-    found: list[list[StackedFit | FailedFit]]
+    found: list[list[BatchedFit | FailedFit]]
     try:
         if rounds:
-            found = [list(row) for row in fit_stack(estimators, *given)]
+            found = [list(row) for row in fit_batch(estimators, *given)]
         else:
             found = _fit_step_stacks(estimators, of_steps or [], *given)
-    except NotStackedError:
+    except NotBatchableError:
         return None
     scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
     return [list(map(scored, row, range(len(row)))) for row in found], len(of_steps or [0])
@@ -137,12 +140,12 @@ def _fit_step_stacks(
     weighted: bool,
     train_score: bool,
     looks: ScoreParts,
-) -> list[list[StackedFit | FailedFit]]:
-    """Fits by gradient steps, each stack one fit."""
-    found: dict[int, list[StackedFit | FailedFit]] = {}
+) -> list[list[BatchedFit | FailedFit]]:
+    """CandidateFits by gradient steps, each stack one fit."""
+    found: dict[int, list[BatchedFit | FailedFit]] = {}
     for k, numbers in enumerate(stacks):
         tell("stacks of candidates", k, len(stacks), "stack")
-        stack = StepStack([estimators[number] for number in numbers], roles, classes)
+        stack = BatchedSteps([estimators[number] for number in numbers], roles, classes)
         with stack.opened(collection, weighted) as columns:
             stack.advance(columns, max(column.stopping.max_iter for column in columns))
             fits = fits_of_columns(stack, columns, train_score, looks)
@@ -152,19 +155,19 @@ def _fit_step_stacks(
 
 
 def fits_of_columns(
-    stack: StepStack, columns: Sequence[StepCandidate], train_score: bool, looks: ScoreParts
-) -> list[StackedFit | FailedFit]:
-    """Fits that columns have come to, with what their scores are made of."""
+    stack: BatchedSteps, columns: Sequence[StepCandidate], train_score: bool, looks: ScoreParts
+) -> list[BatchedFit | FailedFit]:
+    """CandidateFits that columns have come to, with what their scores are made of."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
     sums = {role: stack.scores(columns, role, looks) for role in roles}
     ranks = {role: stack.rankings(columns, role) for role in roles if looks.ranks}
-    fits: list[StackedFit | FailedFit] = []
+    fits: list[BatchedFit | FailedFit] = []
     for k, column in enumerate(columns):
         try:
             summed, ranked = (
                 {role: of_role[k] for role, of_role in found.items()} for found in (sums, ranks)
             )
-            fits.append(StackedFit(stack.fitted(column), summed, column.seconds, ranked))
+            fits.append(BatchedFit(stack.fitted(column), summed, column.seconds, ranked))
         except DivergedError as error:
             fits.append(FailedFit(error, column.seconds))
     return fits
@@ -178,7 +181,7 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
     if given == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None
     if isinstance(given, str) and given in CANDIDATE_SCORES[kind]:
-        return partial(StackedFit.score, name=given)
+        return partial(BatchedFit.score, name=given)
     rankings = {*RANKINGS, *CLASS_RANKINGS}
     if isinstance(given, str) and given in rankings and estimator._classification:
         return partial(_of_ranks, name=given)
@@ -196,7 +199,7 @@ def looks_of(known: Mapping[str, OfSums | None]) -> ScoreParts:
     return ScoreParts(_of_pairs in made, _of_ranks in made, _of_places in made)
 
 
-def _of_ranks(fit: StackedFit, role: int, name: str) -> float:
+def _of_ranks(fit: BatchedFit, role: int, name: str) -> float:
     """A ranking score; NaN where the rows themselves have to tell it."""
     # The metric calls the label 1 positive, the stack the larger one.
     if name == "average_precision" and fit.estimator.classes_[-1] != 1:
@@ -204,11 +207,11 @@ def _of_ranks(fit: StackedFit, role: int, name: str) -> float:
     return fit.ranking(name, role)
 
 
-def _of_places(fit: StackedFit, role: int, n_best: int) -> float:
+def _of_places(fit: BatchedFit, role: int, n_best: int) -> float:
     return fit.among(n_best, role)
 
 
-def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
+def _of_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
     """A score of labels, each pair of a true and a predicted one a row of its weight."""
     classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
     there = weights > 0
@@ -218,7 +221,7 @@ def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
     )
 
 
-def _weighed_score(of: OfSums, fit: StackedFit, role: int, split: int) -> float:
+def _weighed_score(of: OfSums, fit: BatchedFit, role: int, split: int) -> float:
     check_weighed({split: fit.sums[role][0]})
     return of(fit, role=role)
 
@@ -254,7 +257,7 @@ class ScoresOfStacks:
         # Rows are cut once, for all columns.
         self._side = cache(splits.side)
 
-    def __call__(self, fit: StackedFit | FailedFit, split: int) -> Fitted:
+    def __call__(self, fit: BatchedFit | FailedFit, split: int) -> Fitted:
         """Score a column, of a split."""
         if isinstance(fit, FailedFit):
             return fit.scored(self._known, len(self._roles) > 1, self._error_score)

@@ -43,7 +43,7 @@ from daskml_dist.model_selection._split_rows import (
     count_trained,
     n_rows_of,
 )
-from daskml_dist.models.stacked import OnlyOne
+from daskml_dist.models.batched import SingleSplitAssignment
 from daskml_dist.sklearn_internals import take_rows_or_columns
 
 __all__ = [
@@ -237,7 +237,7 @@ class Splits:
         found = copy.copy(self)
         found.inputs, found.n_splits = (X, *self.inputs[1:]), 1
         weights = None if self.trained is None else self.trained.weights[[split]]
-        found.roles = OnlyOne(self.roles, split, weights)
+        found.roles = SingleSplitAssignment(self.roles, split, weights)
         if self._rows is not None:
             found._rows = self._rows.of_rows(X, found.roles)
         else:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total, zeros
 from daskml_dist.models.base import BatchRows
+from daskml_dist.models.batched import TRAIN, BatchedLinear
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.rows import is_sparse, row_tiles, to_rows_dtype
@@ -77,14 +77,14 @@ class PerSplitStatistic(Statistic):
         """Return whether the inner statistic shows what is not finite."""
         return self.each.shows_not_finite
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.splits), *self.each.shape(model.each)
 
     def merge(self, total: Array, part: Array) -> None:
         for of_split, more in zip(total, part, strict=True):
             self.each.merge(of_split, more)
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
         y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
         y = np.ascontiguousarray(y) if is_host(y) else y
@@ -98,7 +98,7 @@ class PerSplitStatistic(Statistic):
         return float("nan")
 
     def _add_by_membership(
-        self, model: StackedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
+        self, model: BatchedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
     ) -> bool:
         """Add rows that the same splits train on once, for all of these.
 
@@ -145,7 +145,7 @@ def _iterate_selected_rows(
 
 
 def iterate_split_rows(
-    model: StackedLinear, rows: BatchRows, split: int, role: int, backend: Backend
+    model: BatchedLinear, rows: BatchRows, split: int, role: int, backend: Backend
 ) -> Iterator[BatchRows]:
     """Yield the rows of a role in a split; on a device all rows, the others with weight 0."""
     _, roles = model.parted(rows.y)
@@ -164,7 +164,7 @@ def iterate_split_rows(
 
 
 def training_weights(
-    model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], dtype: Any, backend: Backend
+    model: BatchedLinear, rows: BatchRows, splits: NDArray[np.int64], dtype: Any, backend: Backend
 ) -> Any:
     """Return the rows' weights in some splits, (n, n_some): zero where a row is not trained on."""
     y, roles = model.parted(rows.y)
@@ -181,7 +181,7 @@ def training_weights(
 
 
 def weight_rows_by_split(
-    model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
+    model: BatchedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
 ) -> list[BatchRows]:
     """Return, for each split, the rows as its models read them, with their training weights."""
     xp, (y, _) = namespace(rows.y), model.parted(rows.y)
@@ -199,10 +199,10 @@ def weight_rows_by_split(
 class SplitWeights(Statistic):
     """Weight of the training rows of each split."""
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return (model.roles.n_splits,)
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
         out += total(training_weights(model, rows, splits, float64, backend), axis=0)
         return float("nan")
@@ -212,11 +212,11 @@ class SplitWeights(Statistic):
 class SplitLabelWeights(Statistic):
     """Weight of the training rows of each split, by their labels."""
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         assert model.classes is not None
         return model.roles.n_splits, len(model.classes)
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
         weights = training_weights(model, rows, splits, float64, backend)
         code = model.label_codes(model.parted(rows.y)[0])
@@ -275,7 +275,7 @@ def is_kernel_supported(model: LinearModel, rows: BatchRows) -> bool:
 
 
 def iterate_candidate_tiles(
-    model: StackedLinear, w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows,
+    model: BatchedLinear, w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows,
     backend: Backend, in_kernel: bool,
 ) -> Iterator[tuple[BatchRows, ActiveCandidates]]:  # fmt: skip
     """Yield tiles of rows whose raw predictions fit a cache, each with its active candidates.
@@ -337,11 +337,11 @@ class BatchedGradient(Statistic):
     share: int = 1
     in_parts: ClassVar[bool] = True
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         n_columns, *size = self.w.shape
         return n_columns, 1 + int(np.prod(size))
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         if self.share == 1:
             return self._add_candidates(model, rows, out, backend)
         of_some = zeros(out.shape, np.float64, out)
@@ -353,7 +353,7 @@ class BatchedGradient(Statistic):
         return float("nan")
 
     def _add_candidates(
-        self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend
+        self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend
     ) -> Any:
         met: dict[int, ActiveCandidates] = {}
         kernel = is_kernel_supported(model.each, rows)
@@ -382,9 +382,9 @@ class BatchedGradient(Statistic):
         return float("nan")
 
     def _add_by_kernel(
-        self, model: StackedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
+        self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
     ) -> None:
-        from daskml_dist.backends.stack_kernels import add_log_gradients
+        from daskml_dist.backends.batched_log_loss import add_log_gradients
 
         w, bias = some.coefficients(model.each)
         gradient = np.zeros((len(w) + 1, len(bias)))
@@ -398,7 +398,7 @@ class BatchedGradient(Statistic):
 
     def _weighted_derivatives(
         self,
-        model: StackedLinear,
+        model: BatchedLinear,
         raw: Any,
         rows: BatchRows,
         some: ActiveCandidates,
@@ -449,10 +449,10 @@ class BatchedHessian(Statistic):
     share: int
     in_parts: ClassVar[bool] = True
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.w), *LossHessian(self.w[0]).shape(model.each)
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         of_some = zeros(out.shape, np.float64, out)
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         splits, at = np.unique(self.splits, return_inverse=True)

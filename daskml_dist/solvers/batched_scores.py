@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total, zeros
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.stacked import StackedLinear
+from daskml_dist.models.batched import BatchedLinear
 from daskml_dist.solvers.base import (
     Array,
     ReduceScatterStatistic,
@@ -113,12 +113,12 @@ class BatchedScores(Statistic):
     places: bool = False
     in_parts: ClassVar[bool] = True
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         n_classes = 0 if model.classes is None else len(model.classes)
         more = (n_classes**2 if self.pairs else 0) + (n_classes if self._sums_places(model) else 0)
         return len(self.w), _N_CLASSIFIER_SUMS + more if n_classes else _N_REGRESSOR_SUMS
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         kernel = is_kernel_supported(model.each, rows)
         tiles = iterate_candidate_tiles(
             model, self.w, self.splits, self.role, rows, backend, kernel
@@ -137,9 +137,9 @@ class BatchedScores(Statistic):
         return float("nan")
 
     def _score_by_kernel(
-        self, model: StackedLinear, rows: BatchRows, some: ActiveCandidates
+        self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates
     ) -> Any:
-        from daskml_dist.backends.stack_kernels import add_log_scores
+        from daskml_dist.backends.batched_log_loss import add_log_scores
 
         (w, bias), (y, roles) = some.coefficients(model.each), model.parted(rows.y)
         mask = cast(roles == self.role, y.dtype)
@@ -158,7 +158,7 @@ class BatchedScores(Statistic):
 
     def _score_by_arrays(
         self,
-        model: StackedLinear,
+        model: BatchedLinear,
         raw: Any,
         rows: BatchRows,
         some: ActiveCandidates,
@@ -181,10 +181,10 @@ class BatchedScores(Statistic):
             return sums
         return xp.concat([sums, _sum_label_pairs(model, predicted, y, weight)], axis=1)
 
-    def _sums_places(self, model: StackedLinear) -> bool:
+    def _sums_places(self, model: BatchedLinear) -> bool:
         return self.places and model.classes is not None and len(model.classes) > 2
 
-    def _label_values(self, model: StackedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
+    def _label_values(self, model: BatchedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
         """Return the values that a classifier's scores sum, and the predicted label codes."""
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
         each_row = ones((n, n_columns), xp.float64, raw)
@@ -206,7 +206,7 @@ class BatchedScores(Statistic):
         losses = xp.where(losses < _MAX_LOG_LOSS, losses, _MAX_LOG_LOSS)
         return [each_row, cast(right, xp.float64), losses], predicted
 
-    def _regression_values(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
+    def _regression_values(self, model: BatchedLinear, raw: Any, y: Any) -> list[Any]:
         xp = namespace(raw)
         y = cast(y, xp.float64)[:, None]
         wide = ones(raw.shape[:2], xp.float64, raw)
@@ -214,7 +214,7 @@ class BatchedScores(Statistic):
         return [wide, residual**2, xp.abs(residual), y * wide, y**2 * wide]
 
 
-def _sum_label_pairs(model: StackedLinear, predicted: Any, y: Any, weight: Any) -> Any:
+def _sum_label_pairs(model: BatchedLinear, predicted: Any, y: Any, weight: Any) -> Any:
     """Return the weights of each true and predicted label, (n_columns, n_classes ** 2)."""
     assert model.classes is not None
     xp, k, (n, n_columns) = namespace(weight), len(model.classes), weight.shape
@@ -226,7 +226,7 @@ def _sum_label_pairs(model: StackedLinear, predicted: Any, y: Any, weight: Any) 
     return xp.reshape(counts, (n_columns, -1))
 
 
-def _sum_label_places(model: StackedLinear, raw: Any, y: Any, weight: Any) -> Any:
+def _sum_label_places(model: BatchedLinear, raw: Any, y: Any, weight: Any) -> Any:
     """Return the weight of the rows whose true label has each rank, (n_columns, n_classes).
 
     Of equal scores the later label's is the better one, as scikit-learn has it.
@@ -315,7 +315,7 @@ class BatchedRankingSolver(Solver):
         """Return one pass a candidate, and one that counts rows."""
         return 1 + len(self.w)
 
-    def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
+    def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
         """Ask for some columns at a time."""
         statistic = self.statistic
         found = np.full((len(self.w), len(statistic.names)), np.nan)
@@ -342,10 +342,10 @@ class RoleCounts(Statistic):
     role: int
     in_parts: ClassVar[bool] = True
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return (model.roles.n_splits,)
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         xp, (_, roles) = namespace(rows.y), model.parted(rows.y)
         out += total(cast(roles == self.role, xp.float64), axis=0)
         return float("nan")
@@ -376,13 +376,13 @@ class BatchedRanks(ReduceScatterStatistic):
     remembered: ClassVar[bool] = False
     in_parts: ClassVar[bool] = True
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.w), 1 + 2 * self.n_slots
 
-    def answer_shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def answer_shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.w), len(self.names)
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         xp = namespace(rows.y)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, self.role, rows, backend, False)
         for part, some in tiles:
@@ -413,19 +413,19 @@ class BatchedRanks(ReduceScatterStatistic):
             at = slice(own[0], own[-1] + 1)
             self._append_rows(total, at, _split_kept_values(part[at], int(part[own[0], 0]), n_kept))
 
-    def finish(self, model: StackedLinear, own: Array, at: slice) -> Array:
+    def finish(self, model: BatchedLinear, own: Array, at: slice) -> Array:
         """Return the ranking scores of some candidates."""
         n_kept = (own.shape[1] - 1) // self.n_slots
         return np.array(
             [self._rank_candidate(*_split_kept_values(one, int(one[0]), n_kept)) for one in own]
         )
 
-    def _kept_columns(self, model: StackedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
+    def _kept_columns(self, model: BatchedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
         """Return the columns that are kept of the rows, of each candidate or shared by all.
 
         Parameters
         ----------
-        model : StackedLinear
+        model : BatchedLinear
         raw : array of shape (n, n_columns, width)
         codes : array of int of shape (n,)
             Numbers of the rows' labels.
@@ -465,10 +465,10 @@ class BatchedClassRanks(BatchedRanks):
 
     names: ClassVar[tuple[str, ...]] = CLASS_RANKINGS
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.w), 1 + (model.each.width + 2) * self.n_slots
 
-    def _kept_columns(self, model: StackedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
+    def _kept_columns(self, model: BatchedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
         xp, shape = namespace(raw), raw.shape
         flat = xp.reshape(raw, (-1, shape[2]))
         proba = zeros(flat.shape, flat.dtype, flat)

@@ -22,7 +22,7 @@ from math import ceil, log, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.stacked import StackedLinear
+from daskml_dist.models.batched import BatchedLinear
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.batched_gradients import (
     BatchedGradient,
@@ -120,7 +120,7 @@ class BatchedSolver(Solver):
         """Return the passes of all candidates together, and those that score."""
         return len(self.scored) + sum(column.solver.max_passes for column in self.columns)
 
-    def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
+    def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every column."""
         gradients, every = CachedGradients(self.columns, sums), list(range(len(self.columns)))
 
@@ -258,7 +258,7 @@ class WarmStarts:
 
     Parameters
     ----------
-    model : StackedLinear
+    model : BatchedLinear
     columns : tuple of Column
     sums : Sums
     gradients : CachedGradients
@@ -275,7 +275,7 @@ class WarmStarts:
 
     def __init__(
         self,
-        model: StackedLinear,
+        model: BatchedLinear,
         columns: tuple[Candidate, ...],
         sums: Sums,
         gradients: CachedGradients,

@@ -19,7 +19,7 @@ from scipy import linalg
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.stacked import StackedLinear
+from daskml_dist.models.batched import BatchedLinear
 from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
 from daskml_dist.solvers.batched_gradients import PerSplitStatistic, iterate_split_rows
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate
@@ -324,7 +324,7 @@ class FoldedReduction(Solver):
         """Return the most passes: the first is shared, the others are of one split each."""
         return MAX_REDUCTION_PASSES * 100
 
-    def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
+    def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
         """Reduce the rows of all splits."""
         d, n_splits = model.n_features, model.roles.n_splits
         # One pass: the moments of all splits' training rows.
@@ -408,7 +408,7 @@ class _PathStatistic(Statistic):
     role: int
     in_parts: ClassVar[bool] = True
 
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         n_alphas, n_rows, n_targets = self.w.shape[1:]
         width = n_alphas * n_targets
         most = max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(width, 1))
@@ -441,7 +441,7 @@ class PathErrorSums(_PathStatistic):
 
     absolute: bool = False
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return *self.w.shape[:2], self.w.shape[3], 6
 
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
@@ -474,7 +474,7 @@ class PathHits(_PathStatistic):
 
     several: bool = False
 
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+    def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return *self.w.shape[:2], 2
 
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:

@@ -25,8 +25,8 @@ from daskml_dist.backends.entries import lift_to_arrays
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.backends.row_slices import run_over_threads
 from daskml_dist.models.base import BatchRows
+from daskml_dist.models.batched import TRAIN, BatchedStepLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, FoldAssignment, WideLinear
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side
@@ -653,7 +653,7 @@ class StackedPilot:
         weight = np.ones(pilot.n_rows) if pilot.weight is None else pilot.weight
         self._y = np.column_stack([pilot.y, weight]).astype(self._dtype)
         self._weight = weight.astype(np.float64)
-        self._models: dict[int, WideLinear] = {}
+        self._models: dict[int, BatchedStepLinear] = {}
 
     @staticmethod
     def serves(pilot: Pilot, n_columns: int) -> bool:
@@ -721,10 +721,12 @@ class StackedPilot:
 
     # -- sums over rows ------------------------------------------------------------------------
 
-    def _wide_model(self, n_columns: int) -> WideLinear:
+    def _wide_model(self, n_columns: int) -> BatchedStepLinear:
         """Return the linear model of several columns."""
         if n_columns not in self._models:
-            one = WideLinear(self.pilot.model, _AllRowsAssignment(), None, (0,) * n_columns, (1.0,))
+            one = BatchedStepLinear(
+                self.pilot.model, _AllRowsAssignment(), None, (0,) * n_columns, (1.0,)
+            )
             self._models[n_columns] = one
         return self._models[n_columns]
 

@@ -21,6 +21,7 @@ from scipy import optimize, sparse
 from scipy.special import gammaln, logsumexp, psi
 
 from daskml_dist.backends import (
+    batched_log_loss,
     centre_kernels,
     csr_kernels,
     csr_team,
@@ -29,7 +30,6 @@ from daskml_dist.backends import (
     mixture_kernels,
     nonnegative_kernels,
     pair_kernels,
-    stack_kernels,
     topic_kernels,
     tree_kernels,
     wide_gather,
@@ -40,7 +40,7 @@ from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
 from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.host_update import CoordinateUpdates
 from daskml_dist.losses import LogLoss, SquaredError
-from daskml_dist.models.stacked import WideLoss
+from daskml_dist.models.batched import BatchedLoss
 from daskml_dist.optimizers import SGD
 from tests.backends.compiled_loops import compiled_functions, signs_of_a_width
 
@@ -476,9 +476,9 @@ def test_steps_in_some_rows_of_the_parameters(dtype: str) -> None:
 def test_gradients_of_many_models(dtype: str) -> None:
     rng = np.random.default_rng(13)
     summed, least, most = (
-        stack_kernels._MAX_ROWS_PER_SUM,
-        stack_kernels._MIN_TILE_ROWS,
-        stack_kernels._MAX_TILE_ROWS,
+        batched_log_loss._MAX_ROWS_PER_SUM,
+        batched_log_loss._MIN_TILE_ROWS,
+        batched_log_loss._MAX_TILE_ROWS,
     )
     # Rows of a tile: 512 of few columns; 64 of very many. Of 40 columns 25 rows are side by side.
     shapes = [(n, 3, 5) for n in around(summed, least, most)]
@@ -496,7 +496,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
         values, slope = log_losses(signs[:, None].astype(float), exact)
         losses, gradient = np.ones(k), np.ones((d + 1, k))
         given = X, signs, mask, stops, w, bias
-        stack_kernels.add_log_gradients(*given, losses, gradient)
+        batched_log_loss.add_log_gradients(*given, losses, gradient)
         near(losses - 1, (values * weight).sum(axis=0), dtype, told, 3)
         pull = slope * weight
         expected = np.vstack([X.astype(float).T @ pull, pull.sum(axis=0)])
@@ -504,7 +504,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
         atol = (1e-6 if dtype == "float32" else 1e-14) * scale
         np.testing.assert_allclose(gradient - 1, expected, atol=atol, err_msg=told)
         sums, positive = np.zeros((5, k)), (signs > 0)[:, None]
-        stack_kernels.add_log_scores(*given, 2.0, sums)
+        batched_log_loss.add_log_scores(*given, 2.0, sums)
         right, capped = (exact > 0) == positive, np.minimum(values, 2.0)
         counted = [capped, ~positive, positive, ~positive & right, positive & right]
         near(sums, [(each * weight).sum(axis=0) for each in counted], dtype, told)
@@ -525,7 +525,7 @@ def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
         weight = rng.random(n).astype(dtype)
         blocks = {0: (X, np.column_stack([y, mask]).astype(dtype), weight)}
         w = rng.normal(size=(d + intercept + 1, k)).astype(dtype)
-        gather = wide_gather.make_wide_gather(WideLoss(LogLoss(), stops, 1), w.shape, blocks, n)
+        gather = wide_gather.make_wide_gather(BatchedLoss(LogLoss(), stops, 1), w.shape, blocks, n)
         assert gather is not None
         at, out = rng.permutation(n), np.zeros(w.shape)
         gather.add_gradient([(0, at, None)], w, out)
@@ -584,7 +584,7 @@ TABLES = {
             "csr_team: _add_block_gradient; csr_kernels: _add_row_gradients find_new_columns"
         ),
         "test_steps_in_some_rows_of_the_parameters": "host_update: update_at",
-        "test_gradients_of_many_models": "stack_kernels: add_log_gradients add_log_scores",
+        "test_gradients_of_many_models": "batched_log_loss: add_log_gradients add_log_scores",
         "test_gradients_of_wide_models": (
             "wide_gather: _write_products _write_gradient _copy_batch_rows"
         ),

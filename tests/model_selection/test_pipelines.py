@@ -130,14 +130,14 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
 def test_cross_validation_is_a_stack_a_split(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)
     fits: list[int] = []
-    found_by = solver_rounds.Fits.found
+    found_by = solver_rounds.CandidateFits.found
 
-    def counted(self: solver_rounds.Fits) -> Any:
+    def counted(self: solver_rounds.CandidateFits) -> Any:
         found = found_by(self)
         fits.append(len(found))
         return found
 
-    monkeypatch.setattr(solver_rounds.Fits, "found", counted)
+    monkeypatch.setattr(solver_rounds.CandidateFits, "found", counted)
     last = LogisticRegression(tol=1e-8, max_iter=1_000)
     truly = TheirLogisticRegression(tol=1e-8, max_iter=1_000)
     options: dict[str, Any] = {"cv": 3, "scoring": SCORING, "return_train_score": True}

@@ -119,7 +119,7 @@ def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(batched_gradients, "_SAMPLE_RUN_ROWS", 8)
     found = []
     for many in (1 << 40, 0):
-        monkeypatch.setattr(solver_rounds, "_MANY", many)
+        monkeypatch.setattr(solver_rounds, "_MIN_ENTRIES_FOR_SHARE", many)
         search = model_selection.GridSearchCV(
             linear_model.LogisticRegression(**TIGHT), {"C": [0.01, 1]}, scoring="neg_log_loss"
         )

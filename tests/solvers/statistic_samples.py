@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.losses import LOSSES
+from daskml_dist.models.batched import TEST, TRAIN, BatchedLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.models.row_models import Unlabelled
-from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.batched_gradients import (
     BatchedGradient,
@@ -285,7 +285,7 @@ def _stacked(make: Callable[[Any, Any], Statistic], *tasks: str) -> dict[str, Sa
         splits = np.array([0, 0, 1, 1, 1, 2, 2])
         w = np.random.default_rng(1).normal(size=(len(splits), *each.shape)) / 3
         codes = (y > 0) * 1 if task == "two" else y
-        stacked = StackedLinear(each, _Thirds(), np.arange(n_classes) if n_classes else None)
+        stacked = BatchedLinear(each, _Thirds(), np.arange(n_classes) if n_classes else None)
         targets = stacked.encode(np.c_[codes, CODES + 1], None, np.float64)
         found[task] = stacked, make(w, splits), targets
     return found

@@ -45,7 +45,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares and Hessians of few rows."""
     monkeypatch.setattr(batched_gradients, "_SAMPLE_RUN_ROWS", 8)
     monkeypatch.setattr(batched_solver, "_MIN_ROWS_PER_PARAMETER", 4)
-    monkeypatch.setattr(solver_rounds, "_MANY", 0)
+    monkeypatch.setattr(solver_rounds, "_MIN_ENTRIES_FOR_SHARE", 0)
     monkeypatch.setattr(solver_rounds, "_SHARE_OF_ROWS", 4)
 
 
@@ -149,7 +149,7 @@ def test_other_losses_and_losses_without_hessian(monkeypatch: pytest.MonkeyPatch
     y = RNG.poisson(np.exp(RAW / 4))
     scores = []
     for many in (0, 1 << 60):
-        monkeypatch.setattr(solver_rounds, "_MANY", many)
+        monkeypatch.setattr(solver_rounds, "_MIN_ENTRIES_FOR_SHARE", many)
         search = GridSearchCV(PoissonRegressor(tol=1e-8, max_iter=1_000), {"alpha": [0.1, 1.0]})
         scores.append(search.fit(X, y).cv_results_["mean_test_score"])
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-7)

@@ -1,4 +1,4 @@
-"""Stacks of fits by gradient steps: candidates and splits as columns that the same steps train.
+"""Batches of fits by gradient steps: candidates and splits are columns that the same steps train.
 
 E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015.
 """
@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import DivergedError
-from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedError
+from daskml_dist.errors import DaskMLDistError, DivergedError
+from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError, SolverFits
+from daskml_dist.estimators.linear.sgd import BaseSGD
+from daskml_dist.models.batched import BatchedLinear, BatchedStepLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import FoldAssignment, StackedLinear, WideLinear
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
+from daskml_dist.ps.batched_optimizer import BatchedOptimizer
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.stacked_optimizer import StackedOptimizer
-from daskml_dist.schedules import Schedule
+from daskml_dist.schedules import Constant, InverseScaling, Optimal, Schedule, StepDecay
 from daskml_dist.solvers.batched_scores import SUMS_ONLY, ScoreParts
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary, TargetSummary
 from daskml_dist.training.history import History
@@ -35,16 +36,29 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
 from daskml_dist.training.spec import FitSpec, Settings
 
-__all__ = ["CandidatePlans", "StepCandidate", "StepStack", "batched_optimizer"]
+__all__ = [
+    "BatchedSteps",
+    "CandidatePlans",
+    "StepCandidate",
+    "find_common_optimizer",
+    "group_step_estimators",
+]
 
-
-#: Columns that are trained together at most, so that caches hold them.
-_MOST_COLUMNS = 1024
+#: Columns of parameters trained together at most: so many rows of them stay in a core's caches.
+_MAX_STEP_CANDIDATES = 1024
+#: Schedules whose rates are never 0: lazy l1 of a column would be lost at a rate of 0.
+_POSITIVE_SCHEDULES = (Constant, InverseScaling, Optimal, StepDecay)
+#: Parameters that a batch cannot vary, and the only values that it takes.
+_FIXED_PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "callbacks": (None,), "class_weight": (None,), "warm_start": (False,), "average": (False, 0),
+    "early_stopping": (False,), "checkpoint": (None,), "groups": (None,), "pipeline": (None,),
+    "clip": (None,), "micro_batch_size": (None,),
+}  # fmt: skip
 
 
 @dataclass(eq=False)
 class StepCandidate:
-    """A candidate's fit to the training rows of a split, as far as it came.
+    """Fit of a candidate to the training rows of a split, and how far it has come.
 
     Attributes
     ----------
@@ -56,7 +70,7 @@ class StepCandidate:
     records : list of dict
         Passes and mean training losses, one for passes that were made together.
     seconds : float
-        Its share of the stack's.
+        Its share of the batch's time.
     """
 
     candidate: int
@@ -70,23 +84,23 @@ class StepCandidate:
     records: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def goes_on(self, last: int) -> bool:
-        """Return whether it has a pass to make, up to the `last`."""
+    def has_passes_left(self, last: int) -> bool:
+        """Return whether a pass is left, up to pass `last`: not converged, and finite."""
         if self.stopping.converged or self.n_iter >= min(last, self.stopping.max_iter):
             return False
         return self.w is None or bool(np.isfinite(self.w).all())
 
 
-class StepStack:
-    """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
+class BatchedSteps:
+    """CandidateFits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
 
-    Each column is what the candidate's own fit with weights of 0 for all rows but its split's
-    training rows comes to.
+    Each candidate gets what its own fit would with weights of 0 for all rows but the training
+    rows of its split.
 
     Parameters
     ----------
     estimators : sequence of estimator
-        Unfitted, of one of :func:`step_stacks`.
+        Unfitted, of one of :func:`group_step_estimators`.
     roles : FoldAssignment
         What codes of rows mean.
     classes : ndarray or None
@@ -100,12 +114,12 @@ class StepStack:
     def opened(
         self, collection: Collection, weighted: bool, client: Any = None
     ) -> Iterator[list[StepCandidate]]:
-        """Hold the rows; yields the columns, of each estimator one a split."""
+        """Hold the rows of a fit; yield the candidates, of each estimator one a split."""
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         with FitJob(collection, client, self._settings[0].run) as job:
             rows = job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
             job.lay_out_lanes(max(s.max_iter for s in self._settings))
-            self._job, self._asked = job, Asked(job)
+            self._job, self._asked = job, SolverFits(job)
             own = CandidatePlans(job, self.roles, self.classes)
             self._rows_of = own.rows_of_splits(collection)
             #: Of each split: these differ in where their parameters begin.
@@ -114,7 +128,7 @@ class StepStack:
             weights = self._asked.split_weights(self._stacked).sum(axis=1)
             self._scales = tuple((rows.survey.n_rows / weights).tolist())
             self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
-            self._optimizer = batched_optimizer([plan for row in self._plans for plan in row])
+            self._optimizer = find_common_optimizer([plan for row in self._plans for plan in row])
             yield [
                 StepCandidate(
                     number, split, PassStoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
@@ -128,21 +142,21 @@ class StepStack:
         return None if self.classes is None else np.arange(len(self.classes))
 
     @property
-    def _stacked(self) -> StackedLinear:
-        return StackedLinear(self._model, self.roles, self._codes)
+    def _stacked(self) -> BatchedLinear:
+        return BatchedLinear(self._model, self.roles, self._codes)
 
     # -- training ------------------------------------------------------------------------------
 
     def advance(self, columns: Iterable[StepCandidate], last: int) -> int:
-        """Train columns up to a pass; the number of passes of columns that were made."""
+        """Train candidates up to pass `last`; return the passes made, summed over candidates."""
         columns, made = list(columns), 0
-        while going := [column for column in columns if column.goes_on(last)]:
+        while going := [column for column in columns if column.has_passes_left(last)]:
             done = min(column.n_iter for column in going)
             now = [column for column in going if column.n_iter == done]
             until = min(last, *(column.stopping.max_iter for column in now))
             if any(column.stopping.tol is not None for column in now):
                 until = done + 1
-            most = max(1, _MOST_COLUMNS // self._model.width)
+            most = max(1, _MAX_STEP_CANDIDATES // self._model.width)
             for start in range(0, len(now), most):
                 self._train(now[start : start + most], until)
             made += len(now) * (until - done)
@@ -171,7 +185,7 @@ class StepStack:
         result.raise_if_interrupted(until)
 
     def _fit_of(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
-        """The fit of some columns, from the pass behind `done` on."""
+        """Return the one fit of some candidates that makes the passes after `done`."""
         width = self._model.width
         plans = [self._plans[column.candidate][column.split] for column in columns]
         settings = replace(
@@ -179,17 +193,17 @@ class StepStack:
             optimizer=self._optimizer,
         )  # fmt: skip
         splits = tuple(column.split for column in columns)
-        model = WideLinear(self._model, self.roles, self._codes, splits, self._scales)
+        model = BatchedStepLinear(self._model, self.roles, self._codes, splits, self._scales)
         fit = self._job.plan_steps(settings, model, self._state_of(columns, plans, settings))
         if fit.work.n_steps != plans[0].work.n_steps:
-            raise NotStackedError("Its batches are of another size.")
+            raise NotBatchableError("Its batches are of another size.")
         rule = fit.steps.rule
         penalties = [self._settings[column.candidate].penalty for column in columns]
         schedules: list[Schedule] = []
         for schedule in (plan.steps.rule.schedule for plan in plans):
             if schedule not in schedules:
                 schedules.append(schedule)
-        optimizer = StackedOptimizer(
+        optimizer = BatchedOptimizer(
             self._optimizer,
             tuple(schedules),
             np.repeat([schedules.index(plan.steps.rule.schedule) for plan in plans], width),
@@ -197,7 +211,7 @@ class StepStack:
             np.repeat([penalty.l2 for penalty in penalties], width),
             rule.steps_per_pass,
         )
-        # Of strength 1, where a penalty applies: each column has its own strengths.
+        # The penalty of strength 1 marks where one applies; each column has strengths of its own.
         groups = tuple(
             replace(g, optimizer=optimizer, penalty=Penalty(1.0, 0.0)) if g.descends else g
             for g in rule.groups
@@ -208,7 +222,7 @@ class StepStack:
     def _state_of(
         self, columns: list[StepCandidate], plans: list[FitSpec], settings: Settings
     ) -> ShardState:
-        """State that the columns have come to, or that their own fits begin with."""
+        """Return the candidates' joint state so far; at first, where their own fits would start."""
         first = columns[0]
         dtype = settings.dtype_of(self._job.rows.survey)
 
@@ -232,15 +246,15 @@ class StepStack:
     def scores(
         self, columns: Sequence[StepCandidate], role: int, looks: ScoreParts = SUMS_ONLY
     ) -> NDArray[np.float64]:
-        """Sums of the columns' scores over the rows that play a role in their split."""
-        return self._asked.scores(self._stacked, *_side_by_side(columns), role, looks)
+        """Return the sums of the candidates' scores over the rows of a role in their split."""
+        return self._asked.scores(self._stacked, *_stack_parameters(columns), role, looks)
 
     def rankings(self, columns: Sequence[StepCandidate], role: int) -> NDArray[np.float64]:
-        """Ranking scores of the columns, as of :meth:`Asked.rankings`."""
-        return self._asked.rankings(self._stacked, *_side_by_side(columns), role)
+        """Return the candidates' ranking scores, as :meth:`SolverFits.rankings` does."""
+        return self._asked.rankings(self._stacked, *_stack_parameters(columns), role)
 
     def fitted(self, column: StepCandidate) -> Any:
-        """The estimator of a column."""
+        """Return the fitted estimator of a candidate."""
         made = self.estimators[column.candidate]
         estimator = type(made)(**made.get_params(deep=False))
         assert column.w is not None
@@ -257,7 +271,7 @@ class StepStack:
 
 @dataclass(frozen=True)
 class _PassesDone(Schedule):
-    """The number of passes done, by which a `StackedOptimizer` knows all rates."""
+    """Schedule that is the number of passes done: a `BatchedOptimizer` finds all rates by it."""
 
     name = "passes"
 
@@ -287,18 +301,18 @@ class CandidatePlans:
     classes: Any
 
     def rows_of_splits(self, collection: Collection) -> list[DatasetInfo]:
-        """Facts of the rows, as each split's fits know them."""
+        """Return the facts of the rows as the fits of each split know them."""
         rows, n_splits = self.job.rows, self.roles.n_splits
         if self.classes is not None:
             survey = TargetSummary(rows.survey.infos)
             return [replace(rows, survey=survey, classes=self.classes)] * n_splits
         # Targets of the training rows tell where parameters begin, and their units.
-        look = partial(_looked_at, self.roles)
+        look = partial(inspect_block_by_split, self.roles)
         if self.job.engine.streaming is None:
             of_blocks = self.job.engine.map_kept_blocks(look)
         else:
             make = collection.block_maker
-            of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)
+            of_blocks = reduce_parts(collection, partial(_make_and_apply, make, look), _join_lists)
         return [
             replace(rows, survey=DataSummary([of_block[split] for of_block in of_blocks]))
             for split in range(n_splits)
@@ -308,7 +322,7 @@ class CandidatePlans:
         self, settings: Sequence[Settings], models: Sequence[LinearModel],
         rows_of: Sequence[DatasetInfo], scales: Sequence[float],
     ) -> list[list[FitSpec]]:  # fmt: skip
-        """Plans of each candidate, one a split."""
+        """Return the plans of each candidate, one a split."""
         plans = [
             [self._plan(of, model, rows) for model, rows in zip(models, rows_of, strict=True)]
             for of in settings
@@ -325,7 +339,7 @@ class CandidatePlans:
             (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)
         ]
         columns = [
-            _calibrated([row[split] for row in plans], block, scale, settings[0].seed)
+            _calibrate_split([row[split] for row in plans], block, scale, settings[0].seed)
             for split, (block, scale) in enumerate(of_splits)
         ]
         return [list(row) for row in zip(*columns, strict=True)]
@@ -334,64 +348,129 @@ class CandidatePlans:
         plan = self.job.plan_steps(settings, model, rows=rows)
         work = plan.steps
         if work.coordinates or work.steps_single_rows or len(work.rule.groups) > 2:
-            raise NotStackedError("Its steps are in few of the parameters.")
+            raise NotBatchableError("Its steps are in few of the parameters.")
         return plan
 
     def _in_split(self, sample: Block, split: int) -> Block:
-        """The sample, in which rows but a split's training rows have no weight."""
+        """Return the sample with weights of 0 for all but a split's training rows."""
         if sample.y is None:
             return sample
         y = sample.y[:, 0]
         if self.classes is not None:
             y = self.classes[y.astype(np.int64)]
-        return replace(sample, y=y, sample_weight=_training_weight(self.roles, sample, split))
+        return replace(sample, y=y, sample_weight=_weigh_training_rows(self.roles, sample, split))
 
 
-def batched_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
-    """Optimizer that fits have in common, where their states are alike too."""
+def find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
+    """Return the optimizer that all fits share; raise where it, or its state, differs."""
     (first, _), *others = {
         (p.steps.rule.only.optimizer, frozenset(p.steps.make_start_state(p.rows.dtype).opt_state))
         for p in plans
     }
     if others:
-        raise NotStackedError("Their steps are in other units, or begin with another state.")
+        raise NotBatchableError("Their steps are in other units, or begin with another state.")
     return first
 
 
-def _calibrated(plans: Sequence[FitSpec], block: Block, scale: float, seed: int) -> list[FitSpec]:
-    """Plans of a split with what pilots find that know the rows by their weights in it."""
+def _calibrate_split(
+    plans: Sequence[FitSpec], block: Block, scale: float, seed: int
+) -> list[FitSpec]:
+    """Return a split's plans with the rates that pilots find on its weighted rows."""
     weighed = [replace(plan, rows=replace(plan.rows, weight_scale=scale)) for plan in plans]
     found = calibrated_together(weighed, block, seed)
     return [replace(one, rows=plan.rows) for one, plan in zip(found, plans, strict=True)]
 
 
-def _training_weight(roles: FoldAssignment, block: Block, split: int) -> Any:
-    """Weights of a block's rows, 0 of all but a split's training rows."""
+def _weigh_training_rows(roles: FoldAssignment, block: Block, split: int) -> Any:
+    """Return the weights of a block's rows, 0 for all but a split's training rows."""
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
     given = 1.0 if block.sample_weight is None else block.sample_weight
     return roles.trained(codes, split) * given
 
 
-def _looked_at(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
-    """Facts of a block, as fits to the training rows of each split know it."""
+def inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
+    """Return the facts of a block as fits to the training rows of each split know it."""
     assert block.y is not None
     found = []
     for split in range(roles.n_splits):
-        weight = _training_weight(roles, block, split).astype(block.rows.dtype)
+        weight = _weigh_training_rows(roles, block, split).astype(block.rows.dtype)
         found.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
     return found
 
 
-def _look(make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any) -> Any:
+def _make_and_apply(
+    make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any
+) -> Any:
     return [look(make(i, *part))]
 
 
-def _joined(parts: Sequence[list[Any]]) -> list[Any]:
+def _join_lists(parts: Sequence[list[Any]]) -> list[Any]:
+    """Return the items of all lists."""
     return [one for part in parts for one in part]
 
 
-def _side_by_side(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Parameters of columns, and the split of each."""
+def _stack_parameters(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the parameters of candidates, stacked, and the split of each."""
     w: list[Any] = [column.w for column in columns]
     return np.stack(w), np.array([column.split for column in columns])
+
+
+def group_step_estimators(estimators: Sequence[Any]) -> list[list[int]] | None:
+    """Return the numbers of estimators whose fits can be one; None where one cannot be batched."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for number, estimator in enumerate(estimators):
+        if (
+            type(estimator) is not type(estimators[0])
+            or (key := _find_group_key(estimator)) is None
+        ):
+            return None
+        found.setdefault(key, []).append(number)
+    return list(found.values())
+
+
+def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
+    """Return the key that estimators of one batch share; None where one cannot be batched."""
+    if not isinstance(estimator, BaseSGD):
+        return None
+    params = estimator._params()
+    if any(params.get(name) not in plain for name, plain in _FIXED_PARAMETERS.items()):
+        return None
+    if isinstance(params["random_state"], np.random.RandomState):
+        return None
+    try:
+        settings, loss = estimator._check_settings(None), estimator._loss()
+    except DaskMLDistError:
+        return None  # its own fit says so
+    return (
+        _describe_shared_settings(params, settings, loss) if _settings_can_batch(settings) else None
+    )
+
+
+def _settings_can_batch(settings: Settings) -> bool:
+    """Return whether fits of such settings can be trained in the same steps."""
+    policy, optimizer, run = settings.policy, settings.optimizer, settings.run
+    if policy.uses_threads or (policy.averages and settings.tol is not None):
+        return False
+    if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
+        return False
+    if type(optimizer).elementwise_update is None or optimizer.uses_scales:
+        return False
+    if settings.schedule.scales_with_staleness:
+        return False
+    return not settings.penalty.l1 or isinstance(settings.schedule, _POSITIVE_SCHEDULES)
+
+
+def _describe_shared_settings(
+    params: dict[str, Any], settings: Settings, loss: Any
+) -> tuple[str, ...]:
+    """Return what the fits of a batch must have in common, as a key."""
+    names = ("fit_intercept", "batch_size", "shuffle", "random_state", "run", "device", "dtype")
+    own = (
+        str(type(loss)),
+        repr(settings.policy),
+        repr(settings.optimizer),
+        str(settings.penalty.l1 > 0),
+        str(settings.auto_rate),
+    )
+    return (loss.name, repr(loss.parameters), *own, *(repr(params.get(name)) for name in names))

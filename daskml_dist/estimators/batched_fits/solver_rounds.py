@@ -1,4 +1,4 @@
-"""Stacks: fits of linear estimators that differ in numbers alone, and in their rows, as one fit."""
+"""Batches of linear fits by round solvers: candidates and splits are columns of one fit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.models.batched import TEST, TRAIN, BatchedLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.base import SinglePassSolver
 from daskml_dist.solvers.batched_gradients import SplitLabelWeights, SplitWeights, evaluate_by_split
@@ -46,27 +46,27 @@ from daskml_dist.training.in_parts import OneFit
 from daskml_dist.training.job import FitJob
 
 __all__ = [
-    "Asked",
+    "BatchedFit",
     "BatchedModels",
-    "Fits",
-    "NotStackedError",
-    "StackedFit",
-    "can_stack",
-    "fit_stack",
-    "open_stack",
+    "CandidateFits",
+    "NotBatchableError",
+    "SolverFits",
+    "can_batch",
+    "fit_batch",
+    "open_batched_models",
 ]
 
-#: Columns of one stack: each has a thread that waits.
-_MOST_COLUMNS = 512
+#: Candidates of one batch at most: each solver has a thread that waits.
+_MAX_CANDIDATES = 512
 #: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes
 #: that this saves are hardly dearer than those it takes; and one row in how many is read then.
-_MANY, _SHARE_OF_ROWS = 1 << 22, 16
-#: Parameters that must be alike in a stack, since they lay out its one fit.
-_ALIKE = ("run", "device", "callbacks", "verbose")
+_MIN_ENTRIES_FOR_SHARE, _SHARE_OF_ROWS = 1 << 22, 16
+#: Parameters that must be alike in a batch, since they lay out its one fit.
+_SHARED_PARAMETERS = ("run", "device", "callbacks", "verbose")
 
 
 @dataclass(eq=False)
-class StackedFit:
+class BatchedFit:
     """A candidate, fitted to the training rows of a split.
 
     Parameters
@@ -75,7 +75,7 @@ class StackedFit:
     sums : dict of int to ndarray
         By role.
     seconds : float
-        Its share of the stack's.
+        Its share of the batch's time.
     ranks : dict of int to ndarray
         Ranking scores by role, in the order of `RANKINGS`, or of several labels `CLASS_RANKINGS`.
     """
@@ -86,17 +86,17 @@ class StackedFit:
     ranks: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def score(self, name: str, role: int) -> float:
-        """A score by scikit-learn's name."""
+        """Return a score by scikit-learn's name."""
         kind = "classifier" if self.estimator._classification else "regressor"
         return float(CANDIDATE_SCORES[kind][name](self.sums[role][None, :])[0])
 
     def ranking(self, name: str, role: int) -> float:
-        """A ranking score; NaN where the rows themselves have to tell it."""
+        """Return a ranking score; NaN where it takes another pass over the rows."""
         names = RANKINGS if len(self.estimator.classes_) == 2 else CLASS_RANKINGS
         return float(self.ranks[role][names.index(name)]) if name in names else np.nan
 
     def among(self, n_best: int, role: int) -> float:
-        """Share of the rows whose label is among the best; NaN as in :meth:`ranking`."""
+        """Return the share of rows whose label is among the `n_best`; NaN as in :meth:`ranking`."""
         k = len(self.estimator.classes_)
         if not 2 < k > n_best:  # scikit-learn warns of it, or has a threshold of two
             return np.nan
@@ -104,25 +104,27 @@ class StackedFit:
         return float(sums[3 : 3 + n_best].sum() / sums[0])
 
     def pairs(self, role: int) -> NDArray[np.float64]:
-        """Weights of the rows by true and predicted label, of shape (n_classes, n_classes)."""
+        """Return the weights of the rows by true and predicted label, (n_classes, n_classes)."""
         k = len(self.estimator.classes_)
         return self.sums[role][-k * k :].reshape(k, k)
 
 
-def can_stack(estimators: Sequence[Any]) -> bool:
-    """Return whether estimators can be fitted as one stack."""
+def can_batch(estimators: Sequence[Any]) -> bool:
+    """Return whether estimators can be fitted as one batch."""
     first = estimators[0]
     if not all(isinstance(e, BaseLinear) and isinstance(e, BaseRounds) for e in estimators):
         return False
     if any(type(e) is not type(first) for e in estimators):
         return False
     params = [e._params() for e in estimators]
-    alike = all(repr(p.get(n)) == repr(params[0].get(n)) for p in params for n in _ALIKE)
-    # What starts from the last fit has none: candidates are clones.
+    alike = all(
+        repr(p.get(n)) == repr(params[0].get(n)) for p in params for n in _SHARED_PARAMETERS
+    )
+    # warm_start needs no check: candidates are clones, which have no last fit.
     return alike and params[0].get("callbacks") is None
 
 
-def fit_stack(
+def fit_batch(
     estimators: Sequence[Any],
     collection: Collection,
     roles: FoldAssignment,
@@ -130,15 +132,15 @@ def fit_stack(
     weighted: bool,
     train_score: bool,
     looks: ScoreParts,
-) -> list[list[StackedFit]]:
+) -> list[list[BatchedFit]]:
     """Fit clones of estimators to the training rows of each split, and score them."""
     for estimator in estimators:
         estimator._check_params()
     begin = time.perf_counter()
-    with open_stack(estimators[0], collection, roles, classes, weighted) as stack:
+    with open_batched_models(estimators[0], collection, roles, classes, weighted) as stack:
         sides = (TEST, TRAIN) if train_score else (TEST,)
         every = [(e, split) for e in range(len(estimators)) for split in range(roles.n_splits)]
-        flat = Fits(stack, estimators, every, sides, looks).found()
+        flat = CandidateFits(stack, estimators, every, sides, looks).found()
     found = [flat[i : i + roles.n_splits] for i in range(0, len(flat), roles.n_splits)]
     seconds = (time.perf_counter() - begin) / (len(found) * roles.n_splits)
     for row in found:
@@ -148,7 +150,7 @@ def fit_stack(
 
 
 @contextmanager
-def open_stack(
+def open_batched_models(
     estimator: Any, collection: Collection, roles: FoldAssignment, classes: Any, weighted: bool,
     *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
 ) -> Iterator[BatchedModels]:  # fmt: skip
@@ -167,11 +169,11 @@ def open_stack(
         watched.finish()
 
 
-class NotStackedError(DaskMLDistError):
-    """Fits that cannot be one, as their rows tell. Never seen by the user."""
+class NotBatchableError(DaskMLDistError):
+    """Sign that fits cannot be one, found out from their rows. Never seen by the user."""
 
 
-class Asked:
+class SolverFits:
     """Fits of several solvers to the rows of one job.
 
     Attributes
@@ -187,7 +189,7 @@ class Asked:
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, model: Any, solver: Solver) -> Solution:
-        """Solution of a solver that is asked about the rows."""
+        """Run a solver over the rows; return its solution."""
         fit = self.job.plan_rounds(model, solver)
         result = self.job.train(fit, self._callbacks)
         for number, record in enumerate(result.records, start=len(self.records) + 1):
@@ -199,8 +201,8 @@ class Asked:
         self.last = fit, result
         return result.state
 
-    def split_weights(self, model: StackedLinear) -> NDArray[np.float64]:
-        """Weight of the training rows of each split, of a classifier by their labels.
+    def split_weights(self, model: BatchedLinear) -> NDArray[np.float64]:
+        """Return the weight of the training rows of each split, of a classifier by their labels.
 
         Of shape (n_splits, n_classes), or (n_splits, 1).
         """
@@ -210,14 +212,14 @@ class Asked:
         if found is None:
             found = self(model, SinglePassSolver(SplitLabelWeights())).w
         if not found.all():
-            raise NotStackedError("Training rows of a split lack a label.")
+            raise NotBatchableError("Training rows of a split lack a label.")
         return found
 
     def scores(
-        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
+        self, model: BatchedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
         looks: ScoreParts = SUMS_ONLY,
     ) -> NDArray[np.float64]:  # fmt: skip
-        """Sums that scores of columns are made of, over rows that play a role in their splits."""
+        """Return the sums that candidates' scores are made of, over a role's rows in a split."""
 
         def sums(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
             asked = BatchedScores(w, splits, role, looks.pairs, looks.places)
@@ -226,9 +228,9 @@ class Asked:
         return evaluate_by_split(sums, w, splits)
 
     def rankings(
-        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int
+        self, model: BatchedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int
     ) -> NDArray[np.float64]:
-        """Ranking scores of columns, a row each, over rows that play a role in their splits.
+        """Return the candidates' ranking scores, a row each, over a role's rows in their splits.
 
         NaN where these are not found together.
         """
@@ -242,7 +244,7 @@ class Asked:
         )
 
 
-class BatchedModels(Asked):
+class BatchedModels(SolverFits):
     """Rows, laid out for any number of fits of linear models to the training rows of splits.
 
     `rows` are facts of all of them, with targets alone.
@@ -254,35 +256,35 @@ class BatchedModels(Asked):
         super().__init__(job, callbacks)
         self.rows, self.roles = rows, roles
 
-    def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:
-        """One model for each column."""
+    def model(self, each: LinearModel, class_weight: Any = None) -> BatchedLinear:
+        """Return the model of a batch: one model for each column."""
         classes = self.rows.classes
         codes = None if classes is None else np.arange(len(classes))
-        return StackedLinear(each, self.roles, codes, class_weight)
+        return BatchedLinear(each, self.roles, codes, class_weight)
 
     def solver(
         self, columns: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
     ) -> BatchedSolver:
-        """Solver of some columns: of many, on many rows, it begins with a share of these."""
+        """Return the solver of some candidates; large problems begin on a share of the rows."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
         begins = (
-            n_rows * len(columns) >= _MANY and self.job.engine.streaming is None
+            n_rows * len(columns) >= _MIN_ENTRIES_FOR_SHARE and self.job.engine.streaming is None
             and all(type(c.solver) is LBFGS and c.start is None for c in columns)
         )  # fmt: skip
         return BatchedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
 
     def of_split(self, weight: float) -> DatasetInfo:
-        """Facts of the training rows of a split, of their weight."""
+        """Return the facts of the training rows of a split, given their weight."""
         survey = self.rows.survey
         assert isinstance(survey, TargetSummary)
         return replace(self.rows, survey=replace(survey, weight=float(weight)))
 
     def weights(self, each: LinearModel) -> NDArray[np.float64]:
-        """Weight of the training rows of each split."""
+        """Return the weight of the training rows of each split."""
         return self(self.model(each), SinglePassSolver(SplitWeights())).w
 
 
-class Fits:
+class CandidateFits:
     """Fits of candidates to splits.
 
     Parameters
@@ -303,7 +305,7 @@ class Fits:
         self._stack, self._estimators, self._asked = stack, estimators, asked
         self._sides, self._looks = sides, looks
 
-    def found(self) -> list[StackedFit]:
+    def found(self) -> list[BatchedFit]:
         """The fits, as they are asked for."""
         stack = self._stack
         weights = stack.split_weights(stack.model(self._estimators[0]._problem(stack.rows)[0]))
@@ -321,10 +323,10 @@ class Fits:
                 start = estimator._starting_parameters(model, of_split)
                 problems.append((model, Candidate(split, solver, float(weight), start), of_split))
                 kinds.append((model, repr(estimator._params()["class_weight"])))
-        found: dict[int, StackedFit] = {}
+        found: dict[int, BatchedFit] = {}
         left = list(range(len(problems)))
         while left:
-            some = [i for i in left if kinds[i] == kinds[left[0]]][:_MOST_COLUMNS]
+            some = [i for i in left if kinds[i] == kinds[left[0]]][:_MAX_CANDIDATES]
             factors = self._factors(self._estimators[self._asked[left[0]][0]], weights)
             stacked = stack.model(kinds[left[0]][0], factors)
             found |= self._columns(stacked, {i: problems[i] for i in some})
@@ -332,7 +334,7 @@ class Fits:
         return [found[i] for i in range(len(problems))]
 
     def _factors(self, estimator: Any, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Weights of classes in each split, as the estimator's own fit to it has them."""
+        """Return the class weights in each split, as the estimator's own fit would have them."""
         given, classes = estimator._params()["class_weight"], self._stack.rows.classes
         if given is None or classes is None:
             return None
@@ -342,10 +344,10 @@ class Fits:
 
     def _columns(
         self,
-        stacked: StackedLinear,
+        stacked: BatchedLinear,
         problems: dict[int, tuple[LinearModel, Candidate, DatasetInfo]],
-    ) -> dict[int, StackedFit]:
-        """Fits of one stack, by their numbers."""
+    ) -> dict[int, BatchedFit]:
+        """Return the fits of one batch, by their numbers."""
         columns = tuple(column for _, column, _ in problems.values())
         asked = tuple((side, self._looks.pairs, self._looks.places) for side in self._sides)
         solution = self._stack(stacked, self._stack.solver(columns, asked))
@@ -363,5 +365,5 @@ class Fits:
             estimator._set_n_iter(one)
             estimator._warn(one)
             of_column = ({s: of[k] for s, of in found_of.items()} for found_of in (sums, ranks))
-            found[i] = StackedFit(estimator, next(of_column), 0.0, next(of_column))
+            found[i] = BatchedFit(estimator, next(of_column), 0.0, next(of_column))
         return found

@@ -14,11 +14,11 @@ from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.schedules import Constant
 
-__all__ = ["StackedOptimizer"]
+__all__ = ["BatchedOptimizer"]
 
 
 @dataclass(frozen=True, eq=False)
-class StackedOptimizer(Optimizer):
+class BatchedOptimizer(Optimizer):
     """An optimizer over columns that do not know of each other.
 
     What a fit calls its learning rate is the number of passes done, from which each column's own

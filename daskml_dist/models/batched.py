@@ -19,12 +19,12 @@ __all__ = [
     "NEITHER",
     "TEST",
     "TRAIN",
+    "AssignmentWithAllRows",
+    "BatchedLinear",
+    "BatchedLoss",
+    "BatchedStepLinear",
     "FoldAssignment",
-    "OnlyOne",
-    "StackedLinear",
-    "WideLinear",
-    "WideLoss",
-    "WithAll",
+    "SingleSplitAssignment",
 ]
 
 
@@ -76,7 +76,7 @@ class FoldAssignment(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class WithAll(FoldAssignment):
+class AssignmentWithAllRows(FoldAssignment):
     """Roles of some splits, and of one more, the last, that trains on all rows.
 
     Parameters
@@ -99,7 +99,7 @@ class WithAll(FoldAssignment):
 
 
 @dataclass(frozen=True, eq=False)
-class OnlyOne(FoldAssignment):
+class SingleSplitAssignment(FoldAssignment):
     """Roles of one split alone.
 
     Parameters
@@ -124,7 +124,7 @@ class OnlyOne(FoldAssignment):
 
 
 @dataclass(frozen=True, eq=False)
-class StackedLinear(Model):
+class BatchedLinear(Model):
     """Linear models of one kind, a column of parameters (or as many as there are classes) each.
 
     A row's target comes with a code, which tells what it is to each split.
@@ -183,7 +183,7 @@ class StackedLinear(Model):
 
 
 @dataclass(frozen=True, eq=False)
-class WideLoss(Loss):
+class BatchedLoss(Loss):
     """Loss of each column, for the loops that know columns.
 
     Parameters
@@ -218,7 +218,7 @@ class WideLoss(Loss):
 
 
 @dataclass(frozen=True, eq=False)
-class WideLinear(StepModel):
+class BatchedStepLinear(StepModel):
     """Linear models of one kind, a column of the parameters (or as many as there are classes) each.
 
     A row's target comes with a code, which tells what it is to each split. A model's gradient is
@@ -255,7 +255,7 @@ class WideLinear(StepModel):
             parts.append(Part("intercept", (1, n_columns), penalised=False))
         parts.append(Part("losses", (1, n_columns), additive=True))
         stops = np.searchsorted(self.splits, np.arange(self.roles.n_splits), side="right")
-        loss: Any = WideLoss(each.loss, tuple((stops * each.width).tolist()), each.width)
+        loss: Any = BatchedLoss(each.loss, tuple((stops * each.width).tolist()), each.width)
         linear = LinearForm(loss, each.n_features, each.fit_intercept)
         object.__setattr__(self, "parameters", Parameters(tuple(parts), n_columns))
         object.__setattr__(self, "linear", linear)
