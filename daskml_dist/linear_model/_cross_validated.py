@@ -72,9 +72,9 @@ def open_batched_splits(
     if name_classes is not None and estimator._classification:
         classes = name_classes(classes, n_targets)
     return open_batched_models(
-        estimator, collection, AssignmentWithAllRows(splits.roles), classes, collection.parts[0][2] is not None,
-        n_targets=n_targets,
-        client=client, callbacks=estimator._make_callbacks(None),
+        estimator, collection, AssignmentWithAllRows(splits.roles), classes,
+        collection.parts[0][2] is not None, n_targets=n_targets, client=client,
+        callbacks=estimator._make_callbacks(None),
     )  # fmt: skip
 
 

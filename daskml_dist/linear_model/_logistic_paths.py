@@ -25,7 +25,7 @@ _FAR = 18.0
 
 
 class LogisticPaths:
-    """CandidateFits of all candidates to the training rows of all splits.
+    """Fits of all candidates to the training rows of all splits.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def _fit_step_stacks(
     train_score: bool,
     looks: ScoreParts,
 ) -> list[list[BatchedFit | FailedFit]]:
-    """CandidateFits by gradient steps, each stack one fit."""
+    """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[BatchedFit | FailedFit]] = {}
     for k, numbers in enumerate(stacks):
         tell("stacks of candidates", k, len(stacks), "stack")
@@ -157,7 +157,7 @@ def _fit_step_stacks(
 def fits_of_columns(
     stack: BatchedSteps, columns: Sequence[StepCandidate], train_score: bool, looks: ScoreParts
 ) -> list[BatchedFit | FailedFit]:
-    """CandidateFits that columns have come to, with what their scores are made of."""
+    """Fits that columns have come to, with what their scores are made of."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
     sums = {role: stack.scores(columns, role, looks) for role in roles}
     ranks = {role: stack.rankings(columns, role) for role in roles if looks.ranks}

@@ -92,7 +92,7 @@ class StepCandidate:
 
 
 class BatchedSteps:
-    """CandidateFits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
+    """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
 
     Each candidate gets what its own fit would with weights of 0 for all rows but the training
     rows of its split.
