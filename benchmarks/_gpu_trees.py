@@ -24,7 +24,7 @@ from daskml_dist.backends.trees import (
     SplitLeaf,
 )
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-from daskml_dist.solvers.boosting_losses import BinomialBoostLoss
+from daskml_dist.solvers.boosting_scores import BinomialBoostLoss
 
 __all__ = ["tree_cases"]
 

@@ -22,8 +22,7 @@ from daskml_dist.calibration._answers import (
 )
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import convert_named_columns
-from daskml_dist.data.conversion import convert_to_host
+from daskml_dist.data.conversion import convert_named_columns, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

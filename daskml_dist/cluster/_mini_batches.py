@@ -13,8 +13,7 @@ from sklearn.metrics import pairwise_distances_argmin_min
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers.k_means import RowSampleSolver
-from daskml_dist.solvers.seeding import choose_centroids
+from daskml_dist.solvers.k_means import RowSampleSolver, choose_centroids
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec
 

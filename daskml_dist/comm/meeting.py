@@ -9,36 +9,46 @@ all pairs would be handshakes by the square of their number.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+from array import array as row
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
+from daskml_dist.backends.shared_buffer import SharedBuffer
+from daskml_dist.comm.base import Arrays, Communicator, Merge, ReusedMemory, Wait, merge_in_pairs
+from daskml_dist.comm.channels import describe_lost_connection
 from daskml_dist.comm.packing import (
     make_malformed_error,
     pack_array_parts,
     pack_arrays,
     unpack_arrays,
 )
-from daskml_dist.comm.shared_group import ENDED_WORD, SEGMENT_BYTES, RankMemory, SharedGroup
 from daskml_dist.comm.shared_memory import (
     LONG_SPIN_SECONDS,
     SPIN_SECONDS,
     TOKEN_BYTES,
+    WORDS_PER_LINE,
+    PeerLife,
+    PieceWriter,
     ProcessLife,
     SharedSegment,
     SocketLife,
+    SpinningWait,
     WakePipe,
+    fence_memory,
     identify_machine,
 )
 from daskml_dist.comm.socket_group import PeerGroup
+from daskml_dist.errors import CommunicationError
 
 __all__ = [
     "OneHostMeeting",
+    "SharedGroup",
     "TellAll",
     "TwoLevelGroup",
     "choose_communicator",
@@ -46,6 +56,416 @@ __all__ = [
     "make_rank_memory",
     "open_rank_memory",
 ]
+
+#: Bytes of an area: pieces of this size stay in the processor's cache on their way.
+_AREA_BYTES = 1 << 18
+#: Bytes of a rank's memory.
+SEGMENT_BYTES = 2 * _AREA_BYTES
+#: Bytes up to which more than two ranks add everything themselves, in one turn.
+_MAX_ONE_TURN_BYTES = 1 << 15
+_BYTE = np.dtype(np.uint8)
+
+RankMemory = dict[int, tuple[SharedSegment, WakePipe]]
+
+
+class SharedGroup(Communicator):
+    """The areas of the ranks of one host; their numbers here are their places among them.
+
+    Parameters
+    ----------
+    rank : int
+        The own number among all.
+    places : dict of int to (SharedSegment, Bell)
+        Of each rank of the host, by its number among all.
+    lives : mapping of int to Life
+        Of each other rank of the host.
+    wait : Wait
+    close : callable
+        Called when the group is closed.
+    look : float
+        Seconds to look for the others without sleeping.
+    """
+
+    transport = "shared memory"
+
+    def __init__(
+        self,
+        rank: int,
+        places: RankMemory,
+        lives: Mapping[int, PeerLife],
+        wait: Wait,
+        close: Callable[[], None] = lambda: None,
+        look: float = SPIN_SECONDS,
+    ) -> None:
+        super().__init__()
+        ranks = sorted(places)
+        self.rank, self.size = ranks.index(rank), len(ranks)
+        self._close = close
+        self._turn = 0
+        self._memory = ReusedMemory()
+        own, bell = places[rank]
+        self._places = [places[r] for r in ranks]
+        self._words = own.words
+        self._areas = [
+            [places[r][0].data[:_AREA_BYTES], places[r][0].data[_AREA_BYTES:]] for r in ranks
+        ]
+        self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
+        self._others = [
+            (
+                places[r][0].words,
+                places[r][1],
+                SpinningWait(bell, self._words, ASLEEP_WORD, lives[r], wait, look),
+            )
+            for r in ranks
+            if r != rank
+        ]
+
+    # -- the one move --------------------------------------------------------------------------
+
+    def _view_areas(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
+        """Return the first `n` elements of all ranks' areas of the next turn."""
+        # Even and odd turns have an area each.
+        key = dtype.str, n, self._turn & 1
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) > 100:
+                self._views.clear()
+            size = n * dtype.itemsize
+            views = [areas[key[2]][:size].view(dtype) for areas in self._areas]
+            self._views[key] = views
+        return views
+
+    def _finish_turn(self) -> None:
+        """Say that this rank's area is written, and wait until all ranks' are."""
+        # Step 1 of the move: the area is written before the turn's number, which the fences keep in
+        # order.
+        self._turn = turn = self._turn + 1
+        fence_memory()
+        self._words[TURN_WORD] = turn
+        fence_memory()
+        for words, bell, _ in self._others:
+            if words[ASLEEP_WORD]:
+                bell.ring()
+        self.wait(turn)
+
+    def wait(self, turn: int) -> None:
+        """Wait until all ranks have written their areas of a turn."""
+        for words, _, sleeper in self._others:
+            if words[TURN_WORD] < turn and not sleeper.wait_until(words, TURN_WORD, turn):
+                raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
+        fence_memory()
+
+    def board(
+        self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
+    ) -> SharedBuffer | None:
+        """Return the areas as a buffer of gradients that are summed in one turn, or in parts."""
+        if n is None:
+            return AreaBuffer(self, self._places, _AREA_BYTES, lanes, _AREA_BYTES, False)
+        size = n * dtype.itemsize
+        most = max(map(len, lanes)) if in_order else 1
+        if (self.size > 2 and size > _MAX_ONE_TURN_BYTES) or most * round_to_lines(
+            size
+        ) > _AREA_BYTES:
+            return None
+        return AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
+
+    def took(self, turns: int, written: int) -> None:
+        """Count turns that a loop has taken, and the bytes that this rank has written in them."""
+        self._turn += turns
+        self._count_traffic((self.size - 1) * written)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn."""
+        return self._turn
+
+    # -- sums ----------------------------------------------------------------------------------
+
+    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+        array = np.ascontiguousarray(array)
+        if out is None:
+            out = array if array.flags.writeable else array.copy()
+        flat, total = array.reshape(-1), out.reshape(-1)
+        # Small arrays: everyone reads everything, one turn. Large ones: each rank adds a part, two
+        # turns, but every byte is added once on the host in the place of once on each rank.
+        one_hop = self.size == 2 or array.nbytes <= _MAX_ONE_TURN_BYTES
+        reduce = self._sum_in_one_turn if one_hop else self._sum_by_parts
+        step = _AREA_BYTES // flat.itemsize
+        for start in range(0, len(flat), step):
+            reduce(flat[start : start + step], total[start : start + step])
+        return out
+
+    def _sum_in_one_turn(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add everything on every rank, in rank order."""
+        views = self._view_areas(piece.dtype, len(piece))
+        views[self.rank][...] = piece
+        self._finish_turn()
+        np.add(views[0], views[1], out=out)
+        for view in views[2:]:
+            out += view
+        self._count_traffic((self.size - 1) * piece.nbytes)
+
+    def _sum_by_parts(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add one part of the piece on each rank (reduce-scatter); then all read the sums."""
+        n = len(piece)
+        bounds = [n * r // self.size for r in range(self.size + 1)]
+        low, high = bounds[self.rank], bounds[self.rank + 1]
+        views = self._view_areas(piece.dtype, n)
+        # The own part need not be shared: this rank reads it in place.
+        views[self.rank][:low] = piece[:low]
+        views[self.rank][high:] = piece[high:]
+        self._finish_turn()
+        total, first = out[low:high], piece[low:high]
+        for r, view in enumerate(views):
+            if r != self.rank:
+                first = np.add(first, view[low:high], out=total)
+        sums = self._view_areas(piece.dtype, n)
+        sums[self.rank][low:high] = total
+        self._finish_turn()
+        for r, (a, b) in enumerate(itertools.pairwise(bounds)):
+            if r != self.rank:
+                out[a:b] = sums[r][a:b]
+        self._count_traffic(2 * (n - (high - low)) * piece.itemsize)
+
+    def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
+        """Add up this rank's range, of which each turn holds a piece from every rank."""
+        total = np.empty(bounds[self.rank + 1] - bounds[self.rank], array.dtype)
+        slot = _AREA_BYTES // array.itemsize // self.size
+        longest = max(b - a for a, b in itertools.pairwise(bounds))
+        for start in range(0, longest, slot):
+            pieces = [array[min(a + start, b) : min(a + start + slot, b)]
+                      for a, b in itertools.pairwise(bounds)]  # fmt: skip
+            views = self._view_areas(array.dtype, slot * self.size)
+            for r, piece in enumerate(pieces):
+                if r != self.rank:
+                    views[self.rank][r * slot : r * slot + len(piece)] = piece
+            self._finish_turn()
+            own = total[start : start + slot]
+            theirs = [
+                pieces[r] if r == self.rank else view[self.rank * slot :][: len(own)]
+                for r, view in enumerate(views)
+            ]
+            np.add(theirs[0], theirs[1], out=own)
+            for part in theirs[2:]:
+                own += part
+        self._count_traffic((len(array) - len(total)) * array.itemsize)
+        return total
+
+    def _count_traffic(self, size: int) -> None:
+        self.bytes_sent += size
+        self.bytes_received += size
+
+    # -- what each rank has --------------------------------------------------------------------
+
+    def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the first rank's array; others, of the same shape and dtype, are overwritten."""
+        flat = array.reshape(-1)
+        step = _AREA_BYTES // flat.itemsize
+        for start in range(0, len(flat), step):
+            piece = flat[start : start + step]
+            first = self._view_areas(piece.dtype, len(piece))[0]
+            if self.rank == 0:
+                first[...] = piece
+            self._finish_turn()
+            if self.rank:
+                piece[...] = first
+                self.bytes_received += piece.nbytes
+            else:
+                self.bytes_sent += piece.nbytes * (self.size - 1)
+        return array
+
+    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+        others = [r for r in range(self.size) if r != self.rank]
+        had = self._exchange_messages([pack_array_parts(arrays)], others)
+        return [arrays if r == self.rank else unpack_arrays(had[r]) for r in range(self.size)]
+
+    def _alltoall(self, arrays: Arrays) -> Arrays:
+        others = [r for r in range(self.size) if r != self.rank]
+        messages = [[] if r == self.rank else pack_array_parts([a]) for r, a in enumerate(arrays)]
+        had = self._exchange_messages(messages, others)
+        return [arrays[r] if r == self.rank else unpack_arrays(had[r])[0] for r in range(self.size)]
+
+    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
+        data = self._broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
+        return arrays if self.rank == 0 else unpack_arrays(data)
+
+    def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+        message = [] if to is None else pack_array_parts(arrays)
+        had = self._exchange_messages([message], [] if source is None else [source])
+        return [] if source is None else unpack_arrays(had[source])
+
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+        """Return the first rank's bytes, which its areas hold piece by piece."""
+        data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
+        done, length, per_turn = 0, 1, _AREA_BYTES - 8
+        while done < length:
+            area = self._view_areas(_BYTE, _AREA_BYTES)[0]
+            if self.rank == 0:
+                length, own = writer.length, area.data
+                own[:8] = length.to_bytes(8, "little")
+                writer.write(own[8:])
+            self._finish_turn()
+            if self.rank:
+                if not done:
+                    length = int.from_bytes(area[:8].tobytes(), "little")
+                    data = self._memory.empty(length)
+                piece = data[done : done + per_turn]
+                piece[...] = area[8 : 8 + len(piece)]
+            done += per_turn
+        self.bytes_sent += writer.length * (self.size - 1)
+        self.bytes_received += len(data)
+        return data
+
+    def _exchange_messages(
+        self, messages: Sequence[Sequence[Any]], sources: list[int]
+    ) -> dict[int, NDArray[np.uint8]]:
+        """Return messages of some ranks to this one; each has one for all, or one for each.
+
+        A turn holds the lengths of all messages of a rank, and a piece of each.
+        """
+        n = len(messages)
+        head = 8 * n + -8 * n % 64
+        # Equal slots of whole cache lines, one for each message, behind their lengths.
+        slot = (_AREA_BYTES - head) // n // 64 * 64
+        at = head + slot * (self.rank if n > 1 else 0)
+        writers = [PieceWriter(message) for message in messages]
+        done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
+        while done < longest:
+            areas = self._view_areas(_BYTE, _AREA_BYTES)
+            own = areas[self.rank].data
+            own[: 8 * n].cast("q")[:] = _list_lengths(writers)
+            for i, writer in enumerate(writers):
+                writer.write(own[head + i * slot : head + (i + 1) * slot])
+            self._finish_turn()
+            if not done:
+                lengths = [area[: 8 * n].view(np.int64) for area in areas]
+                longest = max(int(each.max()) for each in lengths)
+                mine = self.rank if n > 1 else 0
+                had = {r: np.empty(int(lengths[r][mine]), np.uint8) for r in sources}
+            for r, whole in had.items():
+                piece = whole[done : done + slot]
+                piece[...] = areas[r][at : at + len(piece)]
+            done += slot
+        self.bytes_sent += sum(w.length for w in writers) * (self.size - 1 if n == 1 else 1)
+        self.bytes_received += sum(whole.nbytes for whole in had.values())
+        return had
+
+    def close(self) -> None:
+        """Tell the others that this rank is done; the memory goes with its last user."""
+        super().close()
+        # Other ranks may sleep, waiting for a turn of this one that will not come.
+        self._words[ENDED_WORD] = 1
+        fence_memory()
+        for _, bell, _ in self._others:
+            bell.ring()
+        self._close()
+
+
+def _list_lengths(writers: list[PieceWriter]) -> memoryview:
+    return memoryview(row("q", [writer.length for writer in writers]))
+
+
+#: Words of a rank: the turn that it has written, whether it sleeps, and whether it is done.
+TURN_WORD, ASLEEP_WORD, ENDED_WORD = 0, WORDS_PER_LINE, 2 * WORDS_PER_LINE
+#: Bytes that processors pass to each other: what two write lies in different ones.
+_LINE_BYTES = 128
+#: Nanoseconds that a loop looks for the others before it goes to sleep: some gradients' worth.
+_SPIN_NANOSECONDS = 1_000_000
+
+
+class _BufferGroup(Protocol):
+    """A group of ranks, as far as a board needs it."""
+
+    rank: int
+
+    @property
+    def turn(self) -> int: ...
+
+    def wait(self, turn: int) -> None: ...
+
+    def took(self, turns: int, written: int) -> None: ...
+
+
+def round_to_lines(size: int) -> int:
+    """Return a size in bytes, rounded up to whole cache lines."""
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
+
+
+class AreaBuffer(SharedBuffer):
+    """The areas of a group as a board; each rank's gradients lie there one after the other.
+
+    Parameters
+    ----------
+    group : SharedGroup
+    places : sequence of (SharedSegment, Bell)
+        Of each rank.
+    area : int
+        Bytes of an area.
+    lanes : list of list of int
+        Numbers of each rank's lanes.
+    size : int
+        Bytes of a gradient.
+    in_order : bool
+        Whether to add up in the order of lanes; else each rank's first.
+    """
+
+    def __init__(
+        self,
+        group: _BufferGroup,
+        places: Sequence[tuple[SharedSegment, WakePipe]],
+        area: int,
+        lanes: list[list[int]],
+        size: int,
+        in_order: bool,
+    ) -> None:
+        # In their order, each lane has a place; else each rank, for the sum of its own.
+        every = lanes if in_order else [some[:1] for some in lanes]
+        self._group, self._size = group, size * len(every[group.rank])
+        segments = [segment for segment, _ in places]
+        found = [
+            [
+                (
+                    number,
+                    s.find_address(area + k * round_to_lines(size)),
+                    s.find_address(k * round_to_lines(size)),
+                )
+                for k, number in enumerate(some)
+            ]
+            for s, some in zip(segments, every, strict=True)
+        ]
+        joined = [place for some in found for place in some]
+        others = [
+            (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), bell.descriptor)
+            for rank, (s, bell) in enumerate(places)
+            if rank != group.rank
+        ]
+        super().__init__(
+            segments[group.rank].find_word_address(TURN_WORD),
+            _split_by_turn(found[group.rank]),
+            _split_by_turn(sorted(joined) if in_order else joined),
+            np.array(others, np.int64),
+            _SPIN_NANOSECONDS,
+            True,
+            lanes,
+            group.rank,
+            size,
+        )
+
+    @property
+    def turn(self) -> int:
+        return self._group.turn
+
+    def wait(self, turn: int) -> None:
+        self._group.wait(turn)
+
+    def took(self, turns: int, written: int | None = None) -> None:
+        self._group.took(turns, self._size * turns if written is None else written)
+
+
+def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Return the addresses in even turns, and in odd ones."""
+    return np.ascontiguousarray(np.array(places, np.int64).reshape(-1, 3)[:, 1:].T)
 
 
 def choose_communicator(

@@ -14,8 +14,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 
-from daskml_dist.data.containers import check_unique_names, convert_foreign
-from daskml_dist.data.conversion import convert_missing_to_nan
+from daskml_dist.data.conversion import check_unique_names, convert_foreign, convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted

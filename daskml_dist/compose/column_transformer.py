@@ -22,8 +22,13 @@ from sklearn.utils import get_tags
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.computing import get_computing_client
-from daskml_dist.data.containers import convert_named_columns, load_pandas, restore_chunk_sizes
-from daskml_dist.data.conversion import convert_missing_to_nan, convert_to_host
+from daskml_dist.data.conversion import (
+    convert_missing_to_nan,
+    convert_named_columns,
+    convert_to_host,
+    load_pandas,
+    restore_chunk_sizes,
+)
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
 from daskml_dist.diagnostics.works import reading, tell

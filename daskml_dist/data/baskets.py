@@ -15,7 +15,7 @@ from scipy import sparse
 
 from daskml_dist.dask_internals.expressions import lower_partitions
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.ids import convert_ids, factorize_columns, find_positions, merge_ids
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts

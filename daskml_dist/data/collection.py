@@ -27,8 +27,14 @@ from daskml_dist.data.block_errors import (
 )
 from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.computing import compute_with_retries
-from daskml_dist.data.containers import check_unique_names, convert_foreign, get_column_names
-from daskml_dist.data.conversion import as_column, copy_to_host, describe_target_column
+from daskml_dist.data.conversion import (
+    as_column,
+    check_unique_names,
+    convert_foreign,
+    copy_to_host,
+    describe_target_column,
+    get_column_names,
+)
 from daskml_dist.data.lazy import (
     align_partitions,
     is_dask,

@@ -15,7 +15,7 @@ from daskml_dist.dask_internals.serialization import (
     serialize,
 )
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.bundles import Bundle
+from daskml_dist.data.streamed_blocks import Bundle
 
 __all__: list[str] = []
 

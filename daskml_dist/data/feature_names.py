@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.containers import (
+from daskml_dist.data.conversion import (
     check_unique_names,
     convert_foreign,
     get_column_names,

@@ -21,11 +21,12 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
 from daskml_dist.dask_internals.task_graphs import is_future
-from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import (
     check_dimensions,
     check_numeric_columns,
     check_numeric_dtype,
+    check_unique_names,
+    convert_foreign,
     convert_object_columns,
     describe_block,
     find_device,

@@ -26,8 +26,8 @@ from daskml_dist.backends.trees import sparse_rows_error
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import nearest
+from daskml_dist.solvers.binning import StratifiedHoldout
 from daskml_dist.solvers.boosting_scores import Scorer
-from daskml_dist.solvers.holdout import StratifiedHoldout
 from daskml_dist.training.dataset_info import DataSummary
 
 __all__ = [

@@ -28,8 +28,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.data.containers import convert_named_columns
-from daskml_dist.data.conversion import as_column, convert_to_host
+from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers

@@ -49,8 +49,7 @@ from daskml_dist.estimators.trees import check_tree_size, is_count
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.inference.row_mapping import map_rows, write_in_place
 from daskml_dist.models.row_models import TreeRowsModel
-from daskml_dist.models.tree_predictions import RawTrees, TreeLeaves
-from daskml_dist.models.trees import Trees
+from daskml_dist.models.trees import RawTrees, TreeLeaves, Trees
 from daskml_dist.parameters.checks import (
     check_class_weight,
     check_count,
@@ -61,7 +60,8 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.boosting_losses import (
+from daskml_dist.solvers.binning import HoldoutMask, TrailingRows
+from daskml_dist.solvers.boosting_scores import (
     AbsoluteErrorBoostLoss,
     BinomialBoostLoss,
     BoostLoss,
@@ -69,11 +69,13 @@ from daskml_dist.solvers.boosting_losses import (
     MultinomialBoostLoss,
     PinballBoostLoss,
     PoissonBoostLoss,
+    RowRange,
+    Scorer,
     SquaredErrorBoostLoss,
+    StoppingRule,
+    WatchedScores,
 )
-from daskml_dist.solvers.boosting_scores import RowRange, Scorer, StoppingRule, WatchedScores
 from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
-from daskml_dist.solvers.holdout import HoldoutMask, TrailingRows
 from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
 from daskml_dist.training.job import FitJob

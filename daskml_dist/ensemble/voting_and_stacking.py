@@ -20,8 +20,7 @@ from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import convert_named_columns
-from daskml_dist.data.conversion import as_column, convert_to_host
+from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError

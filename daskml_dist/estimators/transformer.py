@@ -15,13 +15,15 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.containers import (
+from daskml_dist.data.conversion import (
+    convert_missing_to_nan,
     convert_named_columns,
     convert_sparse_bools,
+    convert_to_host,
+    copy_to_host,
     get_column_names,
     restore_chunk_sizes,
 )
-from daskml_dist.data.conversion import convert_missing_to_nan, convert_to_host, copy_to_host
 from daskml_dist.data.feature_names import (
     check_feature_names,
     drop_feature_names,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.data.baskets import make_baskets, mark_known
-from daskml_dist.data.containers import convert_foreign, get_column_names, load_pandas
+from daskml_dist.data.conversion import convert_foreign, get_column_names, load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.errors.stack_level import user_stack_level

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.data.keyed.ids import convert_ids
 from daskml_dist.errors import InvalidDataError

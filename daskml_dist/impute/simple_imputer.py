@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import impute
 
-from daskml_dist.data.column_statistics import compute_column_moments
-from daskml_dist.data.containers import densify_columns, load_pandas
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.quantiles import merge_sketches, sketch_column
+from daskml_dist.data.column_statistics import compute_column_moments, merge_sketches, sketch_column
+from daskml_dist.data.conversion import as_rows, densify_columns, load_pandas
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.sklearn_internals import is_scalar_nan

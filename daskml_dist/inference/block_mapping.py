@@ -24,8 +24,7 @@ from daskml_dist.data.block_errors import (
     find_declared_numbers,
 )
 from daskml_dist.data.computing import scatter_values
-from daskml_dist.data.containers import convert_foreign
-from daskml_dist.data.conversion import as_array_block, copy_to_host
+from daskml_dist.data.conversion import as_array_block, convert_foreign, copy_to_host
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 

@@ -10,8 +10,7 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.containers import densify_columns
-from daskml_dist.data.conversion import as_column, copy_to_host, describe_block
+from daskml_dist.data.conversion import as_column, copy_to_host, densify_columns, describe_block
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["column_of", "read_rows", "weights_of"]

@@ -12,8 +12,8 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.column_statistics import ColumnSketch, merge_sketches, sketch_column
 from daskml_dist.data.conversion import describe_block
-from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, sketch_column
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inspection._blocks import read_rows

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import convert_foreign, convert_named_columns
+from daskml_dist.data.conversion import convert_foreign, convert_named_columns
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.containers import convert_named_columns
+from daskml_dist.data.conversion import convert_named_columns
 from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading

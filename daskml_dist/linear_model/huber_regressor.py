@@ -16,7 +16,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.huber import HuberScale
+from daskml_dist.solvers.lbfgs import HuberScale
 from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo, make_target_shift

@@ -10,8 +10,12 @@ from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import take_named_columns
-from daskml_dist.data.containers import check_unique_names, convert_foreign
-from daskml_dist.data.conversion import convert_object_values, copy_to_host
+from daskml_dist.data.conversion import (
+    check_unique_names,
+    convert_foreign,
+    convert_object_values,
+    copy_to_host,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted

@@ -26,9 +26,8 @@ from sklearn.utils.validation import has_fit_parameter
 from daskml_dist.data.block_errors import mark_own_errors, name_blocks_in_errors
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.computing import compute_with_retries
-from daskml_dist.data.containers import check_unique_names
 from daskml_dist.data.conversion import as_column as column_of
-from daskml_dist.data.conversion import convert_object_values, take_rows
+from daskml_dist.data.conversion import check_unique_names, convert_object_values, take_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from daskml_dist.data.blocks import find_first_nonfinite
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.column_statistics import count_whole_numbers
-from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.conversion import (
     as_column,
     as_rows,
     check_no_missing,
     check_not_complex,
+    convert_foreign,
     convert_to_numbers,
     copy_to_host,
     describe_block,

@@ -17,7 +17,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.quantiles import ColumnSketch
+from daskml_dist.data.column_statistics import ColumnSketch
 from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments

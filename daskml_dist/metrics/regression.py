@@ -21,8 +21,13 @@ from scipy.special import xlogy
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.data.quantiles import SKETCH_SIZE, ColumnSketch, merge_sketches, sketch_columns
+from daskml_dist.data.column_statistics import (
+    SKETCH_SIZE,
+    ColumnSketch,
+    WeightedMoments,
+    merge_sketches,
+    sketch_columns,
+)
 from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments

@@ -15,7 +15,7 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
-from daskml_dist.data.containers import convert_foreign
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

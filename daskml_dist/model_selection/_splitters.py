@@ -17,7 +17,7 @@ from sklearn import model_selection
 from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.containers import convert_foreign
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn import model_selection
 
 from daskml_dist.data.collection import as_collection, take_named_columns
-from daskml_dist.data.containers import convert_foreign
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import telling_arguments

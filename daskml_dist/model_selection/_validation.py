@@ -20,7 +20,7 @@ from sklearn.base import clone
 from daskml_dist.dask_internals.cluster import is_dask_error, list_workers
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import flush_releases, get_computing_client
-from daskml_dist.data.containers import convert_foreign
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator, reduce_parts
 from daskml_dist.diagnostics.works import reading, tell

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from daskml_dist.models.tree_predictions import ForestLeaves
-from daskml_dist.models.trees import Trees, number_depth_first
+from daskml_dist.models.trees import ForestLeaves, Trees, number_depth_first
 
 __all__ = ["TreeView", "make_tree_view", "node_paths"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import check_unique_names, load_pandas
+from daskml_dist.data.conversion import check_unique_names, load_pandas
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading

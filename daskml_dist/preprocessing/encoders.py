@@ -19,12 +19,12 @@ from sklearn.base import clone
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.column_statistics import find_distinct_rows
-from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.conversion import (
     as_column,
     convert_missing_to_nan,
     convert_to_host,
     copy_to_host,
+    load_pandas,
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts

@@ -14,14 +14,14 @@ from sklearn.utils import assert_all_finite
 
 from daskml_dist.data.blocks import convert_weights
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import as_rows, convert_to_host
-from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.quantiles import (
+from daskml_dist.data.column_statistics import (
     ColumnSketch,
     compute_rank_error,
     merge_column_sketches,
     sketch_columns,
 )
+from daskml_dist.data.conversion import as_rows, convert_to_host
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level

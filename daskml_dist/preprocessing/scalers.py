@@ -16,18 +16,16 @@ from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
 from daskml_dist.data.column_statistics import (
+    ColumnSketch,
     check_no_infinity,
     compute_column_moments,
     compute_column_ranges,
-)
-from daskml_dist.data.conversion import as_rows, convert_to_host
-from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.quantiles import (
-    ColumnSketch,
     compute_rank_error,
     merge_column_sketches,
     sketch_columns,
 )
+from daskml_dist.data.conversion import as_rows, convert_to_host
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import explain_row_errors
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level

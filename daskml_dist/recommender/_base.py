@@ -13,7 +13,7 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries, read_matrix_entries
 from daskml_dist.data.keyed.cut import NumberedEntries

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import BatchRows

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.als import LeastSquares, Regressors
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.callback_list import callback_list
-from daskml_dist.models.factors import FactorModel
+from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.parameters.checks import (
     check_count,
     check_flag,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.als import MAX_RATINGS_AT_ONCE, LeastSquares, Ratings, Regressors, System
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.factors import FactorModel
+from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.solvers.keyed import (
     EntrySide,
     KeyedEntries,

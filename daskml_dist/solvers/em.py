@@ -21,9 +21,8 @@ from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.k_means import KMeansSolver, round_to_float32
+from daskml_dist.solvers.k_means import KMeansSolver, SeedSample, round_to_float32
 from daskml_dist.solvers.rows import to_rows_dtype
-from daskml_dist.solvers.seeding import SeedSample
 
 __all__ = ["DrawnMoments", "ExpectedMoments", "MixtureSolver", "NearestMoments"]
 

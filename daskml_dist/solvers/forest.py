@@ -21,8 +21,7 @@ from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.binning import find_bins
 from daskml_dist.solvers.forest_growth import ForestContext, ForestParams
-from daskml_dist.solvers.forest_joint_growth import JointGrower
-from daskml_dist.solvers.forest_levels import grow_whole_trees
+from daskml_dist.solvers.forest_joint_growth import JointGrower, grow_whole_trees
 from daskml_dist.solvers.forest_rows import (
     ForestRows,
     bin_forest_rows,

@@ -14,10 +14,9 @@ from scipy.special import gammaln
 
 from daskml_dist.backends.forests import ForestFacts
 from daskml_dist.backends.host_forests import draw_lane_lines
-from daskml_dist.models.bins import Bins
+from daskml_dist.models.bins import Bins, draw_by_hash, hash_numbers
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import GrownTree, TreeFinisher
-from daskml_dist.models.hashed import draw_by_hash, hash_numbers
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
 from daskml_dist.solvers.own_rows import Array

@@ -24,15 +24,19 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows, open_tree_device
 from daskml_dist.errors import DivergedError, InvalidDataError
-from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import draw_by_hash
+from daskml_dist.models.bins import Bins, draw_by_hash
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
-from daskml_dist.solvers.binning import SAMPLE_ROWS, BinnedRows, bin_rows, find_bins
-from daskml_dist.solvers.boosting_losses import BoostLoss
-from daskml_dist.solvers.boosting_scores import BoostScores, StoppingRule, WatchedScores
-from daskml_dist.solvers.exact_sums import GroupedValues, group_quantiles, sum_exactly
-from daskml_dist.solvers.holdout import HoldoutMask
+from daskml_dist.solvers.binning import SAMPLE_ROWS, BinnedRows, HoldoutMask, bin_rows, find_bins
+from daskml_dist.solvers.boosting_scores import (
+    BoostLoss,
+    BoostScores,
+    GroupedValues,
+    StoppingRule,
+    WatchedScores,
+    group_quantiles,
+    sum_exactly,
+)
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
 from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf, TreeDevice
-from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import draw_by_hash
+from daskml_dist.models.bins import Bins, draw_by_hash
 from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.own_rows import Array, OwnRows

@@ -11,8 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, Reg
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import as_collection, take_named_columns
-from daskml_dist.data.containers import check_unique_names
-from daskml_dist.data.conversion import convert_missing_to_nan
+from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading

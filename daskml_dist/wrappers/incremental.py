@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import as_collection, take_named_columns
-from daskml_dist.data.containers import check_unique_names
+from daskml_dist.data.conversion import check_unique_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.diagnostics.works import reading

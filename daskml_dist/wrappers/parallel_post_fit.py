@@ -10,8 +10,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import take_named_columns
-from daskml_dist.data.containers import check_unique_names
-from daskml_dist.data.conversion import convert_missing_to_nan
+from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted

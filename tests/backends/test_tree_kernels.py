@@ -21,9 +21,8 @@ from daskml_dist.backends.trees import (
     SplitLeaf,
 )
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.tree_predictions import RawForest, RawTrees
-from daskml_dist.models.trees import Tree, Trees
-from daskml_dist.solvers.boosting_losses import (
+from daskml_dist.models.trees import RawForest, RawTrees, Tree, Trees
+from daskml_dist.solvers.boosting_scores import (
     AbsoluteErrorBoostLoss,
     BinomialBoostLoss,
     GammaBoostLoss,

@@ -19,10 +19,8 @@ from daskml_dist.backends import forest_cuts as medians
 from daskml_dist.backends import forest_grow, forest_kernels, tree_predict
 from daskml_dist.backends.forest_cuts import BITS
 from daskml_dist.ensemble import HistGradientBoostingRegressor
-from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import hash_numbers
-from daskml_dist.models.tree_predictions import ForestLeaves, RawForest, RawTrees
-from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.models.bins import Bins, hash_numbers
+from daskml_dist.models.trees import ForestLeaves, RawForest, RawTrees, Tree, Trees
 from tests.backends.test_kernel_tables import SIZES, around, dtypes
 from tests.ensemble.test_tree_masks import bins_of, rows_of, tree_of
 

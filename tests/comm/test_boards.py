@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.comm import shared_group
+from daskml_dist.comm import meeting
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.errors import CommunicationError, GenerationError
 from daskml_dist.losses import LogLoss
@@ -103,7 +103,7 @@ def test_steps_of_a_team_are_those_of_all_gradients(
     in_order: bool,
     patience: int,
 ) -> None:
-    monkeypatch.setattr(shared_group, "_SPIN_NANOSECONDS", patience)
+    monkeypatch.setattr(meeting, "_SPIN_NANOSECONDS", patience)
     lanes, some = LANES[:size], ranks(*[True] * size)
     expected = _one_by_one(lanes, in_order)
     for cut in (1, 4):

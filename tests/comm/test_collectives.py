@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.meeting import TwoLevelGroup
+from daskml_dist.comm.meeting import SharedGroup, TwoLevelGroup
 from daskml_dist.comm.server_connections import SoloCommunicator
-from daskml_dist.comm.shared_group import SharedGroup
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from tests.comm.ranks import Ranks

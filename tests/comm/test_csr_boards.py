@@ -14,7 +14,7 @@ from scipy import sparse
 from daskml_dist.backends.csr_kernels import add_csr_gradient
 from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.comm import shared_group
+from daskml_dist.comm import meeting
 from daskml_dist.comm.base import Communicator
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.losses import LogLoss
@@ -144,7 +144,7 @@ def test_steps_of_a_team_are_those_of_all_gradients(
     patience: int,
     penalty: Penalty,
 ) -> None:
-    monkeypatch.setattr(shared_group, "_SPIN_NANOSECONDS", patience)
+    monkeypatch.setattr(meeting, "_SPIN_NANOSECONDS", patience)
     lanes, some = LANES[:size], ranks(*[True] * size)
     for cut in (1, 4):
         found = some.each(lambda group, cut=cut: _together(group, lanes, penalty, cut))
@@ -155,8 +155,8 @@ def test_steps_of_a_team_are_those_of_all_gradients(
 def test_gradients_longer_than_a_place_come_in_parts(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, area: int
 ) -> None:
-    monkeypatch.setattr(shared_group, "_AREA_BYTES", area)
-    monkeypatch.setattr(shared_group, "_MAX_ONE_TURN_BYTES", 1 << 7)
+    monkeypatch.setattr(meeting, "_AREA_BYTES", area)
+    monkeypatch.setattr(meeting, "_MAX_ONE_TURN_BYTES", 1 << 7)
     some = ranks(True, True, True)
     _check(some.each(lambda group: _together(group, LANES, BOTH, 3)), LANES, BOTH)
 

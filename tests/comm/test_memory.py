@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm import array_reuse as memory
-from daskml_dist.comm.array_reuse import ReusedMemory
+from daskml_dist.comm import base as memory
+from daskml_dist.comm.base import ReusedMemory
 
 SIZE = 1 << 21
 

@@ -29,10 +29,9 @@ from daskml_dist.comm.channels import (
     accept_ring_offer,
 )
 from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.meeting import TwoLevelGroup
+from daskml_dist.comm.meeting import SharedGroup, TwoLevelGroup
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
-from daskml_dist.comm.shared_group import SharedGroup
 from daskml_dist.comm.shared_memory import SharedSegment, WakePipe
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from daskml_dist.data.bundles import group_into_bundles, make_bundle, unpack_bundles
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.streamed_blocks import group_into_bundles, make_bundle, unpack_bundles
 from daskml_dist.errors import InvalidDataError
 from tests.data.rows import X
 

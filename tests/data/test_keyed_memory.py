@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.data.keyed import cut
-from daskml_dist.models.factors import FactorModel
+from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.solvers.als import SIDES
 
 RANDOM = np.random.default_rng(0)

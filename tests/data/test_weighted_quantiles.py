@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskml_dist.data.quantiles import sketch_column
+from daskml_dist.data.column_statistics import sketch_column
 
 RNG = np.random.default_rng(0)
 Q = np.arange(17) / 16  # of which products are exact

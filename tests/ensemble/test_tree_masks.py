@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from daskml_dist.backends import row_slices
-from daskml_dist.models import tree_predictions
+from daskml_dist.models import trees as tree_models
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.tree_predictions import RawTrees
-from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.models.trees import RawTrees, Tree, Trees
 
 N_FEATURES = 7
 CATEGORICAL = np.array([False] * 5 + [True] * 2)
@@ -76,7 +75,7 @@ def rows_of(rng: Any, bins: Bins, n: int) -> Any:
 def test_masks_and_walks_agree_to_the_bit(
     leaves: list[int], n_outputs: int, max_bins: int, n: int, dtype: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(tree_predictions, "_FIRST_WALKS", 0)
+    monkeypatch.setattr(tree_models, "_FIRST_WALKS", 0)
     rng = np.random.default_rng(len(leaves))
     bins = bins_of(rng, max_bins)
     trees = Trees.of([tree_of(rng, bins, m) for m in leaves], n_outputs, bins)
@@ -85,13 +84,13 @@ def test_masks_and_walks_agree_to_the_bit(
     assert (raw._word is None) == (max(leaves) > 256)
     found = raw(X), raw(np.asfortranarray(X))
     threads = []
-    monkeypatch.setattr(tree_predictions, "_ROWS_A_THREAD", 100)
+    monkeypatch.setattr(tree_models, "_ROWS_A_THREAD", 100)
     monkeypatch.setattr(row_slices, "_count_allowed_threads", lambda: threads.append(3) or 3)
     assert raw(X).tobytes() == found[0].tobytes()
     assert threads
     part = np.zeros((n, n_outputs))
     raw.add(X, n_outputs, len(trees), part)
-    monkeypatch.setattr(tree_predictions, "_MANY_ROWS", n + 1)
+    monkeypatch.setattr(tree_models, "_MANY_ROWS", n + 1)
     walked, walked_part = raw(X), np.zeros((n, n_outputs))
     raw.add(X, n_outputs, len(trees), walked_part)
     assert len(np.unique(walked)) > 3

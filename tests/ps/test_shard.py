@@ -12,9 +12,8 @@ from daskml_dist.backends import host_update
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
 from daskml_dist.ps.rule import UpdateRule
-from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard import Shard, TouchedRowSteps
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
-from daskml_dist.ps.shard_steps import TouchedRowSteps
 from daskml_dist.schedules import Constant, Cosine, InverseScaling, Schedule
 from tests.interpreted import interpreted
 from tests.rules import one_group

@@ -28,9 +28,14 @@ from daskml_dist.solvers.batched_scores import (
 )
 from daskml_dist.solvers.bisecting_k_means import LeafAssignment, LeafErrors, LeafStatistic
 from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
-from daskml_dist.solvers.huber import HuberSums
-from daskml_dist.solvers.k_means import CentroidAssignment, FarthestRows
+from daskml_dist.solvers.k_means import (
+    CandidateWeights,
+    CentroidAssignment,
+    FarthestRows,
+    SeedSample,
+)
 from daskml_dist.solvers.latent_dirichlet import DocumentBounds, TopicWords
+from daskml_dist.solvers.lbfgs import HuberSums
 from daskml_dist.solvers.least_squares import SecondMoments
 from daskml_dist.solvers.lock_step import PerTargetStatistic
 from daskml_dist.solvers.naive_bayes import (
@@ -51,7 +56,6 @@ from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.parallel_coordinate_boosting import Correlations, LongestRow
 from daskml_dist.solvers.penalty_paths import LeaveOneOutErrors, PathErrorSums, PathHits
 from daskml_dist.solvers.principal_components import GramProducts, ScatterStatistic
-from daskml_dist.solvers.seeding import CandidateWeights, SeedSample
 
 N_ROWS, N_FEATURES = 60, 5
 RNG = np.random.default_rng(0)

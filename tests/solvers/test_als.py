@@ -14,7 +14,7 @@ from scipy import sparse
 from daskml_dist.backends import als, als_kernels
 from daskml_dist.backends.als import LeastSquares, Ratings, Regressors
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.factors import FactorModel
+from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.solvers import als as solvers_als
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskml_dist.models.hashed import draw_by_hash
-from daskml_dist.solvers.holdout import StratifiedHoldout, TrailingRows, allot_by_share
+from daskml_dist.models.bins import draw_by_hash
+from daskml_dist.solvers.binning import StratifiedHoldout, TrailingRows, allot_by_share
 
 Y = np.random.default_rng(0).choice(3, 2_000, p=[0.75, 0.24, 0.01]).astype(float)
 

@@ -7,7 +7,7 @@ import numpy as np
 from daskml_dist.backends import get_backend
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.row_models import Unlabelled
-from daskml_dist.solvers.seeding import SeedSample
+from daskml_dist.solvers.k_means import SeedSample
 
 BACKEND, MODEL = get_backend("cpu"), Unlabelled(1)
 WEIGHT = np.array([0.0, 1.0, 2.0, 4.0, 8.0])

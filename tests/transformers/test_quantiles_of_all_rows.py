@@ -12,7 +12,12 @@ import pytest
 import sklearn.preprocessing
 from scipy import sparse
 
-from daskml_dist.data.quantiles import QUANTILE_METHODS, SKETCH_SIZE, merge_sketches, sketch_column
+from daskml_dist.data.column_statistics import (
+    QUANTILE_METHODS,
+    SKETCH_SIZE,
+    merge_sketches,
+    sketch_column,
+)
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.preprocessing import (
     KBinsDiscretizer,

@@ -22,7 +22,7 @@ from scipy import sparse
 from sklearn.base import clone
 
 from daskml_dist import impute, preprocessing
-from daskml_dist.data.quantiles import SKETCH_SIZE, merge_sketches, sketch_column
+from daskml_dist.data.column_statistics import SKETCH_SIZE, merge_sketches, sketch_column
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,

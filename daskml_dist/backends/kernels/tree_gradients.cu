@@ -1,5 +1,5 @@
 // Gradients and hessians of the losses of boosting, in the numbers of
-// `daskml_dist.solvers.boosting_losses`, and packed as `daskml_dist.backends.tree_kernels` packs them:
+// `daskml_dist.solvers.boosting_scores`, and packed as `daskml_dist.backends.tree_kernels` packs them:
 // to the last bit. Compiled without fused multiply-adds.
 #include "tree_tasks.cuh"
 

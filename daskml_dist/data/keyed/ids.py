@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [

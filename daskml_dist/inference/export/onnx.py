@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import ExportError
 from daskml_dist.errors.signatures import telling_arguments
 from daskml_dist.inference.export.onnx_trees import (

@@ -20,7 +20,6 @@ from dask.delayed import delayed
 from distributed import Client, futures_of
 
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
-from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.feature_scales import (
@@ -30,7 +29,7 @@ from daskml_dist.data.feature_scales import (
     merge_scales,
 )
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.streamed_blocks import BlockRecipes
+from daskml_dist.data.streamed_blocks import BlockRecipes, Bundle
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.training.client.gathering import Gathering

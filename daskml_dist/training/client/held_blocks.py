@@ -22,11 +22,15 @@ from daskml_dist.dask_internals.cluster import (
 )
 from daskml_dist.dask_internals.task_graphs import MISSING_TASKS_HINT, collect_layers, find_futures
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.data.bundles import group_into_bundles, make_bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import flush_releases, scatter_values
 from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.streamed_blocks import BlockRecipes, make_recipes
+from daskml_dist.data.streamed_blocks import (
+    BlockRecipes,
+    group_into_bundles,
+    make_bundle,
+    make_recipes,
+)
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership

@@ -33,8 +33,7 @@ from daskml_dist.dask_internals.cluster import (
 )
 from daskml_dist.dask_internals.serialization import pickle
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.bundles import Bundle, unpack_bundles
-from daskml_dist.data.streamed_blocks import BlockRecipes
+from daskml_dist.data.streamed_blocks import BlockRecipes, Bundle, unpack_bundles
 from daskml_dist.errors import CommunicationError, MessageError, TrainingError, is_consequence
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.server import ParameterServer

@@ -16,7 +16,7 @@ from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.solvers import gradient_boosting
-from daskml_dist.solvers.boosting_losses import SquaredErrorBoostLoss
+from daskml_dist.solvers.boosting_scores import SquaredErrorBoostLoss
 from daskml_dist.solvers.gradient_boosting import _BoostingRun
 
 rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from daskml_dist.ensemble import (
     RandomForestRegressor,
 )
 from daskml_dist.errors import DeviceMemoryError, InvalidParameterError
-from daskml_dist.solvers import forest_joint_growth, forest_levels
+from daskml_dist.solvers import forest_joint_growth
 from daskml_dist.solvers.forest import _ForestRun
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -108,8 +108,8 @@ def test_trees_of_all_trainers_are_the_cpus(
 ) -> None:
     # Some nodes are split by all, in parts of few histograms, and some small ones together.
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
+    monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
-    monkeypatch.setattr(forest_levels, "_HISTOGRAM_BYTES", 2**15)
     make, y, given = CASES[case]
     gpu, cpu = (
         make(device=on, decomposition=how, **given).fit(X, y)
@@ -184,7 +184,7 @@ def test_workers_grow_the_same_trees(
     import dask.array as da
 
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
-    monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
+    monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     cpu = ExtraTreesClassifier(device="cpu", **FEW).fit(X, THREE)
     # In this process, where a GPU is emulated.
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:

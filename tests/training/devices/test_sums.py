@@ -80,7 +80,7 @@ def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) ->
 
     make, y, given = MODELS[model]
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
-    monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
+    monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     monkeypatch.setattr(devices, "find_gpu_and_nccl", lambda: ("0000:01:00.0", 22809))
     monkeypatch.setattr(devices, "_find_problem", lambda places, hosts: "")
     monkeypatch.setattr(devices, "make_identifier", lambda: b"here")

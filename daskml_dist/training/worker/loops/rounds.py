@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.array_reuse import ReusedMemory
+from daskml_dist.comm.base import ReusedMemory
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
