@@ -24,11 +24,13 @@ __all__ = [
     "ROUNDED",
     "add_to_leaf",
     "compiled_search",
+    "find_best_split",
     "pack_gradients",
     "partition_and_sum",
     "partition_rows",
     "sum_all_rows",
     "sum_chosen_rows",
+    "write_binomial_gradients",
 ]
 
 _exact = compiled_entry()

@@ -34,7 +34,14 @@ from daskml_dist.backends.intrinsics import (
 from daskml_dist.backends.margins import LOSSES_AT_ROW
 from daskml_dist.backends.row_slices import Draw, run_over_threads
 
-__all__ = ["WideGather", "WideSteps", "compile_slopes", "make_wide_gather"]
+__all__ = [
+    "WideGather",
+    "WideSteps",
+    "compile_gradient",
+    "compile_slopes",
+    "compile_steps",
+    "make_wide_gather",
+]
 
 #: Rows, or features, whose sums are in registers together.
 TOGETHER = 8

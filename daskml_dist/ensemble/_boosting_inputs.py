@@ -19,6 +19,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = [
+    "check_cardinality",
     "encode_categories",
     "find_categorical_features",
     "find_categories",

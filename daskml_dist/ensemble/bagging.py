@@ -53,7 +53,15 @@ from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-__all__ = ["BaggingClassifier", "BaggingRegressor", "RowDraws"]
+__all__ = [
+    "BaggedRows",
+    "BaggingClassifier",
+    "BaggingMixin",
+    "BaggingRegressor",
+    "DrawAssignment",
+    "DrawnSamples",
+    "RowDraws",
+]
 
 #: Bits of a 64-bit hash beyond the 53 that a float64 holds, which are shifted out.
 _SURPLUS_HASH_BITS = np.uint64(11)

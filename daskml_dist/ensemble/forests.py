@@ -34,6 +34,7 @@ from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = [
+    "BaseForest",
     "ExtraTreesClassifier",
     "ExtraTreesRegressor",
     "RandomForestClassifier",

@@ -45,7 +45,15 @@ from daskml_dist.model_selection._checks import has_columns
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.parameters.checks import taking_client
 
-__all__ = ["StackingClassifier", "StackingRegressor", "VotingClassifier", "VotingRegressor"]
+__all__ = [
+    "NamedMembersMixin",
+    "StackingClassifier",
+    "StackingMixin",
+    "StackingRegressor",
+    "VotingClassifier",
+    "VotingMixin",
+    "VotingRegressor",
+]
 
 
 def _make_label_encoder(labels: Any) -> LabelEncoder:

@@ -54,9 +54,12 @@ __all__ = [
     "BaseTrees",
     "TreesClassifier",
     "TreesRegressor",
+    "check_tree_params",
     "check_tree_size",
     "is_count",
     "is_share",
+    "resolve_count",
+    "resolve_output_weights",
 ]
 
 #: Split criteria by their names.

@@ -36,9 +36,13 @@ from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = [
     "CountVectorizer",
+    "DocumentTransformer",
     "HashingVectorizer",
+    "TermCounts",
     "TfidfTransformer",
     "TfidfVectorizer",
+    "VocabularyTransformer",
+    "check_documents",
     "check_no_table_of_items",
 ]
 

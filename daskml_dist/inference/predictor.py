@@ -22,7 +22,7 @@ from daskml_dist.inference.saved.model_file import load
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-__all__ = ["METHODS", "Predictor"]
+__all__ = ["METHODS", "FewRowsFunctions", "Predictor", "is_sklearn_tree", "make_few_rows_functions"]
 
 
 def is_sklearn_tree(model: Any) -> bool:

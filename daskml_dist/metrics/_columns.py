@@ -42,6 +42,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidT
 from daskml_dist.errors.remedies import with_remedy
 
 __all__ = [
+    "MissingValues",
     "ScoredColumns",
     "ScoredRows",
     "average_block_means",
@@ -59,6 +60,7 @@ __all__ = [
     "read_indicators",
     "read_labels",
     "read_numbers",
+    "read_sample_weights",
     "read_scores",
     "read_targets",
     "reduce_weighted_sums",

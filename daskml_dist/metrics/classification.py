@@ -43,12 +43,16 @@ from daskml_dist.metrics._columns import (
 from daskml_dist.metrics._metric_functions import make_metric_function
 
 __all__ = [
+    "IndicatorCounts",
     "accuracy_score",
     "balanced_accuracy_score",
+    "check_scores_indicators",
     "class_likelihood_ratios",
     "classification_report",
     "cohen_kappa_score",
     "confusion_matrix",
+    "count_indicators",
+    "count_label_pairs",
     "f1_score",
     "fbeta_score",
     "hamming_loss",
@@ -59,6 +63,7 @@ __all__ = [
     "precision_score",
     "recall_score",
     "reduce_to_label_pairs",
+    "score_indicators",
     "zero_one_loss",
 ]
 

@@ -48,6 +48,9 @@ from daskml_dist.metrics._columns import (
 from daskml_dist.metrics._metric_functions import make_metric_function
 
 __all__ = [
+    "average_outputs",
+    "check_multioutput",
+    "compute_explained_share",
     "d2_absolute_error_score",
     "d2_pinball_score",
     "d2_tweedie_score",
@@ -65,6 +68,7 @@ __all__ = [
     "r2_score",
     "root_mean_squared_error",
     "root_mean_squared_log_error",
+    "warn_undefined_score",
 ]
 
 

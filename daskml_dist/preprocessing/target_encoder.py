@@ -36,7 +36,7 @@ from daskml_dist.estimators.transformer import keeping_lazy
 from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.preprocessing.encoders import CategoryEncoder, number_categories
 
-__all__ = ["TargetEncoder"]
+__all__ = ["TargetEncoder", "TargetSums"]
 
 
 class TargetSums:

@@ -34,6 +34,7 @@ __all__ = [
     "StartedRatingStream",
     "UnnumberedRatings",
     "ids_from_json",
+    "ids_to_json",
     "reserve_rows",
 ]
 

@@ -26,7 +26,7 @@ from daskml_dist.streaming.start import StartedStream, check_stream_settings
 if TYPE_CHECKING:
     from daskml_dist.streaming.cluster.steps import ClusterSteps
 
-__all__ = ["Session"]
+__all__ = ["ClusterLanes", "Session", "SingleThreadGuard", "plan_lanes"]
 
 
 class SingleThreadGuard:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "StartedStream",
     "check_stream_settings",
+    "describe_first_rows",
     "get_batch_rows",
     "plan_resumed_stream",
     "plan_stream",

@@ -48,6 +48,7 @@ from daskml_dist.training.worker.loops.rounds import SolverPoint, SumLog
 
 __all__ = [
     "FallingRate",
+    "FitCourse",
     "OneFit",
     "RoundsCourse",
     "StepsCourse",

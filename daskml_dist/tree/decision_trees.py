@@ -23,7 +23,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 
-__all__ = ["DecisionTreeClassifier", "DecisionTreeRegressor"]
+__all__ = ["BaseDecisionTree", "DecisionTreeClassifier", "DecisionTreeRegressor"]
 
 
 class BaseDecisionTree(BaseTrees):

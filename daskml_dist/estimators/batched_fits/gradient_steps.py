@@ -42,6 +42,7 @@ __all__ = [
     "StepCandidate",
     "find_common_optimizer",
     "group_step_estimators",
+    "inspect_block_by_split",
 ]
 
 #: Columns of parameters trained together at most: so many rows of them stay in a core's caches.

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import ExportError
 
-__all__ = ["complete_trees", "prepare_trees", "rows_of_categories"]
+__all__ = [
+    "categories_in",
+    "check_categories",
+    "complete_trees",
+    "prepare_trees",
+    "rows_of_categories",
+    "split_categories",
+]
 
 #: Lists of an operator that have an entry for each node.
 _OF_NODES = (

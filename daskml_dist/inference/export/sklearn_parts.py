@@ -13,7 +13,17 @@ from daskml_dist.errors import ExportError
 from daskml_dist.losses import LOSSES, Loss
 from daskml_dist.models.trees import Tree
 
-__all__ = ["FINISH", "OTHER_KINDS", "check_fields", "finish", "name_of", "stand_in"]
+__all__ = [
+    "FINISH",
+    "OTHER_KINDS",
+    "check_fields",
+    "finish",
+    "name_of",
+    "set_boosting",
+    "set_forest",
+    "set_tree",
+    "stand_in",
+]
 
 #: Fields of scikit-learn's nodes, and the names of ours by which they are called.
 _FIELDS = {

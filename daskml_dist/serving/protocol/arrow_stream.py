@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol.requests import Answer, Question
 
-__all__ = ["CONTENT_TYPES", "read", "write"]
+__all__ = ["CONTENT_TYPES", "read", "unpacked_size", "write"]
 
 #: Numbers of fields: of a message its header; of a batch of a dictionary its rows; of rows their
 #: buffers and their compression.

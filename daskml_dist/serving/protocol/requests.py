@@ -21,6 +21,7 @@ __all__ = [
     "Tensor",
     "decode_request",
     "find_datatype",
+    "find_dtype",
     "list_values",
     "make_question",
     "read_wanted_outputs",
