@@ -1,1 +1,1 @@
-"""Modules of PyTorch behind the model door."""
+"""Modules of PyTorch behind the interface of models."""
