@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
     "COMPRESSORS",
@@ -431,5 +431,5 @@ def get_compressor(compression: str | Compressor | None) -> Compressor | None:
         return COMPRESSORS[compression]()
     raise InvalidParameterError(
         f"Unknown compression {compression!r}. Use one of {sorted(COMPRESSORS)}, an object such as "
-        f"TopK(share=0.05), or None.{nearest(compression, COMPRESSORS)}"
+        f"TopK(share=0.05), or None.{suggest_nearest(compression, COMPRESSORS)}"
     )

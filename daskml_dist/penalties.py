@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = ["PENALTIES", "Penalty", "get_penalty", "soft_threshold"]
 
@@ -92,7 +92,8 @@ def get_penalty(penalty: str | None, alpha: float, l1_ratio: float) -> Penalty:
     """
     if not (penalty is None or isinstance(penalty, str)) or penalty not in PENALTIES:
         raise InvalidParameterError(
-            f"penalty={penalty!r}: use one of {list(PENALTIES)}.{nearest(penalty, PENALTIES)}"
+            f"penalty={penalty!r}: use one of {list(PENALTIES)}."
+            f"{suggest_nearest(penalty, PENALTIES)}"
         )
     if not 0 <= alpha < np.inf:
         raise InvalidParameterError(

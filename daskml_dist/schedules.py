@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
     "SCHEDULES",
@@ -420,5 +420,5 @@ def get_schedule(
     names = ["auto", *SCHEDULES]
     raise InvalidParameterError(
         f"learning_rate={learning_rate!r}: use a finite number > 0, one of {names}, or a "
-        f"schedule object from daskml_dist.schedules.{nearest(learning_rate, names)}"
+        f"schedule object from daskml_dist.schedules.{suggest_nearest(learning_rate, names)}"
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError, InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
     "BACKENDS",
@@ -82,7 +82,8 @@ def get_backend(device: str) -> Backend:
     """Return the backend of a device; called on the worker, never on the client."""
     if device not in DEVICES:
         raise InvalidParameterError(
-            f"Unknown device {device!r}. Use one of {list(DEVICES)}.{nearest(device, DEVICES)}"
+            f"Unknown device {device!r}. Use one of {list(DEVICES)}."
+            f"{suggest_nearest(device, DEVICES)}"
         )
     if device == "gpu" and (problem := gpu_problem()):
         raise DeviceUnavailableError(

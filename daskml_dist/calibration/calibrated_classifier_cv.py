@@ -26,7 +26,7 @@ from daskml_dist.data.conversion import convert_named_columns, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import counted_labels, encoded
@@ -135,7 +135,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 del self.calibrated_classifiers_
                 raise lacking_labels("The training rows of a split lack a label")
             return found
-        with checked_as_theirs():
+        with translate_parameter_errors():
             self._validate_params()
         X, y, weighted = taken(X, y, {"sample_weight": sample_weight})
         member = self._get_estimator()
@@ -212,7 +212,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 "Leave them out."
             )
         if is_metadata_routing_enabled():
-            with checked_as_theirs():
+            with translate_parameter_errors():
                 given = {"sample_weight": weighted.get("sample_weight"), **more}
                 routed = process_routing(self, "fit", **given)
             return dict(routed.estimator.fit), routed.splitter.split.get("groups")

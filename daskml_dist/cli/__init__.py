@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from daskml_dist._version import __version__
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = ["COMMANDS", "main"]
 
@@ -93,9 +93,14 @@ class _Parser(argparse.ArgumentParser):
         """Print what is wrong, and what may have been meant, and exit with 2."""
         said = message
         if unknown := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
-            said += nearest(unknown[1], self._option_string_actions) or f" See {self.prog} --help."
+            said += (
+                suggest_nearest(unknown[1], self._option_string_actions)
+                or f" See {self.prog} --help."
+            )
         elif choice := re.search(r"invalid choice: '([^']*)'", message):
-            said += nearest(choice[1], re.findall(r"[\w-]+", message.split("choose from")[-1]))
+            said += suggest_nearest(
+                choice[1], re.findall(r"[\w-]+", message.split("choose from")[-1])
+            )
         super().error(said)
 
     def _commands(self) -> dict[str, _Parser]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import daskml_dist
 from daskml_dist.errors import InvalidParameterError, ModelFileError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = ["check_output", "encoding_columns", "list_estimators", "load", "make_estimator", "save"]
 
@@ -120,7 +120,8 @@ def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
     for key in given:
         if key.partition("__")[0] not in known:
             raise InvalidParameterError(
-                f"{name} has no parameter {key!r}. Use one of {sorted(known)}.{nearest(key, known)}"
+                f"{name} has no parameter {key!r}. Use one of {sorted(known)}."
+                f"{suggest_nearest(key, known)}"
             )
     return made.set_params(**given)
 
@@ -158,7 +159,7 @@ def _class(name: str) -> Any:
             return found
     known = list_estimators()
     raise InvalidParameterError(
-        f"There is no estimator {name!r}. Use one of {known}.{nearest(name, known)}"
+        f"There is no estimator {name!r}. Use one of {known}.{suggest_nearest(name, known)}"
     )
 
 

@@ -19,7 +19,7 @@ from scipy.sparse import issparse
 from sklearn.datasets import load_svmlight_file
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
     "FileRows",
@@ -182,7 +182,7 @@ def _expand_paths(given: list[str]) -> list[str]:
         if not there:
             around = Path(text).parent
             names = [str(around / p.name) for p in around.iterdir()] if around.is_dir() else []
-            raise InvalidDataError(f"There is no file {text}.{nearest(text, names)}")
+            raise InvalidDataError(f"There is no file {text}.{suggest_nearest(text, names)}")
         found += there
     return found
 
@@ -294,7 +294,8 @@ def _check_columns(paths: list[str]) -> None:
 def _find_column(name: str, columns: Any) -> str:
     if name not in list(columns):
         raise InvalidParameterError(
-            f"There is no column {name!r}. Use one of {list(columns)}.{nearest(name, columns)}"
+            f"There is no column {name!r}. Use one of {list(columns)}."
+            f"{suggest_nearest(name, columns)}"
         )
     return name
 
@@ -352,7 +353,7 @@ def _read_npz(path: str, target: str | None) -> tuple[Any, Any]:
         if "X" not in arrays or (target is not None and target not in arrays):
             raise InvalidParameterError(
                 f"{path} has the arrays {list(arrays)}: it must have one named X, and the one that "
-                f"--target names.{nearest(target or 'X', arrays)}"
+                f"--target names.{suggest_nearest(target or 'X', arrays)}"
             )
         return arrays["X"], None if target is None else arrays[target]
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from daskml_dist._version import __version__
 from daskml_dist.cli._checks import CHECKS, examine
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         if name not in CHECKS:
             raise InvalidParameterError(
-                f"There is no check {name!r}. Use one of {list(CHECKS)}.{nearest(name, CHECKS)}"
+                f"There is no check {name!r}. Use one of {list(CHECKS)}."
+                f"{suggest_nearest(name, CHECKS)}"
             )
     python = ".".join(map(str, sys.version_info[:3]))
     print(f"daskml_dist {__version__}, Python {python} at {sys.executable}")

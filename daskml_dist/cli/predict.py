@@ -24,7 +24,7 @@ from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_files, read_features, read_here
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = ["add_arguments", "run"]
 
@@ -85,7 +85,7 @@ def _check_output(path: str | None) -> None:
     if Path(path).suffix not in _SUFFIXES:
         raise InvalidParameterError(
             f"--output {path}: end it with one of {', '.join(_SUFFIXES)}."
-            f"{nearest(Path(path).suffix, _SUFFIXES)}"
+            f"{suggest_nearest(Path(path).suffix, _SUFFIXES)}"
         )
     folder = Path(path).absolute().parent
     if not folder.is_dir() or Path(path).is_dir() or not os.access(folder, os.W_OK):

@@ -27,7 +27,7 @@ from scipy import sparse
 
 from daskml_dist.cli._places import connect_client
 from daskml_dist.errors import InvalidParameterError, TrainingError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
     "DTYPES",
@@ -200,7 +200,7 @@ def run(arguments: argparse.Namespace) -> int:
         if name not in SUBJECTS:
             raise InvalidParameterError(
                 f"There is nothing to compile for {name!r}. Use some of {list(SUBJECTS)}."
-                f"{nearest(name, SUBJECTS)}"
+                f"{suggest_nearest(name, SUBJECTS)}"
             )
     cases = [(name, dtype) for name in names for dtype in dict.fromkeys(arguments.dtype)]
     if arguments.scheduler is None:

@@ -18,7 +18,7 @@ from daskml_dist.data.conversion import check_unique_names, convert_foreign, con
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
@@ -81,7 +81,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         if isinstance(self.transformer, type) or not hasattr(self.transformer, "transform"):
             raise InvalidParameterError(
                 f"transformer={self.transformer!r} is no transformer."
-                f"{nearest(self.transformer, ())} Pass one of scikit-learn's, such as "
+                f"{suggest_nearest(self.transformer, ())} Pass one of scikit-learn's, such as "
                 "Blockwise(Normalizer())."
             )
         if _has_learned(self.transformer):

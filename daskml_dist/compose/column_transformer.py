@@ -33,9 +33,9 @@ from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.errors.sklearn_errors import checked_as_theirs
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.sklearn_errors import translate_parameter_errors
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]
@@ -193,7 +193,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        with checked_as_theirs():
+        with translate_parameter_errors():
             self._validate_transformers()
 
     def _fit_transformer(
@@ -260,7 +260,7 @@ def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
         )
 
 
-@telling_arguments
+@suggest_arguments
 def make_column_transformer(
     *transformers: Any,
     remainder: Any = "drop",
@@ -379,7 +379,7 @@ def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
     if len(values) and all(isinstance(value, str) for value in values):
         missing = [name for name in values if name not in by_position.index]
         if missing:
-            hint = nearest(missing[0], rows.columns) if len(missing) == 1 else ""
+            hint = suggest_nearest(missing[0], rows.columns) if len(missing) == 1 else ""
             raise InvalidDataError(
                 f"Columns {missing} are not in X, which has {list(rows.columns)}. Name columns "
                 f"that are there.{hint}"

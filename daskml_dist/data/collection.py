@@ -53,7 +53,7 @@ from daskml_dist.data.row_checks import (
     make_unsupported_error,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
     "Collection",
@@ -285,7 +285,8 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                 )
             raise InvalidDataError(
                 f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
-                f"or pass the values themselves.{nearest(column, getattr(X, 'columns', ()))}"
+                f"or pass the values themselves."
+                f"{suggest_nearest(column, getattr(X, 'columns', ()))}"
             )
         given[name] = X[column]
     # A column that is the target or a weight is no feature.

@@ -25,7 +25,7 @@ from sklearn.metrics import get_scorer, get_scorer_names
 from daskml_dist.backends.trees import sparse_rows_error
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.solvers.binning import StratifiedHoldout
 from daskml_dist.solvers.boosting_scores import Scorer
 from daskml_dist.training.dataset_info import DataSummary
@@ -311,7 +311,7 @@ def check_scoring(scoring: Any) -> None:
         raise InvalidParameterError(
             f'scoring={scoring!r}: use "loss", None for the score of the estimator, a name of '
             "sklearn.metrics.get_scorer_names(), or a function of (estimator, X, y)."
-            f"{nearest(scoring, ['loss', *get_scorer_names()])}"
+            f"{suggest_nearest(scoring, ['loss', *get_scorer_names()])}"
         )
 
 

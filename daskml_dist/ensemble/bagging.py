@@ -35,7 +35,7 @@ from daskml_dist.data.permutations import Permutation, hash_numbers
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import (
     CandidateFits,
@@ -456,7 +456,7 @@ class BaggingMixin(OnBlocks):
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             remember_dtypes(self, X)
             return found
-        with checked_as_theirs():
+        with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
         # Members are fitted to numbers of classes, as in scikit-learn.

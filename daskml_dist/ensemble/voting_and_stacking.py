@@ -24,8 +24,8 @@ from daskml_dist.data.conversion import as_column, convert_named_columns, conver
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.sklearn_errors import check_fitted, checked_as_theirs
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.sklearn_errors import check_fitted, translate_parameter_errors
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.linear_model import LogisticRegression, RidgeCV
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
@@ -152,12 +152,12 @@ class NamedMembersMixin(OnBlocks):
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
         """Check the parameters, before any pass; return names and members that are not dropped."""
-        with checked_as_theirs():
+        with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
             names, members = self._validate_estimators()  # type: ignore[attr-defined]
         for name, member in zip(names, members, strict=True):
             if isinstance(member, type):
-                raise InvalidParameterError(f"Member {name!r}:{nearest(member, ())}")
+                raise InvalidParameterError(f"Member {name!r}:{suggest_nearest(member, ())}")
         return [(n, m) for n, m in zip(names, members, strict=True) if m != "drop"]
 
     def _set_fitted_members(self, fitted: list[Any]) -> None:
@@ -284,7 +284,7 @@ class StackingMixin(NamedMembersMixin):
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
         named = super()._check_members(params)
-        with checked_as_theirs():
+        with translate_parameter_errors():
             self._validate_final_estimator()  # type: ignore[attr-defined]
         del self.final_estimator_  # scikit-learn's check has set an unfitted clone
         check_weighable([("final_estimator", self._make_final_estimator())], params)
@@ -303,7 +303,7 @@ class StackingMixin(NamedMembersMixin):
         params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
         members = [member for _, member in named]
-        with checked_as_theirs():
+        with translate_parameter_errors():
             methods = [
                 self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
                 for name, member in named

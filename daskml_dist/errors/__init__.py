@@ -195,10 +195,10 @@ def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
     """
     if isinstance(error, DaskMLDistError) and not where:
         return error
-    from daskml_dist.errors.remedies import with_remedy
+    from daskml_dist.errors.remedies import add_remedy
 
     kind = InvalidTypeError if isinstance(error, TypeError) else InvalidDataError
-    said = str(error) if isinstance(error, DaskMLDistError) else with_remedy(str(error))
+    said = str(error) if isinstance(error, DaskMLDistError) else add_remedy(str(error))
     return kind(f"{where}{said}")
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = ["with_remedy"]
+__all__ = ["add_remedy"]
 
 _COLUMNS = "Name columns that X has, which a dataframe lists as X.columns."
 _CATEGORIES = (
@@ -159,7 +159,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
-def with_remedy(said: str) -> str:
+def add_remedy(said: str) -> str:
     """Return a message of scikit-learn's with a remedy, if one is known.
 
     For a parameter that must be one of some names, the nearest name is suggested.
@@ -170,5 +170,5 @@ def with_remedy(said: str) -> str:
     given = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)
     options = re.search(r"\{(.*)\}", said, re.DOTALL)
     if given and options:
-        return said + nearest(given[1], re.findall(r"'([^']*)'", options[1]))
+        return said + suggest_nearest(given[1], re.findall(r"'([^']*)'", options[1]))
     return said

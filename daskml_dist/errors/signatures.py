@@ -12,17 +12,17 @@ from functools import cache, wraps
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 from daskml_dist.errors import InvalidTypeError
-from daskml_dist.errors.suggestions import called_here, nearest
+from daskml_dist.errors.suggestions import suggest_nearest, suggest_parameter
 
 __all__ = [
     "ConstructorSignature",
     "NamedParameters",
-    "check_names",
-    "check_places",
-    "is_of_the_call",
-    "names_of",
-    "telling_arguments",
-    "wrong_arguments",
+    "check_n_positional",
+    "check_parameter_names",
+    "is_signature_error",
+    "list_parameter_names",
+    "make_argument_error",
+    "suggest_arguments",
 ]
 
 
@@ -51,26 +51,26 @@ class NamedParameters:
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        check_names(cls, params)  # in __new__: each class has its own __init__
+        check_parameter_names(cls, params)  # in __new__: each class has its own __init__
         if args:
-            check_places(cls, args)
+            check_n_positional(cls, args)
         if args and cls.__init__ is object.__init__:  # it would ignore them here
             raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
         return super().__new__(cls)
 
 
-def check_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
+def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
     """Check that a constructor has the parameters that it is called with by name."""
-    names = names_of(kind) if params else None
+    names = list_parameter_names(kind) if params else None
     name = None if names is None else next((name for name in params if name not in names), None)
     if names is None or name is None:
         return
     has = f" It has {', '.join(sorted(names))}." if names else " It has none."
-    remedy = hint or called_here(name, names) or has
+    remedy = hint or suggest_parameter(name, names) or has
     raise InvalidTypeError(f"{kind.__name__}(): {name!r} is no parameter of it.{remedy}")
 
 
-def check_places(kind: type, args: tuple[Any, ...]) -> None:
+def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
     """Check that a constructor takes as many positional arguments as it is given."""
     most = _count_positional(kind)
     if len(args) <= most:
@@ -102,7 +102,7 @@ def _count_positional(kind: type) -> float:
 
 
 @cache
-def names_of(kind: type) -> frozenset[str] | None:
+def list_parameter_names(kind: type) -> frozenset[str] | None:
     """Return the names of a constructor's parameters; None where it takes any."""
     parameters = _list_parameters(kind) or ()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -127,7 +127,7 @@ _ARGUMENTS_OF_OTHERS: dict[str, tuple[str, ...]] = {
 _REMOVED_ARGUMENTS = {"squared": "root_mean_squared_error is the function of the root."}
 
 
-def is_of_the_call(error: BaseException) -> bool:
+def is_signature_error(error: BaseException) -> bool:
     """Return whether a TypeError was raised by the call in the frame that caught it.
 
     Then Python refused the arguments: the traceback has no frame of the function itself.
@@ -135,7 +135,7 @@ def is_of_the_call(error: BaseException) -> bool:
     return type(error) is TypeError and getattr(error.__traceback__, "tb_next", error) is None
 
 
-def wrong_arguments(
+def make_argument_error(
     name: str,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -164,7 +164,7 @@ def wrong_arguments(
     )
 
 
-def telling_arguments(function: Callable[P, R]) -> Callable[P, R]:
+def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a public function to suggest an argument in place of one that it does not have."""
 
     @wraps(function)
@@ -172,9 +172,9 @@ def telling_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **params)
         except TypeError as error:
-            if not is_of_the_call(error):
+            if not is_signature_error(error):
                 raise
-            raise wrong_arguments(function.__name__, function, args, params) from None
+            raise make_argument_error(function.__name__, function, args, params) from None
 
     return told
 
@@ -190,7 +190,7 @@ def _suggest_argument(
         return f" Here it is called {here!r}."
     if unknown in of_owner:
         return f" It is a parameter of the constructor: {owner}({unknown}=...)."
-    of_constructor = called_here(unknown, of_owner)
+    of_constructor = suggest_parameter(unknown, of_owner)
     if "called" in of_constructor:
         return f"{of_constructor[:-1]}, a parameter of the constructor of {owner}."
-    return nearest(unknown, names)
+    return suggest_nearest(unknown, names)

@@ -1,7 +1,7 @@
 """Errors of scikit-learn, translated to errors of the package with the same words and a remedy.
 
 `translate_sklearn_errors` wraps the public methods of classes that derive from scikit-learn's;
-`telling_errors` and `checked_as_theirs` translate what is raised inside a block.
+`translate_errors` and `translate_parameter_errors` translate what is raised inside a block.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NotFittedError,
 )
-from daskml_dist.errors.remedies import with_remedy
-from daskml_dist.errors.signatures import is_of_the_call, names_of, wrong_arguments
+from daskml_dist.errors.remedies import add_remedy
+from daskml_dist.errors.signatures import (
+    is_signature_error,
+    list_parameter_names,
+    make_argument_error,
+)
 from daskml_dist.sklearn_internals import SklearnParameterError
 
 __all__ = [
     "check_fitted",
-    "checked_as_theirs",
-    "not_fitted",
-    "telling_errors",
+    "make_not_fitted_error",
+    "translate_errors",
+    "translate_parameter_errors",
     "translate_sklearn_errors",
 ]
 
@@ -56,7 +60,7 @@ _PARAMETER_METHODS = {"__init__", "set_params"}
 _Kind = TypeVar("_Kind", bound=type)
 
 
-def not_fitted(estimator: Any) -> NotFittedError:
+def make_not_fitted_error(estimator: Any) -> NotFittedError:
     """Return the error of an estimator that is not fitted."""
     return NotFittedError(
         f"This {type(estimator).__name__} instance is not fitted yet. Call 'fit' with "
@@ -78,7 +82,7 @@ def _convert_value_error(error: Exception, kind: type[DaskMLDistError]) -> DaskM
         kind = InvalidParameterError
     elif isinstance(error, TypeError):
         kind = InvalidTypeError
-    return kind(with_remedy(str(error)))
+    return kind(add_remedy(str(error)))
 
 
 def _convert_error(
@@ -95,7 +99,7 @@ def _convert_error(
         return NotFittedError(str(error))
     if isinstance(error, AttributeError):
         asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
-        return not_fitted(owner) if asked else None
+        return make_not_fitted_error(owner) if asked else None
     # Classes derived from these, such as UnicodeDecodeError, say more and are left.
     plain = type(error) in _PLAIN_ERRORS or isinstance(error, SklearnParameterError)
     return (
@@ -115,7 +119,7 @@ def _find_raising_package(error: Exception) -> str:
 
 
 @contextmanager
-def telling_errors() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Translate errors of scikit-learn raised in a block; also usable as a decorator."""
     try:
         yield
@@ -161,7 +165,7 @@ def _wrap_call_errors(cls: type, name: str, method: Callable[..., Any]) -> None:
         try:
             return method(self, *args, **params)
         except TypeError as error:
-            if not is_of_the_call(error):
+            if not is_signature_error(error):
                 raise
             raise _make_call_error(self, name, method, args, params) from None
 
@@ -174,8 +178,8 @@ def _make_call_error(
     """Return the error of a call with arguments that a method does not have."""
     kind: Any = type(owner)  # of which mypy thinks that it has no hash
     called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
-    constructor = kind.__name__, names_of(kind) or ()
-    return wrong_arguments(called, method, (owner, *args), params, constructor)
+    constructor = kind.__name__, list_parameter_names(kind) or ()
+    return make_argument_error(called, method, (owner, *args), params, constructor)
 
 
 def _wrap_method_errors(cls: type, name: str) -> None:
@@ -201,7 +205,7 @@ def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Calla
             # The next class in the MRO of the object, which may derive from `cls`.
             return getattr(super(cls, self), name)(*args, **params)
         except (ValueError, TypeError, AttributeError) as error:
-            if is_of_the_call(error):
+            if is_signature_error(error):
                 raise _make_call_error(self, name, method, args, params) from None
             if (found := _convert_error(error, self, kind)) is None:
                 raise
@@ -212,7 +216,7 @@ def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Calla
 
 
 @contextmanager
-def checked_as_theirs() -> Iterator[None]:
+def translate_parameter_errors() -> Iterator[None]:
     """Translate errors of scikit-learn's checks of parameters that are raised in a block."""
     try:
         yield
@@ -221,4 +225,4 @@ def checked_as_theirs() -> Iterator[None]:
     except SklearnNotFittedError as error:
         raise NotFittedError(str(error)) from error
     except (ValueError, TypeError) as error:
-        raise InvalidParameterError(with_remedy(str(error))) from error
+        raise InvalidParameterError(add_remedy(str(error))) from error

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["called_here", "nearest"]
+__all__ = ["suggest_nearest", "suggest_parameter"]
 
 #: Values by their names in other libraries, and their names here: the first valid one is suggested.
 _VALUES_OF_OTHERS: dict[str, tuple[str | None, ...]] = {
@@ -59,7 +59,7 @@ _VALUES_OF_OTHERS: dict[str, tuple[str | None, ...]] = {
 }
 
 
-def nearest(value: Any, valid: Iterable[Any]) -> str:
+def suggest_nearest(value: Any, valid: Iterable[Any]) -> str:
     """Return a sentence that suggests a valid name, or an object for a class; or nothing."""
     if isinstance(value, type):
         name = value.__name__
@@ -112,7 +112,7 @@ _PARAMETERS_OF_OTHERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def called_here(name: str, valid: Collection[str]) -> str:
+def suggest_parameter(name: str, valid: Collection[str]) -> str:
     """Return a sentence that suggests the parameter that a name stands for; or nothing."""
     known = next((here for here in _PARAMETERS_OF_OTHERS.get(name, ()) if here in valid), None)
-    return nearest(name, valid) if known is None else f" Here it is called {known!r}."
+    return suggest_nearest(name, valid) if known is None else f" Here it is called {known!r}."

@@ -25,9 +25,9 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import ConstructorSignature, check_places
-from daskml_dist.errors.sklearn_errors import not_fitted, translate_sklearn_errors
-from daskml_dist.errors.suggestions import called_here
+from daskml_dist.errors.signatures import ConstructorSignature, check_n_positional
+from daskml_dist.errors.sklearn_errors import make_not_fitted_error, translate_sklearn_errors
+from daskml_dist.errors.suggestions import suggest_parameter
 from daskml_dist.estimators import estimator_mixin
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.estimators.inherited_docs import inherit_documentation
@@ -107,7 +107,7 @@ class BaseOnRows(BaseEstimator):
     def __new__(cls, *args: Any, **params: Any) -> Self:
         check_names(cls, params)  # here, since signatures are those of each __init__
         if args:
-            check_places(cls, args)
+            check_n_positional(cls, args)
         made: Self = super().__new__(cls)
         return made
 
@@ -156,7 +156,7 @@ class BaseOnRows(BaseEstimator):
             if (own := name.partition("__")[0]) not in valid:
                 raise InvalidParameterError(
                     f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
-                    f"{sorted(valid)}.{in_run(own, valid) or called_here(own, valid)}"
+                    f"{sorted(valid)}.{in_run(own, valid) or suggest_parameter(own, valid)}"
                 )
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
             params["run"] = Run()
@@ -307,7 +307,7 @@ class BaseOnRows(BaseEstimator):
 
     def _check_fitted(self, X: Any = None) -> None:
         if not hasattr(self, "n_features_in_"):
-            raise not_fitted(self)
+            raise make_not_fitted_error(self)
         if X is not None:
             check_feature_names(self, X, reset=False)
 

@@ -44,7 +44,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.errors.sklearn_errors import (
     check_fitted,
-    checked_as_theirs,
+    translate_parameter_errors,
 )
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
@@ -170,7 +170,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         remember_dtypes(self, X)
 
     def _check_parameters(self) -> None:
-        with checked_as_theirs():
+        with translate_parameter_errors():
             self._validate_params()
 
     def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:

@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.data.baskets import make_baskets, mark_known
 from daskml_dist.data.conversion import convert_foreign, get_column_names, load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.row_models import Baskets
@@ -35,7 +35,7 @@ from daskml_dist.training.spec import RunSettings
 __all__ = ["frequent_itemsets"]
 
 
-@telling_arguments
+@suggest_arguments
 def frequent_itemsets(
     X: Any,
     *,

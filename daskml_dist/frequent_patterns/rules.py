@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.parameters.checks import check_number, check_one_of
 from daskml_dist.solvers.apriori import itemset_cuts
 
@@ -38,7 +38,7 @@ RULE_METRICS = (
 Array = NDArray[Any]
 
 
-@telling_arguments
+@suggest_arguments
 def association_rules(
     itemsets: Any, *, metric: str = "confidence", min_threshold: float = 0.8
 ) -> Any:

@@ -19,7 +19,7 @@ from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.data.keyed.ids import convert_ids
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, check_run
 from daskml_dist.parameters.run import Run
@@ -117,7 +117,7 @@ def _warn_not_converged(function: str, n_iter: int, message: str, remedy: str) -
     )
 
 
-@telling_arguments
+@suggest_arguments
 def connected_components(
     edges: Any,
     *,
@@ -172,7 +172,7 @@ def connected_components(
     return _make_result_frame(solution.ids["vertex"], "component", component)
 
 
-@telling_arguments
+@suggest_arguments
 def pagerank(
     edges: Any,
     damping: float = 0.85,

@@ -19,8 +19,8 @@ from daskml_dist.data.conversion import convert_foreign, convert_named_columns
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
-from daskml_dist.errors.remedies import with_remedy
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.remedies import add_remedy
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inference.export import to_sklearn
@@ -38,7 +38,7 @@ _TREES = {
 
 
 @reading("partial_dependence")
-@telling_arguments
+@suggest_arguments
 def partial_dependence(
     estimator: Any,
     X: Any,
@@ -186,7 +186,7 @@ def _in_our_words() -> Iterator[None]:
     except (ValueError, TypeError, NotImplementedError, IndexError) as error:
         if isinstance(error, InvalidParameterError):
             raise
-        raise InvalidParameterError(with_remedy(f"partial_dependence: {error}")) from error
+        raise InvalidParameterError(add_remedy(f"partial_dependence: {error}")) from error
 
 
 def _by_scikit_learn(estimator: Any, X: Any, features: Any, **asked: Any) -> Bunch:

@@ -18,7 +18,7 @@ from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
@@ -34,7 +34,7 @@ _N_SUMS = 4
 
 
 @reading("permutation_importance")
-@telling_arguments
+@suggest_arguments
 def permutation_importance(
     estimator: Any,
     X: Any,

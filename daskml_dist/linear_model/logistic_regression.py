@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.numpy_backend import has_few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import LogLoss, Loss
@@ -171,7 +171,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         if name not in _SERVED and name not in SOLVERS:
             names = [*SOLVERS, *_SERVED]
             raise InvalidParameterError(
-                f"solver={name!r}: use one of {names}.{nearest(name, names)}"
+                f"solver={name!r}: use one of {names}.{suggest_nearest(name, names)}"
             )
         if self.dual and name != "liblinear":
             raise InvalidParameterError(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
@@ -118,7 +118,7 @@ class Ridge(BaseLeastSquares):
         if self.solver not in _SOLVERS:
             raise InvalidParameterError(
                 f"solver={self.solver!r}: use one of {list(_SOLVERS)}; each of these is exact."
-                f"{nearest(self.solver, _SOLVERS)}"
+                f"{suggest_nearest(self.solver, _SOLVERS)}"
             )
         if self.positive and self.solver not in ("auto", "lbfgs"):
             raise InvalidParameterError(

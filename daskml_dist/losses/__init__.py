@@ -13,7 +13,7 @@ module's `__all__` are public here and fill the table `LOSSES`.
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.losses import deviance, margin, residual
 from daskml_dist.losses.base import LOSSES, Kind, Loss
 from daskml_dist.losses.deviance import *  # noqa: F403
@@ -59,5 +59,5 @@ def get_loss(loss: str | Loss, kind: Kind) -> Loss:
     names = sorted(name for name, entry in LOSSES.items() if entry.kind == kind)
     raise InvalidParameterError(
         f"loss={loss!r} is not a loss for {kind}. Use one of {names}, or an object of their "
-        f"classes in daskml_dist.losses.{nearest(loss, names)}"
+        f"classes in daskml_dist.losses.{suggest_nearest(loss, names)}"
     )

@@ -18,7 +18,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
+from daskml_dist.errors.sklearn_errors import check_fitted, make_not_fitted_error
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorer
@@ -86,7 +86,7 @@ def _method(name: str, summary: str, shape: str) -> Any:
 
     def method(self: Any, X: Any, **params: Any) -> Any:
         if self._will_have(name):
-            raise not_fitted(self)
+            raise make_not_fitted_error(self)
         if is_dask(X := convert_foreign(X)):
             return answer_lazily(self, name, X, params)
         if self._reads_rows:

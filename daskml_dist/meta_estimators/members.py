@@ -35,7 +35,7 @@ from daskml_dist.errors import (
     InvalidParameterError,
     InvalidTypeError,
 )
-from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import as_column
 from daskml_dist.inference.block_mapping import share_in_graph
@@ -122,7 +122,7 @@ def params_of(
 ) -> list[dict[str, Any]]:
     """Arguments of the ``fit`` of each member: weights, or what metadata routing sends it."""
     if is_metadata_routing_enabled():
-        with checked_as_theirs():
+        with translate_parameter_errors():
             routed = process_routing(ensemble, "fit", **params)
         return [dict(routed[name]["fit"]) for name, _ in named]
     if strange := sorted(set(params) - {"sample_weight"}):

@@ -39,7 +39,7 @@ from daskml_dist.data.reduce import add_arrays, reduce_lazily, reduce_parts
 from daskml_dist.data.row_checks import check_weight_shape, holds_times
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
-from daskml_dist.errors.remedies import with_remedy
+from daskml_dist.errors.remedies import add_remedy
 
 __all__ = [
     "MissingValues",
@@ -484,9 +484,9 @@ def call_sklearn_metric(metric: Callable[..., S], *args: Any, **options: Any) ->
         # scikit-learn's error about a parameter is a TypeError too.
         is_parameter = isinstance(error, TypeError)
         kind = InvalidParameterError if is_parameter else InvalidDataError
-        raise kind(with_remedy(str(error))) from error
+        raise kind(add_remedy(str(error))) from error
     except TypeError as error:
-        raise InvalidTypeError(with_remedy(str(error))) from error
+        raise InvalidTypeError(add_remedy(str(error))) from error
 
 
 def _score_as_given(

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from daskml_dist.errors.signatures import wrong_arguments
+from daskml_dist.errors.signatures import make_argument_error
 from daskml_dist.metrics._columns import ScoredColumns, has_lazy_input
 
 __all__ = ["make_metric_function"]
@@ -73,7 +73,7 @@ def make_metric_function(
         try:
             options = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
-            raise wrong_arguments(name, metric, args, kwargs) from error
+            raise make_argument_error(name, metric, args, kwargs) from error
         y_true, y_pred = options.pop(first), options.pop(second)
         weight = options.pop("sample_weight", None)
         if has_lazy_input(y_true, y_pred, weight):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.metrics._columns import (
     ScoredColumns,
     ScoredRows,
@@ -88,7 +88,7 @@ StandInRows = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 _BITS = 21
 
 
-@telling_arguments
+@suggest_arguments
 def accuracy_score(
     y_true: Any,
     y_pred: Any,
@@ -153,7 +153,7 @@ def _compare_labels(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(y_true == y_pred)
 
 
-@telling_arguments
+@suggest_arguments
 def confusion_matrix(
     y_true: Any,
     y_pred: Any,

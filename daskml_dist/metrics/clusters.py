@@ -27,7 +27,7 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import add_arrays, concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.metrics._columns import (
     call_sklearn_metric,
@@ -69,7 +69,7 @@ _MAX_DISTANCE_BYTES = 1 << 26
 
 
 @reading("silhouette_score")
-@telling_arguments
+@suggest_arguments
 def silhouette_score(
     X: Any,
     labels: Any,
@@ -141,7 +141,7 @@ def silhouette_score(
     return float(sample.compute_silhouettes(sample.rows, sample.numbers, y).mean())
 
 
-@telling_arguments
+@suggest_arguments
 def silhouette_samples(
     X: Any,
     labels: Any,

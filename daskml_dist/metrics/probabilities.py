@@ -20,7 +20,7 @@ from scipy import sparse
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics._columns import (
     ScoredColumns,
@@ -62,7 +62,7 @@ INDICATED_PROBABILITIES = ScoredColumns(read_indicators, read_scores, "y_proba",
 # --- log loss --------------------------------------------------------------------------------
 
 
-@telling_arguments
+@suggest_arguments
 def log_loss(
     y_true: Any,
     y_proba: Any = None,
@@ -233,7 +233,7 @@ def _finish_mean(found: ColumnSums, summed: float, normalize: bool) -> float:
 # --- Brier score -----------------------------------------------------------------------------
 
 
-@telling_arguments
+@suggest_arguments
 def brier_score_loss(
     y_true: Any,
     y_proba: Any,

@@ -20,7 +20,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_statistics import ColumnSketch
 from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.metrics._columns import (
     ScoredColumns,
     ScoredRows,
@@ -74,7 +74,7 @@ SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
 MAX_THRESHOLDS = 2**18
 
 
-@telling_arguments
+@suggest_arguments
 def roc_auc_score(
     y_true: Any,
     y_score: Any,
@@ -192,7 +192,7 @@ def roc_auc_score(
     return _return_with_bound(scored, return_bound)
 
 
-@telling_arguments
+@suggest_arguments
 def average_precision_score(
     y_true: Any,
     y_score: Any,

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.recommendation_hits import compute_gains, compute_precisions, find_hits
 from daskml_dist.parameters.checks import check_count
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
 
 
-@telling_arguments
+@suggest_arguments
 def precision_at_k(
     held_out: Any,
     recommended: Any,
@@ -74,7 +74,7 @@ def precision_at_k(
     )
 
 
-@telling_arguments
+@suggest_arguments
 def ndcg_at_k(
     held_out: Any,
     recommended: Any,

@@ -30,7 +30,7 @@ from daskml_dist.data.column_statistics import (
 )
 from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics._columns import (
     ScoredColumns,
@@ -92,7 +92,7 @@ TARGETS_TEXT = (
 SINGLE_TARGET_TEXT = TARGETS_TEXT.replace("n_targets", "1")
 
 
-@telling_arguments
+@suggest_arguments
 def mean_squared_error(
     y_true: Any,
     y_pred: Any,
@@ -139,7 +139,7 @@ def mean_squared_error(
     return _score_mean(metric, _square_errors, y_true, y_pred, sample_weight, multioutput, compute)
 
 
-@telling_arguments
+@suggest_arguments
 def root_mean_squared_error(
     y_true: Any,
     y_pred: Any,
@@ -170,7 +170,7 @@ def root_mean_squared_error(
     )
 
 
-@telling_arguments
+@suggest_arguments
 def mean_absolute_error(
     y_true: Any,
     y_pred: Any,
@@ -240,7 +240,7 @@ def _measure_absolute_errors(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDAr
     return np.asarray(np.abs(np.subtract(y_true, y_pred, dtype="float64")))
 
 
-@telling_arguments
+@suggest_arguments
 def r2_score(
     y_true: Any,
     y_pred: Any,
@@ -294,7 +294,7 @@ def r2_score(
     )
 
 
-@telling_arguments
+@suggest_arguments
 def explained_variance_score(
     y_true: Any,
     y_pred: Any,

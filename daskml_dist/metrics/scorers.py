@@ -21,8 +21,8 @@ from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.metrics import (
     classification,
     probabilities,
@@ -304,7 +304,7 @@ def find_top_k(scoring: Any) -> int | None:
 # --- scorers by name -------------------------------------------------------------------------
 
 
-@telling_arguments
+@suggest_arguments
 def get_scorer_names() -> list[str]:
     """Names that `get_scorer` takes, which are scikit-learn's.
 
@@ -322,7 +322,7 @@ def get_scorer_names() -> list[str]:
     return sorted(sklearn.metrics.get_scorer_names())
 
 
-@telling_arguments
+@suggest_arguments
 def make_scorer(
     score_func: Callable[..., Any],
     *,
@@ -377,7 +377,7 @@ def make_scorer(
     return Scorer.from_sklearn(made)
 
 
-@telling_arguments
+@suggest_arguments
 def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     """Scorer of a name, for rows in memory and for Dask collections.
 
@@ -414,7 +414,7 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
         raise InvalidParameterError(
             f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
             f"{sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() where rows are "
-            f"in memory.{nearest(scoring, sklearn.metrics.get_scorer_names())}"
+            f"in memory.{suggest_nearest(scoring, sklearn.metrics.get_scorer_names())}"
         )
     return Scorer.from_sklearn(sklearn.metrics.get_scorer(scoring), scoring)
 

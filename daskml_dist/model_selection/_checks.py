@@ -15,7 +15,7 @@ from sklearn.utils import get_tags
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.model_selection import _splitters
 from daskml_dist.model_selection._codes import Given
 from daskml_dist.model_selection._roles import (
@@ -78,7 +78,9 @@ def check_cv(cv: Any) -> None:
 def check_target(estimator: Any, y: Any) -> None:
     """Check that an estimator is an object, and that it has the target that it learns."""
     if isinstance(estimator, type):
-        raise InvalidParameterError(f"estimator={estimator.__name__}:{nearest(estimator, ())}")
+        raise InvalidParameterError(
+            f"estimator={estimator.__name__}:{suggest_nearest(estimator, ())}"
+        )
     if y is None and get_tags(estimator).target_tags.required:
         raise InvalidDataError(
             f"y is None, and {type(estimator).__name__} requires y to be passed: its target, or "

@@ -11,8 +11,8 @@ from sklearn import model_selection
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.errors.sklearn_errors import telling_errors
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.sklearn_errors import translate_errors
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._out_of_fold import predicted_out_of_fold
 from daskml_dist.model_selection._pipelines import fits_of_stacks, score_names
@@ -23,8 +23,8 @@ from daskml_dist.model_selection._validation import Splits, beside
 __all__ = ["cross_val_predict", "cross_val_score", "cross_validate"]
 
 
-@telling_errors()
-@telling_arguments
+@translate_errors()
+@suggest_arguments
 def cross_validate(
     estimator: Any,
     X: Any,
@@ -133,8 +133,8 @@ def cross_validate(
     return result
 
 
-@telling_errors()
-@telling_arguments
+@translate_errors()
+@suggest_arguments
 def cross_val_score(
     estimator: Any,
     X: Any,
@@ -187,8 +187,8 @@ def cross_val_score(
     return np.asarray(found["test_score"])
 
 
-@telling_errors()
-@telling_arguments
+@translate_errors()
+@suggest_arguments
 def cross_val_predict(
     estimator: Any,
     X: Any,

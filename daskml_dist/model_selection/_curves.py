@@ -15,8 +15,8 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.errors.sklearn_errors import telling_errors
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.sklearn_errors import translate_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
@@ -29,8 +29,8 @@ __all__ = ["learning_curve", "validation_curve"]
 _DEFAULT_SIZES = np.linspace(0.1, 1.0, 5)
 
 
-@telling_errors()
-@telling_arguments
+@translate_errors()
+@suggest_arguments
 def validation_curve(
     estimator: Any,
     X: Any,
@@ -107,8 +107,8 @@ def validation_curve(
     return train, test
 
 
-@telling_errors()
-@telling_arguments
+@translate_errors()
+@suggest_arguments
 def learning_curve(
     estimator: Any,
     X: Any,

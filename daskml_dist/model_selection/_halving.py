@@ -19,7 +19,7 @@ from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.model_selection._checks import check_splitter
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._search import Candidates, SearchOnDask, index_of
@@ -150,7 +150,8 @@ class HalvingOnDask(SearchOnDask):
             raise InvalidParameterError(
                 f"Cannot use resource={self.resource} which is not supported by estimator "
                 f"{type(self.estimator).__name__}. Use 'n_samples', or the name of a parameter of "
-                f"it that counts, such as 'max_iter'.{nearest(self.resource, ['n_samples', *own])}"
+                f"it that counts, such as 'max_iter'."
+                f"{suggest_nearest(self.resource, ['n_samples', *own])}"
             )
         if self.max_resources == "auto" and self.resource != "n_samples":
             raise InvalidParameterError(

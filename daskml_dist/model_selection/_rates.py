@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.data.blocks import Block
 from daskml_dist.diagnostics.plots.searches import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
@@ -90,7 +90,7 @@ class LearningRates:
         return learning_rates(self, ax=ax)
 
 
-@telling_arguments
+@suggest_arguments
 def learning_rate_range(
     estimator: Any,
     X: Any,

@@ -20,7 +20,7 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NoCandidateError,
 )
-from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorers
@@ -91,7 +91,7 @@ class SearchOnDask(EstimatorMixin):
         self._check_refit_on_dask()
         check_target(self.estimator, y)
         check_cv(self.cv)
-        with checked_as_theirs():
+        with translate_parameter_errors():
             scorers = get_scorers(self.estimator, self.scoring)
             if self._has_peer:
                 self._validate_params()  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ class SearchOnDask(EstimatorMixin):
 
     def _some_candidates(self) -> list[Mapping[str, Any]]:
         """Parameters to try, checked as scikit-learn does."""
-        with checked_as_theirs():
+        with translate_parameter_errors():
             return list(self._candidates())
 
     def _searched(

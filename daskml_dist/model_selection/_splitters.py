@@ -21,7 +21,7 @@ from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.sklearn_errors import telling_errors, translate_sklearn_errors
+from daskml_dist.errors.sklearn_errors import translate_errors, translate_sklearn_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
@@ -87,7 +87,7 @@ class OnDask(NamedParameters):
         if isinstance(y, str):
             rows_of_X, y, _ = take_named_columns(X, y, None)
         if not any(map(is_dask, (X, y, groups))):
-            with telling_errors():
+            with translate_errors():
                 yield from super().split(X, y, groups)  # type: ignore[misc]
             return
         rows = self.rows((rows_of_X,), y, groups)

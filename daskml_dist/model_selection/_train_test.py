@@ -11,8 +11,8 @@ from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.errors.sklearn_errors import telling_errors
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.sklearn_errors import translate_errors
 from daskml_dist.model_selection._codes import ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Order, TableRoles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
@@ -25,8 +25,8 @@ from daskml_dist.model_selection._splitters import (
 __all__ = ["train_test_split"]
 
 
-@telling_errors()
-@telling_arguments
+@translate_errors()
+@suggest_arguments
 def train_test_split(
     *arrays: Any,
     test_size: float | None = None,

@@ -11,7 +11,7 @@ here and fill the table `OPTIMIZERS`. Under an l1 penalty SGD and Adagrad use FT
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.optimizers import adagrad, adam, ftrl, sgd
 from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403
@@ -62,5 +62,5 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
         return OPTIMIZERS[optimizer]()
     raise InvalidParameterError(
         f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
-        f"in daskml_dist.optimizers.{nearest(optimizer, OPTIMIZERS)}"
+        f"in daskml_dist.optimizers.{suggest_nearest(optimizer, OPTIMIZERS)}"
     )

@@ -18,9 +18,9 @@ from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
 from daskml_dist.data.computing import check_client, use_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import check_names as check_names_of
-from daskml_dist.errors.signatures import names_of
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.signatures import check_parameter_names as check_names_of
+from daskml_dist.errors.signatures import list_parameter_names
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.spec import RunSettings
@@ -175,7 +175,7 @@ def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
     """Check that a parameter is one of a few values."""
     if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
         raise InvalidParameterError(
-            f"{name}={value!r}: use one of {list(valid)}.{nearest(value, valid)}"
+            f"{name}={value!r}: use one of {list(valid)}.{suggest_nearest(value, valid)}"
         )
 
 
@@ -334,7 +334,7 @@ _RUN_NAMES = frozenset(field.name for field in fields(Run))
 
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
     """Check that a constructor has the parameters that it is called with by name."""
-    known = (names_of(estimator) if params else None) or ()
+    known = (list_parameter_names(estimator) if params else None) or ()
     unknown = (name for name in params if name not in known)
     check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))
 

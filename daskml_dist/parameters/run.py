@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 
 if TYPE_CHECKING:
     from daskml_dist.compression import Compressor
@@ -104,7 +104,7 @@ class Run(NamedParameters):
             if name not in known:
                 raise InvalidParameterError(
                     f"Run has no parameter {name!r}. Use one of {list(known)}."
-                    f"{nearest(name, known)}"
+                    f"{suggest_nearest(name, known)}"
                 )
         for name, value in params.items():
             setattr(self, name, value)

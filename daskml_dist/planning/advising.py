@@ -12,7 +12,7 @@ import dask
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import check_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.planning.costs import Costs, load_costs, save_costs
 from daskml_dist.planning.families import Family, find_family
 from daskml_dist.planning.measure import measure_costs
@@ -27,7 +27,7 @@ __all__ = ["advise", "choose_client", "load_known_costs", "plan"]
 logger = logging.getLogger(__name__)
 
 
-@telling_arguments
+@suggest_arguments
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     """Tell where a fit had better run, and what it will take at each place.
 

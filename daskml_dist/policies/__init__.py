@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.policies.base import Consistency, Pipeline, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate, TrainerGate
 
@@ -367,5 +367,5 @@ def get_policy(policy: str | Policy) -> Policy:
         return POLICIES[policy]()
     raise InvalidParameterError(
         f"Unknown policy {policy!r}. Use one of {sorted(POLICIES)}, or an object such as "
-        f"BoundedStaleness(staleness=4).{nearest(policy, POLICIES)}"
+        f"BoundedStaleness(staleness=4).{suggest_nearest(policy, POLICIES)}"
     )

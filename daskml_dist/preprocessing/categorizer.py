@@ -19,7 +19,7 @@ from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
+from daskml_dist.errors.sklearn_errors import check_fitted, make_not_fitted_error
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.inference.block_mapping import map_blocks
@@ -98,7 +98,7 @@ class _FrameTransformer(LazyTransformerMixin, EstimatorMixin, BaseEstimator):
         """Return the categories that are kept, as pandas has them."""
         pandas = load_pandas()
         if "_kept" not in vars(self):
-            raise not_fitted(self)
+            raise make_not_fitted_error(self)
         return {
             name: pandas.CategoricalDtype(pandas.Index(values, dtype=dtype), ordered)
             for name, (values, dtype, ordered) in self._kept.items()

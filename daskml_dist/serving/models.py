@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daskml_dist.errors import DaskMLDistError, InvalidTypeError, ModelFileError, UnknownModelError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import formats
@@ -329,7 +329,7 @@ class Models:
             pass
         known = ", ".join(self.names()) or "none"
         name = name[:128]  # of a path, which may be as long as a head
-        hint = nearest(name, self._table)
+        hint = suggest_nearest(name, self._table)
         raise UnknownModelError(f"No model {name!r} is served; served: {known}.{hint}")
 
     # --- changes -------------------------------------------------------------------------------

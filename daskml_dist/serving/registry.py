@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
-from daskml_dist.errors.signatures import NamedParameters, telling_arguments
+from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.model_file import formats, read_manifest, save
 from daskml_dist.inference.saved.storage import write_bytes
@@ -169,7 +169,7 @@ class Routing:
     shadows: tuple[str, ...] = ()
 
 
-@telling_arguments
+@suggest_arguments
 def publish(
     model: Any, folder: Any, name: str, *, keep: int | None = None, current: bool = True
 ) -> str:
@@ -236,7 +236,7 @@ def publish(
     return version
 
 
-@telling_arguments
+@suggest_arguments
 def rollback(folder: Any, name: str, version: str | None = None) -> str:
     """Make an earlier version the current one.
 
@@ -315,7 +315,7 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
     return gone
 
 
-@telling_arguments
+@suggest_arguments
 def set_route(
     folder: Any,
     name: str,

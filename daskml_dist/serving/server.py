@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ServingError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models, check_source_path
 from daskml_dist.serving.server_process import App, load_uvicorn, run_server_process
@@ -30,7 +30,7 @@ _LOADED_BEFORE = (
 _LOG = logging.getLogger("daskml_dist.serving")
 
 
-@telling_arguments
+@suggest_arguments
 def serve(
     source: Any,
     *,

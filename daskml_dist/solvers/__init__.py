@@ -8,7 +8,7 @@ and solvers over keys (`keyed`: graphs, factors).
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.solvers.base import (
     PenalisedSolver,
     RangedSolver,
@@ -69,5 +69,5 @@ def get_solver(name: str) -> type[PenalisedSolver]:
     if isinstance(name, str) and name in SOLVERS:
         return SOLVERS[name]
     raise InvalidParameterError(
-        f"solver={name!r}: use one of {list(SOLVERS)}.{nearest(name, SOLVERS)}"
+        f"solver={name!r}: use one of {list(SOLVERS)}.{suggest_nearest(name, SOLVERS)}"
     )

@@ -23,7 +23,7 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NotFittedError,
 )
-from daskml_dist.errors.sklearn_errors import checked_as_theirs, telling_errors
+from daskml_dist.errors.sklearn_errors import translate_errors, translate_parameter_errors
 
 X = np.random.default_rng(0).normal(size=(12, 2))
 Y = np.arange(12) % 2
@@ -128,7 +128,7 @@ def _theirs(error: Exception) -> Exception:
     raise AssertionError
 
 
-@pytest.mark.parametrize("telling", [checked_as_theirs, telling_errors])
+@pytest.mark.parametrize("telling", [translate_parameter_errors, translate_errors])
 @pytest.mark.parametrize(
     ("error", "kinds"),
     [
@@ -141,7 +141,7 @@ def _theirs(error: Exception) -> Exception:
 def test_each_kind_of_error_is_told(telling: Any, error: Exception, kinds: Any) -> None:
     with pytest.raises(DaskMLDistError, match="why") as caught, telling():
         raise _theirs(error)
-    assert type(caught.value) is kinds[telling is telling_errors]
+    assert type(caught.value) is kinds[telling is translate_errors]
 
 
 def test_methods_look_as_they_did() -> None:

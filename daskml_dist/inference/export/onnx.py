@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import ExportError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.onnx_trees import (
     complete_trees,
     prepare_trees,
@@ -30,7 +30,7 @@ _REMEDY = (
 _ROWS, _NEAR = 64, 1e-3
 
 
-@telling_arguments
+@suggest_arguments
 def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     """Make a fitted estimator a model of ONNX, by way of scikit-learn's (see `to_sklearn`).
 

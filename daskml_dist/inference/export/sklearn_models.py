@@ -13,8 +13,8 @@ from typing import Any
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import ExportError, NotFittedError
-from daskml_dist.errors.signatures import telling_arguments
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.losses import Loss
 
@@ -29,7 +29,7 @@ _REMEDY = (
 )
 
 
-@telling_arguments
+@suggest_arguments
 def to_sklearn(estimator: Any) -> Any:
     """Return scikit-learn's own estimator that answers as a fitted one of this package does.
 
@@ -89,7 +89,8 @@ def check_is_estimator(estimator: Any) -> None:
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
         kind = type(estimator).__name__
         raise ExportError(
-            f"{kind} is no estimator.{nearest(estimator, ())} Pass a fitted estimator, transformer "
+            f"{kind} is no estimator."
+            f"{suggest_nearest(estimator, ())} Pass a fitted estimator, transformer "
             "or pipeline."
         )
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.errors.signatures import telling_arguments
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.sklearn_models import check_is_estimator
 from daskml_dist.inference.saved.storage import name_of, read_bytes, write_bytes
 
@@ -28,7 +28,7 @@ def formats() -> dict[str, ModuleType]:
     return {one.SUFFIX: one for one in sorted(found, key=lambda one: one.RANK)}
 
 
-@telling_arguments
+@suggest_arguments
 def save(estimator: Any, path: Any) -> None:
     """Write a fitted estimator, transformer or pipeline to a file that holds no pickle.
 
@@ -83,7 +83,7 @@ def save(estimator: Any, path: Any) -> None:
     write_bytes(path, _format_of(path).write(estimator))
 
 
-@telling_arguments
+@suggest_arguments
 def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     """Read an estimator that :func:`save` wrote.
 
@@ -136,7 +136,7 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     return _format_of(path).read(read_bytes(path), path, frozenset(trusted), **given)
 
 
-@telling_arguments
+@suggest_arguments
 def read_manifest(path: Any) -> dict[str, Any]:
     """Read what a model file says of itself; its parts are checked against their checksums."""
     path = name_of(path)

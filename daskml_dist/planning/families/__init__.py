@@ -9,7 +9,7 @@ from inspect import isabstract
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.suggestions import nearest
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.planning.families.base import Family, Probe
 
 __all__ = ["Family", "Probe", "find_family", "load_families"]
@@ -39,7 +39,9 @@ def find_family(estimator: Any) -> Family:
         if cls.__name__ in every:
             return every[cls.__name__]
     if isinstance(estimator, type):
-        raise InvalidParameterError(f"estimator={estimator.__name__}:{nearest(estimator, ())}")
+        raise InvalidParameterError(
+            f"estimator={estimator.__name__}:{suggest_nearest(estimator, ())}"
+        )
     raise InvalidParameterError(
         f"There are no plans for {type(estimator).__name__}: nobody has written down what its fits "
         f"are made of. There are for {', '.join(dict.fromkeys(f.kind for f in every.values()))}. "
