@@ -4,6 +4,11 @@
 on one host need no sockets (`OneHostMeeting`): all that they need for it they say at the first
 server, where they meet anyhow, in a message or two however many ranks there are; sockets between
 all pairs would be handshakes by the square of their number.
+
+The collectives in shared memory are made of one move: each rank writes into an area of its own,
+says so, waits until all have, and reads the others' areas. Two areas take turns: a rank that has
+begun a turn has finished reading the one before the last, so an area is free again when its next
+turn comes.
 """
 
 from __future__ import annotations

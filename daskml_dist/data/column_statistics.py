@@ -1,4 +1,5 @@
-"""Statistics of columns, exact and mergeable: ranges, moments, distinct values.
+"""Statistics of columns, all mergeable: ranges, moments and distinct values, exact; quantiles by a
+sketch (:class:`ColumnSketch`) that knows a bound of its error.
 
 Rows in memory are read a tile at a time, a few values of a few columns that stay in the processor's
 cache, whatever the order of the array. `WeightedMoments` of parts of the rows add up to those of

@@ -2,6 +2,9 @@
 
 `as_rows` makes a float array or CSR matrix of X, `as_column` an array of y or weights. What they
 refuse is told with the remedy for its kind: words, dates, shapes, complex numbers, missing values.
+
+Containers beyond NumPy, SciPy and pandas (xarray, pydata/sparse, lazy tables) are known by the
+module of their type: none is a dependency, and nothing is imported that the user has not imported.
 """
 
 from __future__ import annotations

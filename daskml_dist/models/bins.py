@@ -1,4 +1,4 @@
-"""Bins of features: a byte for each entry, by quantiles of some rows.
+"""Bins of features: a byte for each entry, by quantiles of some rows; and random draws by hashes.
 
 References
 ----------

@@ -1,4 +1,8 @@
-"""Factors of users and items, by gradient steps: each rating touches two rows of the parameters."""
+"""Factors of users and items: a rating is the product of two short vectors, and biases.
+
+:class:`FactorModel` is for alternating least squares. :class:`RatedPairs` is fitted by gradient
+steps, of which each rating touches two rows of the parameters.
+"""
 
 from __future__ import annotations
 

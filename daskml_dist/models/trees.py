@@ -1,4 +1,8 @@
-"""Decision trees as flat arrays: of one tree, and of all trees of an ensemble."""
+"""Decision trees as flat arrays, of one tree (:class:`Tree`) and of an ensemble (:class:`Trees`).
+
+:class:`RawTrees` and :class:`RawForest` are what predicts from them: sums of leaves of boosting,
+and means of the leaves of forests.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 :func:`find_bins` chooses the bins of all features from a sample of the rows that is the same on
 any number of workers; :func:`bin_rows` then makes a :class:`BinnedRows` of each lane. Each
 trainer finds the edges of a range of the features, for which the sampled columns are exchanged.
+
+A :class:`HoldoutMask` says which rows are held out for validation, stratified by class. It follows
+from the seed and a row's place among all rows of its class; places are known from the class counts
+of each block, so no row is read to find them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Scores of gradient boosting after each iteration: for early stopping, and for the user.
+"""Losses of gradient boosting, and scores after each iteration for early stopping and the user.
+
+A :class:`BoostLoss` has the values of scikit-learn's ``HistGradientBoosting``. It is computed for
+some rows at a time and gives the same bits for a row whatever its neighbours are: gradients use
+only operations that IEEE 754 defines exactly, so every machine, and a GPU, gives the same. Sums of
+floats are made in whole numbers (:func:`sum_exactly`), so they depend on no order.
 
 Minus the mean loss is a sum over all trainers. A scorer needs all predictions: those rows are
 gathered to one trainer (:class:`GatheredRows`).

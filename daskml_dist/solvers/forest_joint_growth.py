@@ -2,6 +2,9 @@
 
 Trees grow level by level: histograms are reduced by ranges of (node, feature), whose owners find
 the best cuts. A node of few rows is sent to one trainer, which finishes it alone.
+On a device that has all rows of its nodes, each level takes one call of each kernel, whatever the
+number of nodes and trees. A drawn row is a *line*: its number, its weight and what the criterion
+sums.
 
 References
 ----------

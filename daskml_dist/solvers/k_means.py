@@ -1,10 +1,17 @@
 """k-means by Lloyd's steps: each centroid becomes the mean of the rows nearest to it.
 
 :class:`KMeansSolver` is the whole fit; :class:`RowSampleSolver` and :class:`InertiaSolver` are
-single passes before and after fits by mini-batches.
+single passes before and after fits by mini-batches. Rows to start from come of samples that do not
+depend on the rows' order: each row draws a key, and the k least keys win (:class:`BottomKSample`).
+:class:`SeedSample` draws candidates far from those chosen (k-means||), of which
+:func:`choose_centroids` takes k by their weights (k-means++).
 
 References
 ----------
+P. S. Efraimidis and P. G. Spirakis, "Weighted random sampling with a reservoir", Information
+Processing Letters 97(5), 2006. B. Bahmani, B. Moseley, A. Vattani, R. Kumar and S. Vassilvitskii,
+"Scalable k-means++", VLDB 2012. D. Arthur and S. Vassilvitskii, "k-means++: the advantages of
+careful seeding", SODA 2007.
 S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28(2),
 1982. For its sums over rows: C.-T. Chu et al., "Map-Reduce for Machine Learning on Multicore",
 NIPS 2006.

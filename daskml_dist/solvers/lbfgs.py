@@ -2,7 +2,8 @@
 
 :class:`LBFGS` is the solver. :func:`minimize_orthant_wise` takes an l1 part, and vectors of which
 each process holds a range; :func:`minimize_side_by_side` minimises many small functions that are
-evaluated together.
+evaluated together. :class:`HuberScale` finds the coefficients under Huber's loss and its scale
+together.
 
 References
 ----------
