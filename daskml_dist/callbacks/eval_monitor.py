@@ -16,7 +16,7 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics import get_scorer
 from daskml_dist.metrics._columns import find_all_labels
 
-__all__ = ["EvalMonitor", "eval_monitors", "name_eval_sets", "name_scores", "record_keys"]
+__all__ = ["EvalMonitor", "make_eval_monitors", "name_eval_sets", "name_scores", "record_keys"]
 
 
 class EvalMonitor(FitCallback):
@@ -185,7 +185,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     )
 
 
-def eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
+def make_eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
     """Return the callbacks that the arguments of a ``fit`` ask for."""
     if eval_set is not None:
         return [EvalMonitor(eval_set, scoring)]

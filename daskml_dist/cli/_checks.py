@@ -1,6 +1,6 @@
 """Checks of `doctor`: each returns its finding, or raises the error that it met.
 
-`examine` makes one in a process of its own, which is ended where it takes too long.
+`run_check_apart` makes one in a process of its own, which is ended where it takes too long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["CHECKS", "Check", "Finding", "examine"]
+__all__ = ["CHECKS", "Check", "Finding", "run_check_apart"]
 
 #: Begins the line of output by which a process tells its finding.
 _MARK = "daskml_dist finding: "
@@ -57,11 +57,11 @@ class Check:
     slow: str = _BUSY
 
 
-def _ok(text: str) -> Finding:
+def _make_ok_finding(text: str) -> Finding:
     return Finding("ok", text)
 
 
-def _missing(text: str) -> Finding:
+def _make_missing_finding(text: str) -> Finding:
     return Finding("missing", text)
 
 
@@ -86,10 +86,10 @@ def _check_versions() -> Finding:
         told.append(f"{requirement.name} {version}")
     if wrong:
         return Finding("broken", f"{'; '.join(wrong)}. pip install -U daskml-dist")
-    return _ok(", ".join(told))
+    return _make_ok_finding(", ".join(told))
 
 
-def _fit(client: Any = None) -> float:
+def _time_small_fit(client: Any = None) -> float:
     """Make a small fit; its seconds."""
     import numpy as np
 
@@ -106,11 +106,13 @@ def _fit(client: Any = None) -> float:
     return seconds
 
 
-def _inline() -> Finding:
-    return _ok(f"a small fit in this process: {_fit():.2f} s, with the first load of its loops")
+def _check_inline_fit() -> Finding:
+    return _make_ok_finding(
+        f"a small fit in this process: {_time_small_fit():.2f} s, with the first load of its loops"
+    )
 
 
-def _cluster(**options: Any) -> Finding:
+def _check_cluster_fit(**options: Any) -> Finding:
     from distributed import Client, LocalCluster
 
     with (
@@ -123,19 +125,19 @@ def _cluster(**options: Any) -> Finding:
         ) as cluster,
         Client(cluster) as client,
     ):
-        address, seconds = cluster.scheduler_address, _fit(client)
-    return _ok(f"a small fit on two worker processes at {address}: {seconds:.2f} s")
+        address, seconds = cluster.scheduler_address, _time_small_fit(client)
+    return _make_ok_finding(f"a small fit on two worker processes at {address}: {seconds:.2f} s")
 
 
-def _tls() -> Finding:
+def _check_tls() -> Finding:
     if find_spec("cryptography") is None:
-        return _missing(
+        return _make_missing_finding(
             "temporary certificates need: pip install cryptography. With certificates of your own "
             "TLS works without it."
         )
     from distributed import Security
 
-    return _cluster(security=Security.temporary(), protocol="tls://")
+    return _check_cluster_fit(security=Security.temporary(), protocol="tls://")
 
 
 def _check_shared_memory() -> Finding:
@@ -157,7 +159,7 @@ def _check_shared_memory() -> Finding:
             "one machine talk over TCP, which is slower. Containers forbid it where ptrace is: "
             "docker run --cap-add SYS_PTRACE.",
         )
-    return _ok("processes of this machine share memory")
+    return _make_ok_finding("processes of this machine share memory")
 
 
 def _check_gpu() -> Finding:
@@ -175,78 +177,92 @@ def _check_gpu() -> Finding:
     total = float(cupy.arange(10, dtype="float32").sum())
     if total != 45.0:
         return Finding("broken", f"{names[0]} adds wrongly: {total} for 45. Look at its driver.")
-    return _ok(f"{', '.join(names)}; CuPy {cupy.__version__}")
+    return _make_ok_finding(f"{', '.join(names)}; CuPy {cupy.__version__}")
 
 
 def _check_nccl() -> Finding:
     """Check that NCCL can be loaded on a GPU."""
     if find_spec("nccl") is None:
-        return _missing('for sums between GPUs of one machine: pip install "daskml-dist[nccl]"')
+        return _make_missing_finding(
+            'for sums between GPUs of one machine: pip install "daskml-dist[nccl]"'
+        )
     from daskml_dist.comm.nccl import find_gpu_and_nccl
 
     gpu, version = find_gpu_and_nccl()
     if not gpu:
-        return _missing("NCCL is installed, and there is no GPU for it")
+        return _make_missing_finding("NCCL is installed, and there is no GPU for it")
     if not version:
         return Finding("broken", 'its library cannot be loaded: pip install -U "daskml-dist[nccl]"')
-    return _ok(f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} on GPU {gpu}")
+    return _make_ok_finding(
+        f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} on GPU {gpu}"
+    )
 
 
 def _check_slurm() -> Finding:
     """Check that Slurm answers, and that dask-jobqueue is installed."""
     lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
     if lacking:
-        return _missing(f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs")
+        return _make_missing_finding(
+            f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs"
+        )
     told = subprocess.run(
         ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
     )
     if "configuration source" in told.stderr:
-        return _missing("Slurm's programs are here, and no configuration: set SLURM_CONF")
+        return _make_missing_finding(
+            "Slurm's programs are here, and no configuration: set SLURM_CONF"
+        )
     if told.returncode:
         return Finding("broken", f"sinfo: {told.stderr.strip()} Is SLURM_CONF set, slurmctld up?")
     if find_spec("dask_jobqueue") is None:
-        return _missing('Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"')
-    return _ok(f"partitions: {'; '.join(told.stdout.strip().splitlines())}")
+        return _make_missing_finding(
+            'Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"'
+        )
+    return _make_ok_finding(f"partitions: {'; '.join(told.stdout.strip().splitlines())}")
 
 
-def _tables() -> Finding:
+def _check_tables() -> Finding:
     if lacking := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
-        return _missing(f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"')
+        return _make_missing_finding(
+            f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"'
+        )
     import_module("dask.dataframe")  # where the versions do not fit together it says so
-    return _ok(f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}")
+    return _make_ok_finding(
+        f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}"
+    )
 
 
-def _pictures() -> Finding:
+def _check_pictures() -> Finding:
     if lacking := [name for name in ("bokeh", "matplotlib") if find_spec(name) is None]:
-        return _missing(
+        return _make_missing_finding(
             f"no {', '.join(lacking)}, for Dask's dashboard and plots: pip install "
             '"daskml-dist[viz]"'
         )
-    return _ok("Dask's dashboard and plots")
+    return _make_ok_finding("Dask's dashboard and plots")
 
 
 #: Every check by its name, in the order of the report.
 CHECKS: dict[str, Check] = {
     "versions": Check(_check_versions),
-    "fit": Check(_inline),
+    "fit": Check(_check_inline_fit),
     "cluster": Check(
-        _cluster,
+        _check_cluster_fit,
         "Do processes of this machine reach each other at 127.0.0.1, whatever firewall there is? "
         + _BUSY,
     ),
-    "tls": Check(_tls),
+    "tls": Check(_check_tls),
     "shared-memory": Check(_check_shared_memory),
     "gpu": Check(
         _check_gpu, "Does nvidia-smi answer? If not, the driver hangs: restart the machine."
     ),
     "nccl": Check(_check_nccl, "Does nvidia-smi answer?"),
     "slurm": Check(_check_slurm, "slurmctld does not answer: ask who runs the cluster."),
-    "tables": Check(_tables),
-    "pictures": Check(_pictures),
+    "tables": Check(_check_tables),
+    "pictures": Check(_check_pictures),
 }
 
 
-def examine(name: str, limit: float) -> Finding:
+def run_check_apart(name: str, limit: float) -> Finding:
     """Make a check of `CHECKS` in a process of its own, which may take `limit` seconds."""
     command = [sys.executable, "-m", __name__, name]
     process = subprocess.Popen(
@@ -272,7 +288,7 @@ def examine(name: str, limit: float) -> Finding:
     return Finding("broken", f"the check itself ended: {last}")
 
 
-def _main() -> None:
+def _run_named_check() -> None:
     """Make one check here, and print what it found."""
     try:
         found = CHECKS[sys.argv[1]].make()
@@ -283,4 +299,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _run_named_check()

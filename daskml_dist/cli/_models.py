@@ -113,8 +113,8 @@ _ROOMS = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensem
 
 def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
     """Return an estimator of a class."""
-    made = _class(name)()
-    given = dict(map(_setting, settings))
+    made = _find_estimator_class(name)()
+    given = dict(map(_parse_setting, settings))
     given |= {key: value for key, value in params.items() if value is not None}
     known = made.get_params()
     for key in given:
@@ -150,12 +150,12 @@ def encoding_columns(
 
 def list_estimators() -> list[str]:
     """Return the names of all classes that `make_estimator` makes."""
-    return sorted(name for room in _ROOMS for name in _of(room))
+    return sorted(name for room in _ROOMS for name in _find_in_room(room))
 
 
-def _class(name: str) -> Any:
+def _find_estimator_class(name: str) -> Any:
     for room in _ROOMS:
-        if (found := _of(room).get(name)) is not None:
+        if (found := _find_in_room(room).get(name)) is not None:
             return found
     known = list_estimators()
     raise InvalidParameterError(
@@ -163,13 +163,13 @@ def _class(name: str) -> Any:
     )
 
 
-def _of(room: str) -> dict[str, Any]:
+def _find_in_room(room: str) -> dict[str, Any]:
     module = import_module(f"{daskml_dist.__name__}.{room}")
     classes = {name: getattr(module, name) for name in module.__all__}
     return {n: c for n, c in classes.items() if hasattr(c, "fit") and hasattr(c, "predict")}
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _parse_setting(text: str) -> tuple[str, Any]:
     name, is_set, value = text.partition("=")
     if not is_set or not name.isidentifier():
         raise InvalidParameterError(

@@ -29,9 +29,9 @@ __all__ = [
     "check_gaps",
     "mask_whole_rows",
     "name_gap_option",
-    "read",
     "read_features",
     "read_here",
+    "read_rows",
 ]
 
 
@@ -108,7 +108,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read(arguments: argparse.Namespace) -> FileRows:
+def read_rows(arguments: argparse.Namespace) -> FileRows:
     """Return features and target of the files that the arguments name."""
     paths, kind, name = _find_files(arguments)
     if (arguments.target is None) != (kind in _SVMLIGHT):

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from daskml_dist._version import __version__
-from daskml_dist.cli._checks import CHECKS, examine
+from daskml_dist.cli._checks import CHECKS, run_check_apart
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     broken = False
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, found in zip(
-            names, pool.map(lambda n: examine(n, arguments.limit), names), strict=True
+            names, pool.map(lambda n: run_check_apart(n, arguments.limit), names), strict=True
         ):
             print(f"{found.state:7}  {name:{width}}  {found.text}", flush=True)
             broken |= found.state == "broken"

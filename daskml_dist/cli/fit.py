@@ -19,8 +19,8 @@ from daskml_dist.cli._rows import (
     add_columns_of_texts,
     check_gaps,
     name_gap_option,
-    read,
     read_here,
+    read_rows,
 )
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.errors import InvalidParameterError
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.test < 1:
         raise InvalidParameterError(f"--test {arguments.test}: use a share from 0 to below 1.")
     model = _make_model(arguments)
-    rows = read(arguments)
+    rows = read_rows(arguments)
     with open_client(arguments) as client:
         X, X_test, y, y_test = _split_rows(model, rows, arguments, client)
         _tell_rows(rows, arguments)

@@ -11,7 +11,7 @@ from daskml_dist.cli._models import make_estimator
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_arguments as add_rows
-from daskml_dist.cli._rows import read, read_here
+from daskml_dist.cli._rows import read_here, read_rows
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from daskml_dist.planning import advise
 
     model = make_estimator(arguments.estimator, arguments.set, policy=arguments.policy)
-    rows = read(arguments)
+    rows = read_rows(arguments)
     with open_client(arguments) as client:
         X, y = rows.X, rows.y
         if rows.is_lazy:  # a plan asks how many rows there are, which files tell once read

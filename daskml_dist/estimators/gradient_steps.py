@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.callbacks.eval_monitor import eval_monitors
+from daskml_dist.callbacks.eval_monitor import make_eval_monitors
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import check_client
@@ -229,7 +229,9 @@ class BaseSteps(BaseOnRows):
             go_on = start is None and self._continues_last_fit()
         if go_on:
             settings = self._settings_of_last_fit(settings)
-        callbacks = self._make_callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
+        callbacks = self._make_callbacks(
+            settings.max_iter, first=make_eval_monitors(eval_set, scoring)
+        )
         collection = self._make_collection(X, y, sample_weight, reset=not go_on)
         client = choose_client(self, client, collection)
         with FitJob(collection, client, settings.run, callbacks) as job:

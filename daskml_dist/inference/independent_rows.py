@@ -49,27 +49,31 @@ def declare_independent_rows(function: _Function) -> _Function:
 
 def has_independent_rows(asked: RowFunctionCall) -> bool:
     """Return whether each answer is the same to the bit whatever rows there are beside its row."""
-    return _says_so(asked.function) and (asked.then is None or _says_so(asked.then))
+    return _is_marked_independent(asked.function) and (
+        asked.then is None or _is_marked_independent(asked.then)
+    )
 
 
-def _says_so(function: Any) -> bool:
+def _is_marked_independent(function: Any) -> bool:
     if isinstance(function, partial):
-        return _says_so(function.args[0] if function.func is _WRITES else function.func)
+        return _is_marked_independent(
+            function.args[0] if function.func is _WRITES else function.func
+        )
     return isinstance(function, np.ufunc) or getattr(function, "rows_apart", False) is True
 
 
 def make_each_row_function(asked: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:
     """Return a function from few rows of one dtype to answers with the bits of single calls."""
     prepare = getattr(asked.function, "for_each_row", None)
-    if prepare is None and not _says_so(asked.function):
+    if prepare is None and not _is_marked_independent(asked.function):
         return None
     then = asked.then
-    if then is not None and not _says_so(then):
-        asked = replace(asked, then=_row_by_row(then))
+    if then is not None and not _is_marked_independent(then):
+        asked = replace(asked, then=_write_row_by_row(then))
     return asked.few(dtype, None if prepare is None else prepare(dtype))
 
 
-def _row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
+def _write_row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
     """Return a function that writes results of raw predictions, one row at a time if need be."""
     inner = then.args[0] if isinstance(then, partial) and then.func is _WRITES else then
     of_numbers = getattr(inner, "__func__", None) in _OF_SINGLE_NUMBERS

@@ -29,7 +29,7 @@ from daskml_dist.errors import ModelFileError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.inference.saved import load, read_manifest, save
 from daskml_dist.inference.saved.manifest import needed_names
-from daskml_dist.inference.saved.model_file import formats
+from daskml_dist.inference.saved.model_file import load_formats
 
 __all__ = ["FLAVOR", "load_model", "log_model", "save_model"]
 
@@ -51,7 +51,7 @@ def save_model(
     metadata: dict[str, Any] | None = None,
 ) -> None:
     """Write a fitted estimator as a folder of MLflow's."""
-    mlflow = _mlflow()
+    mlflow = _load_mlflow()
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()):
         raise ModelFileError(f"{folder} is there and not empty. Name a new folder, or remove it.")
@@ -62,7 +62,7 @@ def save_model(
     model = mlflow.models.Model() if mlflow_model is None else mlflow_model
     method = _default_method(estimator)
     if signature is None:
-        signature = _signature(manifest, method, needed_names(estimator))
+        signature = _make_signature(manifest, method, needed_names(estimator))
     model.signature = signature
     facts = {name: manifest[name] for name in ("estimator", "inputs", "outputs", "training")}
     model.metadata = {**(model.metadata or {}), **(metadata or {}), FLAVOR: facts}
@@ -73,15 +73,17 @@ def save_model(
         f"python: {platform.python_version()}\nbuild_dependencies: [pip]\n"
         "dependencies: [-r requirements.txt]\n"
     )
-    code = _copied(code_paths, folder)
+    code = _copy_user_code(code_paths, folder)
     mlflow.pyfunc.add_to_model(model, __name__, data=data, code=code, python_env=_ENVIRONMENT)
-    model.add_flavor(FLAVOR, data=data, version=__version__, **_code_of(estimator, folder / data))
+    model.add_flavor(
+        FLAVOR, data=data, version=__version__, **_list_asked_classes(estimator, folder / data)
+    )
     model.save(str(folder / "MLmodel"))
 
 
 def log_model(estimator: Any, name: str = "model", **options: Any) -> Any:
     """Log a fitted estimator to the run of MLflow that is active, or to a new one."""
-    return _mlflow().models.Model.log(
+    return _load_mlflow().models.Model.log(
         artifact_path=None, name=name, flavor=_Flavor, estimator=estimator, **options
     )
 
@@ -91,7 +93,7 @@ def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -
     from mlflow.artifacts import download_artifacts
 
     folder = Path(download_artifacts(artifact_uri=os.fspath(model_uri)))
-    flavors = _mlflow().models.Model.load(str(folder)).flavors
+    flavors = _load_mlflow().models.Model.load(str(folder)).flavors
     if FLAVOR not in flavors:
         raise ModelFileError(
             f"{model_uri} has the flavours {', '.join(flavors)}, and not {FLAVOR}. Read it by "
@@ -110,7 +112,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
+def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
     """Return the signature of names and dtypes of features; without inputs where unknown.
 
     Features that are not `needed`, as the model drops them, may be missing.
@@ -147,7 +149,7 @@ def _requirements(manifest: dict[str, Any], suffix: str, estimator: Any) -> list
 # --- code that no model file holds -------------------------------------------------------------
 
 
-def _copied(paths: Collection[Any] | None, folder: Path) -> str | None:
+def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
     """Copy the user's code into the folder of a model; return the name of its folder there."""
     if paths is None:
         return None
@@ -167,9 +169,9 @@ def _copied(paths: Collection[Any] | None, folder: Path) -> str | None:
     return _CODE
 
 
-def _code_of(estimator: Any, path: Path) -> dict[str, Any]:
+def _list_asked_classes(estimator: Any, path: Path) -> dict[str, Any]:
     """Return, for the loader, names of the classes that a model file asks its reader for."""
-    form = formats()[path.suffix]
+    form = load_formats()[path.suffix]
     objects = form.code_of(estimator)
     given = {name: f"{one.__module__}:{one.__qualname__}" for name, one in objects.items()}
     if lost := [told for told in given.values() if not _is_there(told)]:
@@ -185,19 +187,19 @@ def _code_of(estimator: Any, path: Path) -> dict[str, Any]:
 
 def _is_there(told: str) -> bool:
     try:
-        _object_of(told)
+        _find_object(told)
     except (ImportError, AttributeError):
         return False
     return not told.startswith("__main__:")
 
 
-def _object_of(told: str) -> Any:
+def _find_object(told: str) -> Any:
     """Return the class or function of a name."""
     module, _, short = told.partition(":")
     return getattr(import_module(module), short)
 
 
-def _mlflow() -> Any:
+def _load_mlflow() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of MLflow, about its own classes
@@ -256,11 +258,11 @@ def _load_pyfunc(path: str) -> _Served:
 
     MLflow runs the code beside a model that it reads, so classes told there are as good as those.
     """
-    told = _mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
+    told = _load_mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
     given = {}
     for parameter, name in told.get("given", {}).items():
         try:
-            given[parameter] = _object_of(name)
+            given[parameter] = _find_object(name)
         except (ImportError, AttributeError) as error:
             raise ModelFileError(
                 f"This model needs {name.replace(':', '.')}, which is not here ({error}). Log it "

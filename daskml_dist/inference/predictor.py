@@ -16,7 +16,7 @@ from daskml_dist.inference.export.sklearn_models import check_fitted_if_ours
 from daskml_dist.inference.few_transformed_rows import make_scaler_function
 from daskml_dist.inference.independent_rows import has_independent_rows, make_each_row_function
 from daskml_dist.inference.row_mapping import FewRowsFunction, RowFunctionCall
-from daskml_dist.inference.saved.manifest import manifest_of, needed_names
+from daskml_dist.inference.saved.manifest import make_manifest, needed_names
 from daskml_dist.inference.saved.model_file import load
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Predictor:
                 "methods."
             )
         check_fitted_if_ours(model, "serve")
-        told = manifest_of(model)
+        told = make_manifest(model)
         self.model, self.method = model, method
         self.n_features: int | None = told["inputs"]["n_features"]
         self.names: list[str] | None = told["inputs"]["names"]

@@ -105,17 +105,18 @@ class Metrics:
         for name, (kind, labels, text) in _HELP.items():
             full = f"daskml_dist_{name}" + ("_total" if kind == "counter" else "")
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-            for key, values in sorted(_sum(part[name] for part in parts).items()):
+            for key, values in sorted(_sum_series(part[name] for part in parts).items()):
                 told = [
-                    f'{label}="{_escaped(one)}"' for label, one in zip(labels, key, strict=True)
+                    f'{label}="{_escape_label(one)}"'
+                    for label, one in zip(labels, key, strict=True)
                 ]
-                lines += _lines(full, kind, told, values)
+                lines += _format_series(full, kind, told, values)
         lines += [
             "# HELP daskml_dist_model_info The version of a model that this process serves.",
             "# TYPE daskml_dist_model_info gauge",
         ]
         for model, version in sorted(self._served.items()):
-            served = f'model="{_escaped(model)}",version="{_escaped(version)}"'
+            served = f'model="{_escape_label(model)}",version="{_escape_label(version)}"'
             lines.append(f"daskml_dist_model_info{{{served}}} 1")
         return ("\n".join(lines) + "\n").encode()
 
@@ -213,7 +214,9 @@ class _SharedCounters:
         return [one for one in found if one is not None]
 
 
-def _sum(parts: Iterable[dict[tuple[str, ...], list[float]]]) -> dict[tuple[str, ...], list[float]]:
+def _sum_series(
+    parts: Iterable[dict[tuple[str, ...], list[float]]],
+) -> dict[tuple[str, ...], list[float]]:
     total: dict[tuple[str, ...], list[float]] = {}
     for part in parts:
         for key, values in part.items():
@@ -222,22 +225,22 @@ def _sum(parts: Iterable[dict[tuple[str, ...], list[float]]]) -> dict[tuple[str,
     return total
 
 
-def _lines(full: str, kind: str, labels: list[str], values: list[float]) -> list[str]:
+def _format_series(full: str, kind: str, labels: list[str], values: list[float]) -> list[str]:
     told = ",".join(labels)
     if kind == "counter":
-        return [f"{full}{{{told}}} {_number(values[0])}"]
+        return [f"{full}{{{told}}} {_format_count(values[0])}"]
     lines, below = [], 0.0
     for end, n in zip((*map(str, BUCKETS), "+Inf"), values[:-1], strict=True):
         below += n
-        lines.append(f'{full}_bucket{{{told},le="{end}"}} {_number(below)}')
+        lines.append(f'{full}_bucket{{{told},le="{end}"}} {_format_count(below)}')
     lines.append(f"{full}_sum{{{told}}} {values[-1]!r}")
-    lines.append(f"{full}_count{{{told}}} {_number(below)}")
+    lines.append(f"{full}_count{{{told}}} {_format_count(below)}")
     return lines
 
 
-def _number(value: Any) -> str:
+def _format_count(value: Any) -> str:
     return str(int(value))
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -19,8 +19,8 @@ import numpy as np
 from daskml_dist.errors import DaskMLDistError, InvalidTypeError, ModelFileError, UnknownModelError
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.predictor import Predictor
-from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.model_file import formats
+from daskml_dist.inference.saved.manifest import make_manifest
+from daskml_dist.inference.saved.model_file import load_formats
 from daskml_dist.inference.saved.storage import read_bytes
 from daskml_dist.serving import registry
 from daskml_dist.serving.metrics import Metrics
@@ -129,11 +129,11 @@ def check_source_path(source: Any) -> Path:
 def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
     """Return a value that changes with the pointer, the shares or a file of a name."""
     files = []
-    for version in registry.version_names(folder, name):
-        if path := registry.model_file(folder, name, version):
+    for version in registry.list_version_names(folder, name):
+        if path := registry.find_model_file(folder, name, version):
             files.append((version, read_file_state(path)))
     route = read_file_state(folder / name / "route.json")
-    return registry.current_version(folder, name), route, tuple(files)
+    return registry.read_current_version(folder, name), route, tuple(files)
 
 
 def read_file_state(path: Path) -> tuple[int, int, int] | None:
@@ -261,7 +261,11 @@ class Models:
 
     def why_none(self) -> str:
         """Return a message for a server where no model is served."""
-        if self._path is not None and self._path.is_dir() and not registry.model_names(self._path):
+        if (
+            self._path is not None
+            and self._path.is_dir()
+            and not registry.list_model_names(self._path)
+        ):
             return (
                 f"{self._path} holds no models: a registry has files NAME/VERSION/model.skops, as "
                 "daskml_dist.serving.publish writes them. Publish one, name a model file instead, "
@@ -348,7 +352,7 @@ class Models:
         Served
         """
         registry.check_name(name)
-        served = Served(name, version, Predictor(model, self._method), manifest_of(model))
+        served = Served(name, version, Predictor(model, self._method), make_manifest(model))
         with self._changing:
             self._swap(make_single_entry(served, None))
         return served
@@ -368,7 +372,7 @@ class Models:
                 return self._refresh_file(self._path)
             changed = []
             try:
-                names = registry.model_names(self._path)
+                names = registry.list_model_names(self._path)
             except OSError as error:  # a mount that is away: what is in memory is served on
                 if str(error) != self._away:
                     _LOG.warning("Cannot look at %s: %s", self._path, error)
@@ -382,7 +386,7 @@ class Models:
                 except (DaskMLDistError, OSError) as error:
                     self._refuse(name, "route", str(error), None)
             for name in set(self._table) - set(names):
-                if not registry.is_gone(self._path, name):
+                if not registry.is_removed(self._path, name):
                     continue
                 _LOG.info("model %s: its folder is gone; it is served no more", name)
                 self._table = {n: e for n, e in self._table.items() if n != name}
@@ -433,7 +437,7 @@ class Models:
         loaded = {current.version: current}
         wanted = {*route.weights, *route.shadows} - {registry.CURRENT}
         if self._all_versions:
-            wanted |= set(registry.version_names(folder, name))
+            wanted |= set(registry.list_version_names(folder, name))
         for version in sorted(wanted - set(loaded), key=int):
             if served := self._version(folder, name, version, before):
                 loaded[version] = served
@@ -443,20 +447,20 @@ class Models:
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
         """Return the current version; where it is damaged, the one served so far or an older."""
         while True:
-            told = registry.current_version(folder, name)
+            told = registry.read_current_version(folder, name)
             if told is not None:
                 self._refused.pop((name, registry.CURRENT), None)
             elif (folder / name / registry.CURRENT).exists():
                 self._refuse(name, registry.CURRENT, _NO_VERSION, None, _NEWEST)
                 if before is not None:
                     return before.current  # the newest may be one that nobody has released
-            versions = registry.version_names(folder, name)
+            versions = registry.list_version_names(folder, name)
             first = told or (versions[-1] if versions else None)
             if first is None:
                 return None
             if found := self._version(folder, name, first, before):
                 return found
-            if registry.current_version(folder, name) == told:
+            if registry.read_current_version(folder, name) == told:
                 break  # else a publisher has gone on, and deleted this one, while it was read
         if before is not None:
             return before.current
@@ -469,7 +473,7 @@ class Models:
         self, folder: Path, name: str, version: str, before: Entry | None
     ) -> Served | None:
         """Return a version, read where it has changed; log why, and None, where it is damaged."""
-        path = registry.model_file(folder, name, version)
+        path = registry.find_model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)
             return None
@@ -487,10 +491,11 @@ class Models:
             return None
 
     def _read(self, path: Path, name: str, version: str) -> Served:
-        form = formats().get(path.suffix)
+        form = load_formats().get(path.suffix)
         if form is None:
             raise ModelFileError(
-                f"{path} ends in none of {', '.join(formats())}, by which a model file is known."
+                f"{path} ends in none of {', '.join(load_formats())}, by which a model file "
+                "is known."
             )
         data = read_bytes(str(path))  # once: its checksums and the model are of the same bytes
         manifest = form.read_manifest(data, str(path))

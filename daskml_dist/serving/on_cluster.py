@@ -124,7 +124,7 @@ class Cluster:
         pace = self._paces.get(predictor)
         if pace is None:
             try:
-                pace = self._paces[predictor] = _seconds_a_row(predictor, rows)
+                pace = self._paces[predictor] = _measure_seconds_a_row(predictor, rows)
             except Exception:  # of these rows: who answers them says what is wrong
                 return False
         return n_rows * pace >= _WORTH
@@ -132,7 +132,9 @@ class Cluster:
     def ask(self, served: Any, method: str, rows: RequestRows) -> asyncio.Future[NDArray[Any]]:
         """Take in a request."""
         if self._waiting >= self._max_waiting:
-            raise _later(f"{self._waiting} requests are on the cluster: ask again in a while.", 1)
+            raise _try_later_error(
+                f"{self._waiting} requests are on the cluster: ask again in a while.", 1
+            )
         self._waiting += 1
         answer = asyncio.ensure_future(self._asked(served, method, rows))
         answer.add_done_callback(self._done)
@@ -188,7 +190,7 @@ class Cluster:
             if not quiet:
                 _LOG.warning(_AWAY, self.address, type(error).__name__, error)
             if client is not None:
-                await _part(client)
+                await _close_client(client)
             return None
         else:
             _LOG.info("Requests of many rows go to %s", self.address)
@@ -205,7 +207,7 @@ class Cluster:
             _LOG.warning("The cluster at %s is lost; it is asked for again", self.address)
         for number in list(self._held):
             self._release(number)
-        await _part(client)
+        await _close_client(client)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -262,10 +264,10 @@ class Cluster:
             )
         else:
             return
-        raise _later(said, 30 if is_lost else 5) from error
+        raise _try_later_error(said, 30 if is_lost else 5) from error
 
     def _away(self) -> RequestError:
-        return _later(
+        return _try_later_error(
             f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
             "again in a while, or send fewer rows at a time.",
             5,
@@ -304,7 +306,7 @@ class Cluster:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _seconds_a_row(predictor: Any, rows: RequestRows) -> float:
+def _measure_seconds_a_row(predictor: Any, rows: RequestRows) -> float:
     """Return seconds of a row in process, by the faster of two calls."""
     some: RequestRows = (
         {name: values[:_SAMPLE] for name, values in rows.items()}
@@ -319,11 +321,11 @@ def _seconds_a_row(predictor: Any, rows: RequestRows) -> float:
     return found / count_rows(some)
 
 
-async def _part(client: Any) -> None:
+async def _close_client(client: Any) -> None:
     """Close a client, whose cluster may be gone."""
     with suppress(Exception):
         await asyncio.wait_for(client.close(), _PART)
 
 
-def _later(message: str, seconds: int) -> RequestError:
+def _try_later_error(message: str, seconds: int) -> RequestError:
     return RequestError(message, 503, ((b"retry-after", str(seconds).encode()),))

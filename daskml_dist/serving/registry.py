@@ -28,7 +28,7 @@ from typing import Any
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
 from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
 from daskml_dist.inference.predictor import Predictor
-from daskml_dist.inference.saved.model_file import formats, read_manifest, save
+from daskml_dist.inference.saved.model_file import load_formats, read_manifest, save
 from daskml_dist.inference.saved.storage import write_bytes
 
 __all__ = [
@@ -37,16 +37,16 @@ __all__ = [
     "Routing",
     "check_keep",
     "check_name",
-    "current_version",
-    "is_gone",
-    "model_file",
-    "model_names",
+    "find_model_file",
+    "is_removed",
+    "list_model_names",
+    "list_version_names",
     "prune_versions",
     "publish",
+    "read_current_version",
     "read_route",
     "rollback",
     "set_route",
-    "version_names",
 ]
 
 _LOG = logging.getLogger("daskml_dist.serving")
@@ -278,8 +278,8 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
         read_manifest(_find_version_file(folder, name, version))
         _set_current(home, version)
         return version
-    now = current_version(folder, name)
-    for one in reversed(version_names(folder, name)):
+    now = read_current_version(folder, name)
+    for one in reversed(list_version_names(folder, name)):
         if now is not None and int(one) >= int(now):
             continue
         try:
@@ -290,16 +290,16 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
         return one
     raise UnknownModelError(
         f"{home} has no whole version before {now}. Its versions: "
-        f"{', '.join(version_names(folder, name)) or 'none'}."
+        f"{', '.join(list_version_names(folder, name)) or 'none'}."
     )
 
 
 def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
     """Delete all versions but the newest, the current one and those with a share."""
     home, route = _find_model_folder(folder, name), read_route(folder, name)
-    held = {current_version(folder, name), *route.weights, *route.shadows}
+    held = {read_current_version(folder, name), *route.weights, *route.shadows}
     gone = []
-    for one in version_names(folder, name)[:-keep]:
+    for one in list_version_names(folder, name)[:-keep]:
         if one in held:
             continue
         aside = home / f".{uuid.uuid4().hex}.old"
@@ -375,22 +375,22 @@ def read_route(folder: Any, name: str) -> Routing:
         ) from error
 
 
-def model_names(folder: Any) -> list[str]:
+def list_model_names(folder: Any) -> list[str]:
     """Return the names of the models of a registry."""
     found = [one.name for one in Path(folder).iterdir() if one.is_dir()]
-    return sorted(one for one in found if _NAME.fullmatch(one) and version_names(folder, one))
+    return sorted(one for one in found if _NAME.fullmatch(one) and list_version_names(folder, one))
 
 
-def version_names(folder: Any, name: str) -> list[str]:
+def list_version_names(folder: Any, name: str) -> list[str]:
     """Return the versions of a name that have a model file, whole or not, in their order."""
     try:
         found = [one for one in os.listdir(Path(folder) / name) if _is_version(one)]
     except OSError:
         return []
-    return sorted((one for one in found if model_file(folder, name, one)), key=int)
+    return sorted((one for one in found if find_model_file(folder, name, one)), key=int)
 
 
-def is_gone(folder: Any, name: str) -> bool:
+def is_removed(folder: Any, name: str) -> bool:
     """Return whether a name has no versions any more; False where its mount may be away."""
     home = Path(folder)
     try:
@@ -401,10 +401,10 @@ def is_gone(folder: Any, name: str) -> bool:
         return home.exists()
     except OSError:
         return False
-    return not version_names(folder, name)
+    return not list_version_names(folder, name)
 
 
-def current_version(folder: Any, name: str) -> str | None:
+def read_current_version(folder: Any, name: str) -> str | None:
     """Return the version that a registry says is current, whether it is there or not."""
     try:
         told = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
@@ -413,9 +413,9 @@ def current_version(folder: Any, name: str) -> str | None:
     return told if _is_version(told) else None
 
 
-def model_file(folder: Any, name: str, version: str) -> Path | None:
+def find_model_file(folder: Any, name: str, version: str) -> Path | None:
     """Return the model file of a version."""
-    for suffix in formats():
+    for suffix in load_formats():
         path = Path(folder) / name / version / f"model{suffix}"
         if path.is_file():
             return path
@@ -457,9 +457,9 @@ def _find_model_folder(folder: Any, name: str) -> Path:
 
 
 def _find_version_file(folder: Any, name: str, version: str) -> Path:
-    path = model_file(folder, name, version) if _is_version(version) else None
+    path = find_model_file(folder, name, version) if _is_version(version) else None
     if path is None:
-        found = ", ".join(version_names(folder, name)) or "none"
+        found = ", ".join(list_version_names(folder, name)) or "none"
         raise UnknownModelError(f"{name!r} has no version {version!r}. Its versions: {found}.")
     return path
 
@@ -467,7 +467,7 @@ def _find_version_file(folder: Any, name: str, version: str) -> Path:
 def _save_in_any_format(model: Any, aside: Path) -> None:
     """Write a model in the first of the formats that can hold it."""
     why: ModelFileError | None = None
-    for suffix in formats():
+    for suffix in load_formats():
         try:
             save(model, aside / f"model{suffix}")
         except ModelFileError as error:

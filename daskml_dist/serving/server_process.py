@@ -72,7 +72,7 @@ def run_server_process(
 
     meanwhile: list[Task] = [
         lambda server: _share_metrics(metrics),
-        lambda server: _limit(server, head_seconds),
+        lambda server: _close_slow_connections(server, head_seconds),
     ]
     if watch is not None:
         models.watch(watch)
@@ -161,7 +161,7 @@ async def _share_metrics(metrics: Metrics) -> None:
         await asyncio.sleep(METRICS_SECONDS)
 
 
-async def _limit(server: Any, seconds: float) -> None:
+async def _close_slow_connections(server: Any, seconds: float) -> None:
     from daskml_dist.serving.connection import close_slow_connections
 
     await close_slow_connections(server.server_state.connections, seconds)

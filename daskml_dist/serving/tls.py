@@ -49,7 +49,7 @@ class Certificates:
         made = self._made()
         made.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._authorities is not None:
-            _read(Path(self._authorities), "client authorities", b"CERTIFICATE")
+            _read_file(Path(self._authorities), "client authorities", b"CERTIFICATE")
             try:
                 made.load_verify_locations(self._authorities)
             except ssl.SSLError as error:
@@ -87,8 +87,8 @@ class Certificates:
 
     def _made(self) -> ssl.SSLContext:
         certificate, key = self._certificate, self._key
-        _read(certificate, "certificate", b"CERTIFICATE")
-        _read(key, "private key", b"PRIVATE KEY")
+        _read_file(certificate, "certificate", b"CERTIFICATE")
+        _read_file(key, "private key", b"PRIVATE KEY")
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             made.load_cert_chain(certificate, key, self._told)
@@ -103,7 +103,7 @@ class Certificates:
         return made
 
 
-def _read(path: Path, what: str, begins: bytes) -> None:
+def _read_file(path: Path, what: str, begins: bytes) -> None:
     """Check that a file holds what it is named for."""
     try:
         held = path.read_bytes()

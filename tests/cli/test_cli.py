@@ -313,7 +313,7 @@ def test_what_works_here(only: str) -> None:
 
 
 def test_a_check_that_hangs_is_ended() -> None:
-    found = checks.examine("fit", 0.01)
+    found = checks.run_check_apart("fit", 0.01)
     assert found.state == "broken"
     assert "did not end within 0.01 s" in found.text
 
@@ -350,5 +350,5 @@ def test_a_check_that_raises_is_broken(
 
     monkeypatch.setitem(CHECKS, "fit", Check(fail))
     monkeypatch.setattr(sys, "argv", ["doctor", "fit"])
-    checks._main()
+    checks._run_named_check()
     assert '["broken", "OSError: no such thing"]' in capsys.readouterr().out

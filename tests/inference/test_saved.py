@@ -130,7 +130,7 @@ _C = {"C": [0.1, 1.0]}
 )
 def test_what_is_around_an_estimator_tells_its_training(model: Any, fits: int) -> None:
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
-    told = of_manifest.manifest_of(model.fit(frame, Y))
+    told = of_manifest.make_manifest(model.fit(frame, Y))
     assert told["inputs"]["dtypes"] == ["float64", "float32"]
     assert told["training"].get("rows") == ({1: 60, 2: 30}[fits] if fits else None)
     assert told["training"].get("fits", 1) == max(fits, 1)

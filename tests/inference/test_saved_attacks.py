@@ -23,7 +23,12 @@ import daskml_dist
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference import read_manifest
 from daskml_dist.inference.saved.archive import MANIFEST
-from daskml_dist.inference.saved.safetensors_file import _MANIFEST, _STATE, _parts, _sums
+from daskml_dist.inference.saved.safetensors_file import (
+    _MANIFEST,
+    _STATE,
+    _compute_checksums,
+    _read_parts,
+)
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import LabelEncoder
@@ -219,12 +224,12 @@ def other_dtype(state: str) -> str:
 def test_tensors(of_tensors: Any, of_state: Any, told: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     GaussianNB().fit(X, np.where(Y, "yes", "no")).save(path)
-    manifest, state, tensors = _parts(path.read_bytes(), "it")
+    manifest, state, tensors = _read_parts(path.read_bytes(), "it")
     if of_tensors is not None:
         of_tensors(state, tensors)
     if of_state is not None:
         state = of_state(state)
-    manifest["sha256"] = _sums(tensors, state)
+    manifest["sha256"] = _compute_checksums(tensors, state)
     path.write_bytes(save(tensors, {_MANIFEST: json.dumps(manifest), _STATE: state}))
     with pytest.raises(ModelFileError, match=told):
         daskml_dist.load(path)

@@ -221,7 +221,7 @@ def test_other_files_are_refused(attack: str, path: Path) -> None:
     ],
 )
 def test_functions_and_classes_of_elsewhere_are_refused(name: str, told: str, path: Path) -> None:
-    from daskml_dist.inference.saved.archive import sum_of
+    from daskml_dist.inference.saved.archive import compute_checksum
 
     GaussianNB().fit(X, Y).save(path)
     states: list[str] = []
@@ -232,7 +232,7 @@ def test_functions_and_classes_of_elsewhere_are_refused(name: str, told: str, pa
         return state
 
     _changed(path, STATE, change)
-    right = {"state": sum_of(states[0].encode())}
+    right = {"state": compute_checksum(states[0].encode())}
     _changed(path, MANIFEST, lambda m: {**m, "sha256": m["sha256"] | right})
     with pytest.raises(ModelFileError, match=told):
         daskml_dist.load(path)

@@ -23,7 +23,12 @@ from daskml_dist.errors import (
 )
 from daskml_dist.linear_model import Ridge
 from daskml_dist.serving import Metrics, Models, publish, rollback, set_route
-from daskml_dist.serving.registry import current_version, model_file, prune_versions, version_names
+from daskml_dist.serving.registry import (
+    find_model_file,
+    list_version_names,
+    prune_versions,
+    read_current_version,
+)
 from tests.serving.tiny import until
 
 RNG = np.random.default_rng(0)
@@ -44,7 +49,7 @@ def registry(tmp_path: Path, n: int, **options: Any) -> Path:
 
 
 def damage(folder: Path, version: str) -> None:
-    path = model_file(folder, "m", version)
+    path = find_model_file(folder, "m", version)
     assert path is not None
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -218,7 +223,7 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     publish(model(4), folder, "m", current=False)
     assert numbers(Models(folder)) == 2.0
     # One that is mended, or replaced, is taken.
-    daskml_dist.save(model(5), model_file(folder, "m", "3"))
+    daskml_dist.save(model(5), find_model_file(folder, "m", "3"))
     models.refresh()
     assert numbers(models) == 5.0
     damage(folder, "2")
@@ -273,13 +278,13 @@ def test_old_versions(tmp_path: Path) -> None:
     assert both.get("m", "1").predictor.model.intercept_[0] == 1.0
     for number in range(3, 7):
         publish(model(number), folder, "m", keep=2)
-    assert version_names(folder, "m") == ["5", "6"]
+    assert list_version_names(folder, "m") == ["5", "6"]
     rollback(folder, "m", "5")
     set_route(folder, "m", {"current": 1, "6": 1})
     for number in range(7, 10):
         publish(model(number), folder, "m", keep=1, current=False)
-    assert version_names(folder, "m") == ["5", "6", "9"]
-    assert current_version(folder, "m") == "5"
+    assert list_version_names(folder, "m") == ["5", "6", "9"]
+    assert read_current_version(folder, "m") == "5"
     assert [one for one in os.listdir(folder / "m") if one.startswith(".")] == []
     assert prune_versions(folder, "m", 1) == []
 
@@ -289,7 +294,7 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
     for junk in ("2", ".3.new", "4x", "05"):
         (folder / "m" / junk).mkdir()
     (folder / "m" / "current").write_text("nonsense")
-    assert version_names(folder, "m") == ["1"]
+    assert list_version_names(folder, "m") == ["1"]
     assert numbers(Models(folder)) == 1.0
     assert publish(model(7), folder, "m") == "3"  # "2" is taken, by whatever it is
 
@@ -315,4 +320,4 @@ def test_mistakes(tmp_path: Path, call: Any, error: type[Exception], words: str)
     registry(tmp_path, 1)
     with pytest.raises(error, match=words):
         call(tmp_path)
-    assert version_names(tmp_path, "m") == ["1"]
+    assert list_version_names(tmp_path, "m") == ["1"]

@@ -14,7 +14,7 @@ import pytest
 from daskml_dist.errors import InvalidParameterError, ModelFileError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.serving import Metrics, Models, Publisher, publish
-from daskml_dist.serving.registry import current_version, prune_versions, version_names
+from daskml_dist.serving.registry import list_version_names, prune_versions, read_current_version
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((50, 3))
@@ -42,7 +42,7 @@ def test_what_a_stream_learns_is_served(tmp_path: Path) -> None:
     np.testing.assert_array_equal(seen[-1], clf.predict_proba(X))
     assert len(seen) == 4
     assert len({one.tobytes() for one in seen}) == 4
-    assert version_names(tmp_path, "m") == ["3", "4"]
+    assert list_version_names(tmp_path, "m") == ["3", "4"]
     assert repr(publisher) == f"Publisher({str(tmp_path)!r}, 'm', keep=2)"
 
 
@@ -63,8 +63,8 @@ def test_a_full_disk(
         assert patient(MODEL) is None
     assert "No space left on device" in caplog.text
     assert sorted(os.listdir(tmp_path / "m")) == ["1", "current"]
-    assert current_version(tmp_path, "m") == "1"
-    assert patient(MODEL) == patient.version == current_version(tmp_path, "m") == "2"
+    assert read_current_version(tmp_path, "m") == "1"
+    assert patient(MODEL) == patient.version == read_current_version(tmp_path, "m") == "2"
 
 
 def test_a_version_deleted_while_it_is_read(
@@ -104,7 +104,7 @@ def test_others_delete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "replace", late)
     assert prune_versions(tmp_path, "m", 1) == ["2"]
-    assert version_names(tmp_path, "m") == ["3"]
+    assert list_version_names(tmp_path, "m") == ["3"]
     assert fresh.exists()
     assert not left.exists()
 

@@ -13,11 +13,11 @@ from daskml_dist.errors import ExportError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.onnx_trees import (
     complete_trees,
+    make_category_rows,
     prepare_trees,
-    rows_of_categories,
 )
 from daskml_dist.inference.export.sklearn_models import to_sklearn
-from daskml_dist.inference.saved.storage import name_of, write_bytes
+from daskml_dist.inference.saved.storage import path_to_text, write_bytes
 
 __all__ = ["to_onnx"]
 
@@ -77,7 +77,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     >>> model = to_onnx(clf, 'model.onnx')  # doctest: +SKIP
     """
     twin = to_sklearn(estimator)
-    skl2onnx, session_of = _libraries()
+    skl2onnx, session_of = _load_libraries()
     trees = prepare_trees(twin)
     more: dict[str, Any] = {"X": None if sample is None else sample[:1]}
     if sample is None:
@@ -87,16 +87,16 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
     if _has_shares(twin):
         more["options"] = {"zipmap": False}
-    model = _converted(skl2onnx, twin, more)
+    model = _convert_with_skl2onnx(skl2onnx, twin, more)
     _drop_unread_inputs(model.graph)
     complete_trees(trees, model)
-    _check_answers(twin, _opened(model, session_of, twin), sample)
+    _check_answers(twin, _open_session(model, session_of, twin), sample)
     if path is not None:
-        write_bytes(name_of(path), model.SerializeToString())
+        write_bytes(path_to_text(path), model.SerializeToString())
     return model
 
 
-def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
+def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
     """Return the ONNX model of an estimator of scikit-learn."""
     try:
         with warnings.catch_warnings():
@@ -112,25 +112,25 @@ def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
 
 def _drop_unread_inputs(graph: Any) -> None:
     """Remove inputs that no node reads: columns that a ColumnTransformer drops."""
-    read = _names_read(graph)
+    read = _find_read_names(graph)
     kept = [one for one in graph.input if one.name in read]
     if kept and len(kept) < len(graph.input):
         del graph.input[:]
         graph.input.extend(kept)
 
 
-def _names_read(graph: Any) -> set[str]:
+def _find_read_names(graph: Any) -> set[str]:
     """Return the names that the nodes of a graph read, those within nodes too."""
     read = {one.name for one in graph.output}
     for node in graph.node:
         read.update(node.input)
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                read |= _names_read(inner)
+                read |= _find_read_names(inner)
     return read
 
 
-def _opened(model: Any, session_of: Any, twin: Any) -> Any:
+def _open_session(model: Any, session_of: Any, twin: Any) -> Any:
     """Return the model as ONNX Runtime runs it."""
     try:
         return session_of(model.SerializeToString())
@@ -141,7 +141,7 @@ def _opened(model: Any, session_of: Any, twin: Any) -> Any:
         ) from error
 
 
-def _libraries() -> tuple[Any, Any]:
+def _load_libraries() -> tuple[Any, Any]:
     """Return the module skl2onnx, and a function that opens a model."""
     try:
         import onnxruntime
@@ -172,12 +172,12 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
     if sample is None:
         drawn = np.random.default_rng(0).normal(size=(_ROWS, twin.n_features_in_))
         sample = np.abs(drawn).astype(np.float32)  # some take no negative ones
-        sample = rows_of_categories(twin, sample)
+        sample = make_category_rows(twin, sample)
     sample = sample[:_ROWS]
-    wanted = _wanted(twin, sample)
+    wanted = _compute_expected_answers(twin, sample)
     number = int(_has_shares(twin))
     try:
-        found = np.asarray(session.run(None, _inputs(session, sample))[number])
+        found = np.asarray(session.run(None, _make_inputs(session, sample))[number])
     except Exception as error:  # of ONNX Runtime's own kinds, and of rows that are no such inputs
         raise ExportError(
             f"ONNX Runtime has no answers of this {type(twin).__name__}: {str(error)[-400:]}\n"
@@ -191,7 +191,7 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
         )
 
 
-def _wanted(twin: Any, sample: Any) -> NDArray[Any]:
+def _compute_expected_answers(twin: Any, sample: Any) -> NDArray[Any]:
     """Return the answers of scikit-learn's estimator, which ONNX must give too."""
     forms = [sample]
     if isinstance(sample, np.ndarray):
@@ -203,7 +203,7 @@ def _wanted(twin: Any, sample: Any) -> NDArray[Any]:
     errors = []
     for rows in forms:
         try:
-            return _answers(twin, rows)
+            return _compute_onnx_answers(twin, rows)
         except ExportError:
             raise
         except (TypeError, ValueError) as error:
@@ -214,7 +214,7 @@ def _wanted(twin: Any, sample: Any) -> NDArray[Any]:
     ) from errors[0]
 
 
-def _answers(twin: Any, sample: Any) -> NDArray[Any]:
+def _compute_onnx_answers(twin: Any, sample: Any) -> NDArray[Any]:
     for method in ("predict_proba", "predict", "transform"):
         if hasattr(twin, method) and (method != "predict_proba" or _has_shares(twin)):
             found = getattr(twin, method)(sample)
@@ -227,7 +227,7 @@ def _answers(twin: Any, sample: Any) -> NDArray[Any]:
     raise ExportError(f"{type(twin).__name__} answers nothing that ONNX could. Use to_sklearn().")
 
 
-def _inputs(session: Any, sample: Any) -> dict[str, Any]:
+def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:
     names = [one.name for one in session.get_inputs()]
     if len(names) == 1 and names[0] not in getattr(sample, "columns", ()):
         return {names[0]: np.asarray(sample)}

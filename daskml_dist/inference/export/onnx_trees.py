@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from daskml_dist.errors import ExportError
 
 __all__ = [
-    "categories_in",
     "check_categories",
     "complete_trees",
+    "find_categories",
+    "make_category_rows",
     "prepare_trees",
-    "rows_of_categories",
     "split_categories",
 ]
 
@@ -26,7 +26,7 @@ _OF_NODES = (
 )  # fmt: skip
 
 
-def categories_in(model: Any) -> dict[int, NDArray[Any]]:
+def find_categories(model: Any) -> dict[int, NDArray[Any]]:
     """Return the categories of each categorical feature of scikit-learn's boosting, or none."""
     mask = getattr(model, "is_categorical_", None)
     if mask is None or not hasattr(model, "_predictors"):
@@ -37,7 +37,7 @@ def categories_in(model: Any) -> dict[int, NDArray[Any]]:
 
 def check_categories(model: Any) -> None:
     """Check that values of float32 tell the categories from each other."""
-    for feature, known in categories_in(model).items():
+    for feature, known in find_categories(model).items():
         if known.dtype.kind not in "biuf":
             raise ExportError(
                 f"Categories of feature {feature} are no numbers, and trees of ONNX take rows of "
@@ -53,10 +53,10 @@ def check_categories(model: Any) -> None:
             )
 
 
-def rows_of_categories(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
+def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
     """Return rows with known categories, and now and then unknown ones, in categorical columns."""
     rows = rows.copy()
-    for feature, known in categories_in(model).items():
+    for feature, known in find_categories(model).items():
         rows[::2, feature] = np.resize(known, len(rows[::2]))
     return rows
 
@@ -67,7 +67,7 @@ def split_categories(model: Any, trees: list[Any], op: Any) -> None:
     A category that is listed goes to the side where missing values do not go; what is in no list,
     unknown categories and NaN too, goes where these do.
     """
-    categories = categories_in(model)
+    categories = find_categories(model)
     mask = np.asarray(model.is_categorical_)
     # Columns in the order in which the trees number them.
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
@@ -135,10 +135,10 @@ def prepare_trees(twin: Any) -> list[Any]:
     A threshold becomes the largest number of float32 that is not above it, so that rows of float32
     take the same ways.
     """
-    found = list(_trees_in(twin))
+    found = list(_find_tree_operators(twin))
     for model in found:
         check_categories(model)
-        for tree in _trees_of(model):
+        for tree in _list_trees(model):
             if hasattr(tree, "nodes"):
                 tree.nodes["num_threshold"] = _rounded_down(tree.nodes["num_threshold"])
             else:
@@ -146,17 +146,17 @@ def prepare_trees(twin: Any) -> list[Any]:
     return found
 
 
-def _trees_in(value: Any) -> Iterator[Any]:
+def _find_tree_operators(value: Any) -> Iterator[Any]:
     if hasattr(value, "tree_") or hasattr(value, "_predictors") or _is_forest(value):
         yield value
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _trees_in(one)
+            yield from _find_tree_operators(one)
     elif hasattr(value, "get_params"):
         # Names of parameters are what fitted attributes were made of.
         for name, one in vars(value).items():
             if name.endswith("_") or name == "steps":
-                yield from _trees_in(one)
+                yield from _find_tree_operators(one)
 
 
 def _is_forest(value: Any) -> bool:
@@ -164,7 +164,7 @@ def _is_forest(value: Any) -> bool:
     return len(trees) > 0 and all(hasattr(tree, "tree_") for tree in trees)
 
 
-def _trees_of(model: Any) -> list[Any]:
+def _list_trees(model: Any) -> list[Any]:
     """Return the trees of a model, in the order in which ONNX numbers them."""
     if hasattr(model, "_predictors"):
         return [tree for trees in model._predictors for tree in trees]
@@ -179,7 +179,7 @@ def _rounded_down(values: Any) -> Any:
 
 def complete_trees(models: list[Any], onnx: Any) -> None:
     """Add what skl2onnx leaves out: where missing values go, categories, and logarithmic links."""
-    if not any(_sends_left(m) or categories_in(m) or _has_log_link(m) for m in models):
+    if not any(_sends_missing_left(m) or find_categories(m) or _has_log_link(m) for m in models):
         return
     ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]
     if len(ops) != len(models):
@@ -188,19 +188,19 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
             "each by itself, or use to_sklearn()."
         )
     for model, op in zip(models, ops, strict=True):
-        if _sends_left(model):
+        if _sends_missing_left(model):
             _send_missing(model, op)
-        if categories_in(model):
-            split_categories(model, _trees_of(model), op)
+        if find_categories(model):
+            split_categories(model, _list_trees(model), op)
         if _has_log_link(model):
             _apply_exponential(op, onnx.graph)
 
 
-def _sends_left(model: Any) -> bool:
+def _sends_missing_left(model: Any) -> bool:
     """Return whether trees send missing values left somewhere, which skl2onnx passes over."""
     if hasattr(model, "_predictors"):
         return False
-    return any(tree.missing_go_to_left.any() for tree in _trees_of(model))
+    return any(tree.missing_go_to_left.any() for tree in _list_trees(model))
 
 
 def _has_log_link(model: Any) -> bool:
@@ -209,7 +209,7 @@ def _has_log_link(model: Any) -> bool:
 
 def _send_missing(model: Any, op: Any) -> None:
     by_name = {attribute.name: attribute for attribute in op.attribute}
-    trees = _trees_of(model)
+    trees = _list_trees(model)
     at = zip(by_name["nodes_treeids"].ints, by_name["nodes_nodeids"].ints, strict=True)
     sides = [int(trees[tree].missing_go_to_left[node]) for tree, node in at]
     found = by_name.get("nodes_missing_value_tracks_true")

@@ -140,12 +140,12 @@ class _Converter:
         return found
 
     def _twin(self, estimator: Any) -> Any:
-        from daskml_dist.inference.export.sklearn_parts import finish, stand_in
+        from daskml_dist.inference.export.sklearn_parts import find_stand_in, finish
 
         _check_exact(estimator)
-        if (inner := stand_in(estimator)) is not None:
+        if (inner := find_stand_in(estimator)) is not None:
             return self.of(inner)
-        kind = _kind(estimator)
+        kind = _find_sklearn_class(estimator)
         twin = kind(**self._params(estimator, kind))
         if not is_fitted(estimator):
             return twin
@@ -162,36 +162,40 @@ class _Converter:
 
     def _params(self, estimator: Any, kind: type) -> dict[str, Any]:
         """Return the parameters that scikit-learn's class has and accepts."""
-        from daskml_dist.inference.export.sklearn_parts import name_of
+        from daskml_dist.inference.export.sklearn_parts import find_loss_name
 
         known = inspect.signature(kind).parameters
         given = estimator.get_params(deep=False)
         if isinstance(loss := given.get("loss"), Loss):
-            given |= {"loss": name_of(loss)} | {n: v for n, v in vars(loss).items() if n in given}
+            given |= {"loss": find_loss_name(loss)} | {
+                n: v for n, v in vars(loss).items() if n in given
+            }
         found = {name: self.of(value) for name, value in given.items() if name in known}
-        return {name: value for name, value in found.items() if _takes(kind, name, value)}
+        return {
+            name: value for name, value in found.items() if _accepts_parameter(kind, name, value)
+        }
 
 
 def _is_ours(value: Any) -> bool:
-    return any(_of_package(kind) for kind in type(value).__mro__)
+    return any(_is_of_package(kind) for kind in type(value).__mro__)
 
 
-def _of_package(kind: type) -> bool:
+def _is_of_package(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == _PACKAGE
 
 
 def _check_exact(estimator: Any) -> None:
     """Check that an estimator's class is the package's own: another's may answer otherwise."""
     kind = type(estimator)
-    if not _of_package(kind):
-        base = next(one for one in kind.__mro__ if _of_package(one))
+    if not _is_of_package(kind):
+        base = next(one for one in kind.__mro__ if _is_of_package(one))
         raise ExportError(
             f"{kind.__name__} is a class of your own, and may answer otherwise than {base.__name__}"
             f" does. Give it a method to_sklearn, or export an estimator of {base.__name__}."
         )
 
 
-def _kind(estimator: Any) -> type:
+def _find_sklearn_class(estimator: Any) -> type:
     """Return the class of scikit-learn that answers as an estimator of this package does."""
     from daskml_dist.inference.export.sklearn_parts import OTHER_KINDS
 
@@ -212,13 +216,13 @@ def _kind(estimator: Any) -> type:
     return found
 
 
-def _takes(kind: type, name: str, value: Any) -> bool:
+def _accepts_parameter(kind: type, name: str, value: Any) -> bool:
     """Return whether a parameter of the twin's may have a value."""
     from daskml_dist.sklearn_internals import SklearnParameterError, validate_parameter_constraints
 
     constraints = getattr(kind, "_parameter_constraints", {})
     if name not in constraints:
-        return not _of_package(type(value))
+        return not _is_of_package(type(value))
     try:
         validate_parameter_constraints(
             {name: constraints[name]}, {name: value}, caller_name=kind.__name__

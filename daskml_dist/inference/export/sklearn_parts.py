@@ -17,12 +17,12 @@ __all__ = [
     "FINISH",
     "OTHER_KINDS",
     "check_fields",
+    "find_loss_name",
+    "find_stand_in",
     "finish",
-    "name_of",
     "set_boosting",
     "set_forest",
     "set_tree",
-    "stand_in",
 ]
 
 #: Fields of scikit-learn's nodes, and the names of ours by which they are called.
@@ -40,7 +40,7 @@ _FIELDS = {
 
 def set_tree(estimator: Any, twin: Any) -> None:
     """Give a twin of a decision tree its nodes."""
-    twin.tree_ = _tree_of(estimator.tree_)
+    twin.tree_ = _make_sklearn_tree(estimator.tree_)
 
 
 def set_forest(estimator: Any, twin: Any) -> None:
@@ -55,11 +55,11 @@ def set_forest(estimator: Any, twin: Any) -> None:
             if hasattr(ours, name):
                 setattr(tree, name, getattr(ours, name))
         tree.max_features_ = int(estimator.max_features_)
-        tree.tree_ = _tree_of(ours.tree_)
+        tree.tree_ = _make_sklearn_tree(ours.tree_)
         twin.estimators_.append(tree)
 
 
-def _tree_of(view: Any) -> Any:
+def _make_sklearn_tree(view: Any) -> Any:
     """Return a tree of scikit-learn with the nodes of a view."""
     from daskml_dist.sklearn_internals import tree_module
 
@@ -115,7 +115,7 @@ def set_boosting(estimator: Any, twin: Any) -> None:
         twin._label_encoder = LabelEncoder().fit(estimator.classes_)
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))
-    found = [_predictor(trees.tree(number), place) for number in range(len(trees))]
+    found = [_make_tree_predictor(trees.tree(number), place) for number in range(len(trees))]
     n = trees.n_per_iteration
     twin._predictors = [found[first : first + n] for first in range(0, len(found), n)]
     for name in ("train_score_", "validation_score_"):
@@ -131,7 +131,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
     names = getattr(estimator, "feature_names_in_", None)
     # The mask, whatever the user told it by.
     given, twin.categorical_features = twin.categorical_features, mask if mask.any() else None
-    twin._preprocess_X(_rows_of_categories(estimator, names), reset=True)
+    twin._preprocess_X(_make_category_rows(estimator, names), reset=True)
     twin.categorical_features = given
     if names is not None:
         twin.feature_names_in_ = np.array(names)
@@ -147,7 +147,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
     return order
 
 
-def _rows_of_categories(estimator: Any, names: Any) -> Any:
+def _make_category_rows(estimator: Any, names: Any) -> Any:
     """Return rows like those of the fit, in which every category is once at least."""
     bins, of_frame = estimator._trees.bins, estimator._categories
     d = bins.n_features
@@ -158,18 +158,18 @@ def _rows_of_categories(estimator: Any, names: Any) -> Any:
             known[label] = np.asarray(of_frame.get(label, edges) if of_frame else edges)
     n = max((len(values) for values in known.values()), default=1) or 1
     columns = {
-        label: _repeated(known[label], n) if label in known else np.zeros(n) for label in labels
+        label: _repeat_nodes(known[label], n) if label in known else np.zeros(n) for label in labels
     }
     if names is None and not of_frame:
         return np.column_stack([np.asarray(column, np.float64) for column in columns.values()])
     return load_pandas().DataFrame(columns)
 
 
-def _repeated(values: NDArray[Any], n: int) -> NDArray[Any]:
+def _repeat_nodes(values: NDArray[Any], n: int) -> NDArray[Any]:
     return np.resize(values, n) if len(values) else np.full(n, np.nan)
 
 
-def _predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
+def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
     """Return a tree of scikit-learn's boosting with the nodes of this package's."""
     from daskml_dist.sklearn_internals import PREDICTOR_RECORD_DTYPE, TreePredictor
 
@@ -199,14 +199,14 @@ def finish(estimator: Any, twin: Any) -> None:
     FINISH.get(type(estimator).__name__, _nothing)(estimator, twin)
 
 
-def stand_in(estimator: Any) -> Any:
+def find_stand_in(estimator: Any) -> Any:
     """Return the estimator that another one wraps, or stands for, where there is one."""
     if hasattr(estimator, "_as_sklearns"):
         return estimator._as_sklearns()
     return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
 
 
-def name_of(loss: Loss) -> str | None:
+def find_loss_name(loss: Loss) -> str | None:
     """Return scikit-learn's name of a loss with the same predictions; None where it has none."""
     kind = type(loss)
     base = next((one for one in kind.__mro__ if LOSSES.get(vars(one).get("name", "")) is one), None)
@@ -227,15 +227,15 @@ def _nothing(estimator: Any, twin: Any) -> None:
 # --- classes ---------------------------------------------------------------------------------
 
 
-def _of_classes(estimator: Any) -> tuple[str, str] | None:
+def _refuse_many_classes(estimator: Any) -> tuple[str, str] | None:
     """Refuse multinomial log loss, which scikit-learn's SGD does not have."""
     several = np.size(getattr(estimator, "intercept_", ())) > 1
-    if several and name_of(estimator._loss()) == "log_loss":
+    if several and find_loss_name(estimator._loss()) == "log_loss":
         return "linear_model", "LogisticRegression"
     return None
 
 
-def _of_targets(estimator: Any) -> tuple[str, str] | None:
+def _refuse_many_targets(estimator: Any) -> tuple[str, str] | None:
     """Refuse several targets, which scikit-learn's SGD does not have."""
     loss = estimator._loss()
     if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
@@ -250,8 +250,8 @@ def _of_targets(estimator: Any) -> tuple[str, str] | None:
 
 #: Functions that tell in which cases the twin is of another name, and room.
 OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
-    "SGDClassifier": _of_classes,
-    "SGDRegressor": _of_targets,
+    "SGDClassifier": _refuse_many_classes,
+    "SGDRegressor": _refuse_many_targets,
 }
 
 # --- inner parts -----------------------------------------------------------------------------

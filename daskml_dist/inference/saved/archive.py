@@ -17,12 +17,12 @@ from daskml_dist.inference.saved.manifest import FORMAT
 __all__ = [
     "MANIFEST",
     "REMEDY",
+    "check_checksums",
     "check_references",
-    "check_sums",
-    "filled",
+    "compute_checksum",
     "pack",
-    "shared",
-    "sum_of",
+    "put_back_arrays",
+    "take_out_arrays",
     "unpack",
 ]
 
@@ -39,7 +39,7 @@ def check_references(archive: bytes, name: str) -> None:
     """
     with zipfile.ZipFile(io.BytesIO(archive)) as whole:
         schema = json.loads(whole.read("schema.json"))
-    parts = list(_parts(schema))
+    parts = list(_find_parts(schema))
     if _Uses(parts).of(schema) > _LEAST + _MOST * len(parts):
         raise ModelFileError(
             f"{name} is damaged: its parts hold each other more often than those of any estimator. "
@@ -47,14 +47,14 @@ def check_references(archive: bytes, name: str) -> None:
         )
 
 
-def _parts(told: Any) -> Iterable[dict[str, Any]]:
+def _find_parts(told: Any) -> Iterable[dict[str, Any]]:
     if isinstance(told, dict):
         yield told
         told = told.values()
     elif not isinstance(told, list):
         return
     for one in told:
-        yield from _parts(one)
+        yield from _find_parts(one)
 
 
 class _Uses:
@@ -107,10 +107,10 @@ def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -
     """Add members and the manifest to an archive."""
     buffer = io.BytesIO(whole)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
-        sums = {name: sum_of(archive.read(name)) for name in archive.namelist()}
+        sums = {name: compute_checksum(archive.read(name)) for name in archive.namelist()}
         for name, data in more.items():
             archive.writestr(name, data)
-            sums[name] = sum_of(data)
+            sums[name] = compute_checksum(data)
         told = {**manifest, "sha256": sums}
         archive.writestr(MANIFEST, json.dumps(told, indent=2, allow_nan=False))
     return buffer.getvalue()
@@ -118,7 +118,7 @@ def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -
 
 def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read an archive, each member checked against its checksum."""
-    members = _members(data, name)
+    members = _read_members(data, name)
     if MANIFEST not in members:
         raise ModelFileError(
             f"{name} has no {MANIFEST}: it is damaged, or was not written by save(). Files of "
@@ -130,33 +130,35 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise ModelFileError(
             f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
         ) from error
-    check_sums(manifest, {n: sum_of(data) for n, data in members.items()}, name)
+    check_checksums(manifest, {n: compute_checksum(data) for n, data in members.items()}, name)
     return manifest, members
 
 
-def shared(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
+def take_out_arrays(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
     """Take the arrays out of an archive that another one, which it will lie in, has too."""
-    parts = _members(inner, "the estimator")
-    there = {sum_of(data): one for one, data in _members(outer, "its twin").items()}
-    same = {n: there.pop(found, "") for n, found in ((n, sum_of(d)) for n, d in parts.items())}
+    parts = _read_members(inner, "the estimator")
+    there = {compute_checksum(data): one for one, data in _read_members(outer, "its twin").items()}
+    same = {
+        n: there.pop(found, "") for n, found in ((n, compute_checksum(d)) for n, d in parts.items())
+    }
     same = {n: at for n, at in same.items() if at and n.endswith(_ARRAY)}
     if not same:
         return inner, {}
-    return _written({n: d for n, d in parts.items() if n not in same}), same
+    return _write_archive({n: d for n, d in parts.items() if n not in same}), same
 
 
-def filled(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
-    """Return an archive with the arrays put back that `shared` took out, all of them checked."""
-    parts = _members(inner, name)
+def put_back_arrays(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
+    """Return an archive with the arrays that `take_out_arrays` took out, all of them checked."""
+    parts = _read_members(inner, name)
     if not isinstance(same, dict) or not {*map(str, same.values())} <= {*members}:
         raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
     if len({*same.values()}) < len(same) or {*same} & {*parts}:
         # Else a small file could fill the memory.
         raise ModelFileError(f"{name} is damaged: it asks for an array twice. {REMEDY}")
-    return _written(parts | {n: members[at] for n, at in same.items()}) if same else inner
+    return _write_archive(parts | {n: members[at] for n, at in same.items()}) if same else inner
 
 
-def _written(members: Mapping[str, bytes]) -> bytes:
+def _write_archive(members: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
@@ -164,7 +166,7 @@ def _written(members: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _members(data: bytes, name: str) -> dict[str, bytes]:
+def _read_members(data: bytes, name: str) -> dict[str, bytes]:
     """Return the members of a zip file that unpacks to no more than it should."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -205,12 +207,12 @@ def _check_inflated(data: bytes, name: str) -> None:
 REMEDY = "Save the model again, or restore the file from a copy."
 
 
-def sum_of(data: bytes) -> str:
+def compute_checksum(data: bytes) -> str:
     """Return the checksum of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
-def check_sums(manifest: Any, found: Mapping[str, str], name: str) -> None:
+def check_checksums(manifest: Any, found: Mapping[str, str], name: str) -> None:
     """Check a manifest, and checksums of the parts of its file against those that it tells."""
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):

@@ -20,12 +20,12 @@ from daskml_dist.errors.stack_level import user_stack_level
 
 __all__ = [
     "FORMAT",
-    "manifest_of",
+    "explain_old_versions",
+    "find_replacements",
+    "find_versions",
+    "make_manifest",
     "members_given_rows",
     "needed_names",
-    "reading",
-    "replacements",
-    "versions_here",
     "warn_of_versions",
 ]
 
@@ -35,7 +35,7 @@ _OF_FITS = ("callbacks", "checkpoint")
 _SHARED = (type(None), str, int, float, tuple)
 
 
-def replacements(estimator: Any) -> dict[int, Any]:
+def find_replacements(estimator: Any) -> dict[int, Any]:
     """Return values that stand in a file for parts of an estimator, and of those that it holds.
 
     Callbacks and checkpoints are left out. An estimator may have a method ``_in_files()``, which
@@ -68,7 +68,7 @@ _MATTER = ("daskml-dist", "scikit-learn")
 
 
 @contextmanager
-def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
+def explain_old_versions(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
     """Tell of other versions where reading a file fails whose parts are whole."""
     try:
         yield
@@ -84,7 +84,7 @@ def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
 
 def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
     """Warn where another minor release of this package or scikit-learn wrote a file."""
-    here, there = versions_here(), manifest.get("versions", {})
+    here, there = find_versions(), manifest.get("versions", {})
     others = [
         f"{one} {there[one]} (here {here.get(one)})"
         for one in _MATTER
@@ -110,33 +110,33 @@ FORMAT = 2
 _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 
 
-def manifest_of(estimator: Any) -> dict[str, Any]:
+def make_manifest(estimator: Any) -> dict[str, Any]:
     """Return facts of a fitted estimator that its users must know."""
     kind = type(estimator)
     return {
         "format": 1,
-        "estimator": f"{_public(kind.__module__)}.{kind.__name__}",
+        "estimator": f"{_find_public_module(kind.__module__)}.{kind.__name__}",
         "saved": datetime.now(UTC).isoformat(timespec="seconds"),
-        "inputs": _inputs(estimator),
-        "outputs": _outputs(estimator),
-        "training": _training(estimator),
-        "versions": versions_here(),
+        "inputs": _describe_inputs(estimator),
+        "outputs": _describe_outputs(estimator),
+        "training": _describe_training(estimator),
+        "versions": find_versions(),
     }
 
 
-def _public(module: str) -> str:
+def _find_public_module(module: str) -> str:
     """Return the room of the package that a class is imported from; elsewhere its module."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "daskml_dist" else module
 
 
-def _inputs(estimator: Any) -> dict[str, Any]:
+def _describe_inputs(estimator: Any) -> dict[str, Any]:
     names = getattr(estimator, "feature_names_in_", None)
     n_features = getattr(estimator, "n_features_in_", None)
     return {
         "n_features": None if n_features is None else int(n_features),
         "names": None if names is None else [str(name) for name in names],
-        "dtypes": _dtypes(estimator),
+        "dtypes": _find_dtypes(estimator),
     }
 
 
@@ -182,20 +182,22 @@ def members_given_rows(estimator: Any) -> list[Any]:
     return list(estimator.estimators_) if hands_on and not passes_rows else []
 
 
-def _dtypes(estimator: Any) -> list[str] | None:
+def _find_dtypes(estimator: Any) -> list[str] | None:
     """Return the dtypes of the columns of the fit; one where all columns have the same."""
     steps = getattr(estimator, "steps", None)
     if steps:
-        return _dtypes(steps[0][1])
+        return _find_dtypes(steps[0][1])
     own: list[str] | None = getattr(estimator, "_feature_dtypes", None)
     if own is not None:
         return own
     width = getattr(estimator, "n_features_in_", None)
-    alike = (one for one in _members(estimator) if getattr(one, "n_features_in_", None) == width)
-    return next((found for one in alike if (found := _dtypes(one)) is not None), None)
+    alike = (
+        one for one in _find_members(estimator) if getattr(one, "n_features_in_", None) == width
+    )
+    return next((found for one in alike if (found := _find_dtypes(one)) is not None), None)
 
 
-def _members(estimator: Any) -> list[Any]:
+def _find_members(estimator: Any) -> list[Any]:
     """Return fitted estimators that this one holds: of a search its best, of an ensemble all."""
     for name in ("best_estimator_", "estimator_", "regressor_"):
         if (one := getattr(estimator, name, None)) is not None:
@@ -208,14 +210,14 @@ def _members(estimator: Any) -> list[Any]:
     return []
 
 
-def _outputs(estimator: Any) -> dict[str, Any]:
+def _describe_outputs(estimator: Any) -> dict[str, Any]:
     classes = getattr(estimator, "classes_", None)
     if classes is None:
         return {"classes": None}
     several = isinstance(classes, list)
     found = [np.asarray(one) for one in (classes if several else [classes])]
     found = [one.astype(str) if one.dtype.kind in "mM" else one for one in found]
-    lists = [[_label(label) for label in one.tolist()] for one in found]
+    lists = [[_encode_label(label) for label in one.tolist()] for one in found]
     dtypes = [str(one.dtype) for one in found]
     return {
         "classes": lists if several else lists[0],
@@ -223,14 +225,14 @@ def _outputs(estimator: Any) -> dict[str, Any]:
     }
 
 
-def _label(label: Any) -> Any:
+def _encode_label(label: Any) -> Any:
     """Return a label as JSON: None for NaN, text for infinity and other objects."""
     if isinstance(label, float) and not np.isfinite(label):
         return None if np.isnan(label) else str(label)
     return label if label is None or isinstance(label, str | int | float) else str(label)
 
 
-def _training(estimator: Any) -> dict[str, Any]:
+def _describe_training(estimator: Any) -> dict[str, Any]:
     """Return facts of the last fit, where it left a history; of several estimators, sums."""
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
@@ -239,16 +241,16 @@ def _training(estimator: Any) -> dict[str, Any]:
     if records:
         return {
             "passes": len(records),
-            "rows": _number(records[-1].get("rows")),
-            "loss": _number(records[-1].get("loss")),
-            "seconds": _number(sum(record.get("seconds") or 0.0 for record in records)),
+            "rows": _encode_number(records[-1].get("rows")),
+            "loss": _encode_number(records[-1].get("loss")),
+            "seconds": _encode_number(sum(record.get("seconds") or 0.0 for record in records)),
             "policy": history.extra.get("policy"),
         }
-    told = [facts for one in _members(last) if (facts := _training(one))]
-    return told[0] if len(told) == 1 else _in_all(told)
+    told = [facts for one in _find_members(last) if (facts := _describe_training(one))]
+    return told[0] if len(told) == 1 else _sum_trainings(told)
 
 
-def _in_all(told: list[dict[str, Any]]) -> dict[str, Any]:
+def _sum_trainings(told: list[dict[str, Any]]) -> dict[str, Any]:
     """Return facts of the fits of several estimators: sums, the most rows, and no one loss."""
     if not told:
         return {}
@@ -259,19 +261,19 @@ def _in_all(told: list[dict[str, Any]]) -> dict[str, Any]:
         "passes": sum(one["passes"] for one in told),
         "rows": max(rows, default=None),
         "loss": None,
-        "seconds": _number(sum(one["seconds"] or 0.0 for one in told)),
+        "seconds": _encode_number(sum(one["seconds"] or 0.0 for one in told)),
         "policy": policies.pop() if len(policies) == 1 else None,
     }
 
 
-def _number(value: Any) -> Any:
+def _encode_number(value: Any) -> Any:
     """Return a number as JSON has it; None for NaN and infinity."""
     if value is None or not np.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else float(value)
 
 
-def versions_here() -> dict[str, str]:
+def find_versions() -> dict[str, str]:
     """Return versions of this package, Python, and the packages that a file depends on."""
     found = {"daskml-dist": __version__, "python": platform.python_version()}
     for name in _PACKAGES:

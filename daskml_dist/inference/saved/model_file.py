@@ -12,15 +12,15 @@ from typing import Any
 from daskml_dist.errors import ModelFileError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.sklearn_models import check_is_estimator
-from daskml_dist.inference.saved.storage import name_of, read_bytes, write_bytes
+from daskml_dist.inference.saved.storage import path_to_text, read_bytes, write_bytes
 
-__all__ = ["formats", "load", "read_manifest", "save"]
+__all__ = ["load", "load_formats", "read_manifest", "save"]
 
 _ROOM = __name__.rpartition(".")[0]
 
 
 @cache
-def formats() -> dict[str, ModuleType]:
+def load_formats() -> dict[str, ModuleType]:
     """Return the modules of file formats by suffix, the preferred one first."""
     names = [one.name for one in pkgutil.iter_modules(import_module(_ROOM).__path__)]
     modules = [import_module(f"{_ROOM}.{name}") for name in names if name.endswith("_file")]
@@ -78,9 +78,9 @@ def save(estimator: Any, path: Any) -> None:
     >>> again.predict(X).tolist()
     [0, 0, 1, 1]
     """
-    path = name_of(path)
+    path = path_to_text(path)
     check_is_estimator(estimator)
-    write_bytes(path, _format_of(path).write(estimator))
+    write_bytes(path, _find_format(path).write(estimator))
 
 
 @suggest_arguments
@@ -132,23 +132,23 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     >>> again.predict(X).tolist()
     [0, 0, 1, 1]
     """
-    path = name_of(path)
-    return _format_of(path).read(read_bytes(path), path, frozenset(trusted), **given)
+    path = path_to_text(path)
+    return _find_format(path).read(read_bytes(path), path, frozenset(trusted), **given)
 
 
 @suggest_arguments
 def read_manifest(path: Any) -> dict[str, Any]:
     """Read what a model file says of itself; its parts are checked against their checksums."""
-    path = name_of(path)
-    found: dict[str, Any] = _format_of(path).read_manifest(read_bytes(path), path)
+    path = path_to_text(path)
+    found: dict[str, Any] = _find_format(path).read_manifest(read_bytes(path), path)
     return found
 
 
-def _format_of(path: str) -> ModuleType:
-    for suffix, module in formats().items():
+def _find_format(path: str) -> ModuleType:
+    for suffix, module in load_formats().items():
         if path.endswith(suffix):
             return module
     raise ModelFileError(
-        f"{path} ends in none of {', '.join(formats())}, by which a model file is known. Name it "
-        "so; for ONNX call to_onnx(path)."
+        f"{path} ends in none of {', '.join(load_formats())}, by which a model file is known. "
+        "Name it so; for ONNX call to_onnx(path)."
     )

@@ -21,11 +21,11 @@ from daskml_dist.errors import ModelFileError
 __all__ = [
     "Reader",
     "Writer",
-    "asked_of",
     "check_findable",
     "check_trusted",
-    "classes_in",
+    "find_untrusted",
     "is_number_type",
+    "list_classes",
 ]
 
 _ROOMS = (
@@ -65,7 +65,7 @@ _SPLITTERS = "sklearn.model_selection._split."
 def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
     """Check the types that a file is made of."""
     types = sorted(types)
-    if unknown := [one for one in asked_of(types) if one not in given]:
+    if unknown := [one for one in find_untrusted(types) if one not in given]:
         raise ModelFileError(
             f"{name} is made of {', '.join(unknown)}: not known to hold data alone, so not read "
             "without your word. Where you trust whoever wrote the file, pass "
@@ -75,14 +75,14 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
     return types
 
 
-def asked_of(types: Iterable[str]) -> list[str]:
+def find_untrusted(types: Iterable[str]) -> list[str]:
     """Return the types among these that are trusted only where the user says so."""
     return sorted(one for one in types if not _is_known(one))
 
 
 def check_findable(types: Iterable[str], name: str) -> None:
     """Check, before a file is written, that classes of others can be found when it is read."""
-    for one in asked_of(types):
+    for one in find_untrusted(types):
         if not _can_be_found(one):
             raise ModelFileError(
                 f"This {name} is made of {one}, which no later process finds by this name. Define "
@@ -101,11 +101,11 @@ def _can_be_found(name: str) -> bool:
 
 def _is_known(name: str) -> bool:
     ours = any(name.startswith(f"daskml_dist.{room}.") for room in _ROOMS)
-    return ours or name in _ALSO or name.startswith(_SPLITTERS) or name in _scores()
+    return ours or name in _ALSO or name.startswith(_SPLITTERS) or name in _list_score_functions()
 
 
 @cache
-def _scores() -> frozenset[str]:
+def _list_score_functions() -> frozenset[str]:
     """Return the functions of scikit-learn's scorers, as ``scoring="roc_auc"`` names one."""
     from sklearn.metrics import get_scorer, get_scorer_names
 
@@ -173,7 +173,7 @@ class Writer:
         ours = any(one.__module__.partition(".")[0] == _PACKAGE for one in kind.__mro__)
         state = value.__getstate__() if ours else None
         if not ours or not isinstance(state, dict | None) or "." in kind.__qualname__:
-            raise _no_form(value, name)
+            raise _cannot_write(value, name)
         cached = [n for n in state or () if _is_cached(kind, n)]
         kept = {n: v for n, v in (state or {}).items() if n not in cached}
         return {
@@ -206,7 +206,7 @@ class Writer:
             items = [self.of(one, f"{name}.{i}") for i, one in enumerate(value.flat)]
             return {_KIND: "objects", "shape": list(value.shape), "items": items}
         else:
-            raise _no_form(value, name)
+            raise _cannot_write(value, name)
         return told
 
     def _add(self, name: str, value: NDArray[Any]) -> None:
@@ -222,17 +222,17 @@ def is_number_type(value: Any) -> bool:
     return value is not np.object_ and np.dtype(value).type is value
 
 
-def classes_in(told: Any) -> set[str]:
+def list_classes(told: Any) -> set[str]:
     """Return the names of the classes of all objects in a value of JSON."""
     if isinstance(told, list):
-        return set().union(*map(classes_in, told))
+        return set().union(*map(list_classes, told))
     if not isinstance(told, dict):
         return set()
     own = {told["class"]} if told.get(_KIND) == "object" else set()
-    return own.union(*map(classes_in, told.values()))
+    return own.union(*map(list_classes, told.values()))
 
 
-def _no_form(value: Any, name: str) -> ModelFileError:
+def _cannot_write(value: Any, name: str) -> ModelFileError:
     return ModelFileError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which has no form in "
         ".safetensors. Make the estimator without it, or save it as .skops."

@@ -11,14 +11,20 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.export.sklearn_models import check_exportable
-from daskml_dist.inference.saved.archive import REMEDY, check_sums, sum_of
+from daskml_dist.inference.saved.archive import REMEDY, check_checksums, compute_checksum
 from daskml_dist.inference.saved.manifest import (
-    manifest_of,
-    reading,
-    replacements,
+    explain_old_versions,
+    find_replacements,
+    make_manifest,
     warn_of_versions,
 )
-from daskml_dist.inference.saved.objects import Reader, Writer, asked_of, classes_in, is_number_type
+from daskml_dist.inference.saved.objects import (
+    Reader,
+    Writer,
+    find_untrusted,
+    is_number_type,
+    list_classes,
+)
 
 __all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
@@ -33,18 +39,18 @@ _APART = "daskml_dist."
 
 def write(estimator: Any) -> bytes:
     """Return the file of a fitted estimator, as bytes."""
-    library = _library()
+    library = _load_safetensors()
     check_exportable(estimator)
-    manifest = manifest_of(estimator)
+    manifest = make_manifest(estimator)
     if _public_class(manifest["estimator"]) is not type(estimator):
         raise ModelFileError(
             f"{type(estimator).__name__} is no public estimator of daskml_dist, which alone become "
             ".safetensors. Save it as .skops."
         )
-    writer = Writer(replacements(estimator))
+    writer = Writer(find_replacements(estimator))
     state: dict[str, Any] = {**estimator.__getstate__()}  # type: ignore[dict-item]
     own = estimator._take_tensors(state) if hasattr(estimator, "_take_tensors") else {}
-    left_out = _left_out(estimator, state)
+    left_out = _find_left_out(estimator, state)
     prefix = _APART if own else ""
     # Names of public attributes come first, where another one is the same array.
     names = sorted(state, key=lambda name: name.startswith("_"))
@@ -53,7 +59,7 @@ def write(estimator: Any) -> bytes:
         raise ModelFileError(f"The module's tensor {min(clash)} has a name that is taken.")
     tensors = writer.tensors | own
     text = json.dumps({"state": told, "left_out": left_out, "module": [*own]}, allow_nan=False)
-    manifest["sha256"] = _sums(tensors, text)
+    manifest["sha256"] = _compute_checksums(tensors, text)
     metadata = {_MANIFEST: json.dumps(manifest, allow_nan=False), _STATE: text}
     try:
         data: bytes = library.save(tensors, metadata)
@@ -67,9 +73,9 @@ def write(estimator: Any) -> bytes:
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
     """Return the estimator of a file."""
-    manifest, text, tensors = _parts(data, name)
+    manifest, text, tensors = _read_parts(data, name)
     warn_of_versions(manifest, name)
-    with reading(manifest, name):
+    with explain_old_versions(manifest, name):
         told = json.loads(text)
         kind = _public_class(manifest["estimator"])
         if kind is None:
@@ -88,7 +94,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     """Return the manifest of a file, whose parts are checked."""
-    return _parts(data, name)[0]
+    return _read_parts(data, name)[0]
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
@@ -99,10 +105,10 @@ def code_of(estimator: Any) -> dict[str, Any]:
 
 def types_asked(data: bytes) -> list[str]:
     """Return the types that `read` takes only where they are trusted."""
-    return asked_of(classes_in(json.loads(_parts(data, "the file")[1])["state"]))
+    return find_untrusted(list_classes(json.loads(_read_parts(data, "the file")[1])["state"]))
 
 
-def _left_out(estimator: Any, state: dict[str, Any]) -> list[str]:
+def _find_left_out(estimator: Any, state: dict[str, Any]) -> list[str]:
     """Take classes and functions among the parameters out of a state; their names."""
     names = [n for n in estimator.get_params(deep=False) if _is_code(state.get(n))]
     for name in names:
@@ -146,18 +152,20 @@ def _public_class(name: str) -> type | None:
     return found if isinstance(found, type) and issubclass(found, BaseEstimator) else None
 
 
-def _sums(tensors: Mapping[str, NDArray[Any]], text: str) -> dict[str, str]:
+def _compute_checksums(tensors: Mapping[str, NDArray[Any]], text: str) -> dict[str, str]:
     """Return a checksum of each tensor with its dtype and shape, and of the rest."""
     found = {
-        f"tensor {name}": sum_of(f"{one.dtype.str}{list(one.shape)}".encode() + one.tobytes())
+        f"tensor {name}": compute_checksum(
+            f"{one.dtype.str}{list(one.shape)}".encode() + one.tobytes()
+        )
         for name, one in tensors.items()
     }
-    return {**found, "state": sum_of(text.encode())}
+    return {**found, "state": compute_checksum(text.encode())}
 
 
-def _parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
+def _read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
     """Return manifest, JSON and tensors of a file, checked."""
-    library = _library()
+    library = _load_safetensors()
     try:
         tensors: dict[str, NDArray[Any]] = library.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -177,11 +185,11 @@ def _parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArr
         raise ModelFileError(
             f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
         ) from error
-    check_sums(manifest, _sums(tensors, metadata[_STATE]), name)
+    check_checksums(manifest, _compute_checksums(tensors, metadata[_STATE]), name)
     return manifest, metadata[_STATE], tensors
 
 
-def _library() -> Any:
+def _load_safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError as error:

@@ -12,18 +12,18 @@ from daskml_dist.inference.export.sklearn_models import to_sklearn
 from daskml_dist.inference.saved.archive import (
     REMEDY,
     check_references,
-    filled,
     pack,
-    shared,
+    put_back_arrays,
+    take_out_arrays,
     unpack,
 )
 from daskml_dist.inference.saved.manifest import (
-    manifest_of,
-    reading,
-    replacements,
+    explain_old_versions,
+    find_replacements,
+    make_manifest,
     warn_of_versions,
 )
-from daskml_dist.inference.saved.objects import asked_of, check_findable, check_trusted
+from daskml_dist.inference.saved.objects import check_findable, check_trusted, find_untrusted
 
 __all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
@@ -36,22 +36,22 @@ _INNER = "daskml_dist/estimator.skops"
 
 def write(estimator: Any) -> bytes:
     """Return the file of a fitted estimator, as bytes."""
-    sio = _skops()
-    own = _dumped(sio, estimator)
+    sio = _load_skops()
+    own = _dump_with_skops(sio, estimator)
     types = sio.get_untrusted_types(data=own)
     check_findable(types, type(estimator).__name__)
-    if others := asked_of(types):
-        _check_read(sio, own, types, others, type(estimator).__name__)
+    if others := find_untrusted(types):
+        _check_readable(sio, own, types, others, type(estimator).__name__)
     try:
         twin = sio.dumps(to_sklearn(estimator))
     except ExportError:  # scikit-learn has none
         twin = None
-    manifest = {**manifest_of(estimator), "twin": twin is not None}
+    manifest = {**make_manifest(estimator), "twin": twin is not None}
     if twin is None:
         return pack(own, {}, manifest)
-    own, same = shared(own, twin)
+    own, same = take_out_arrays(own, twin)
     if same:
-        manifest |= {"format": 2, "shared": same}
+        manifest |= {"format": 2, "take_out_arrays": same}
     return pack(twin, {_INNER: own}, manifest)
 
 
@@ -59,13 +59,13 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     """Return the estimator of a file."""
     from sklearn.exceptions import InconsistentVersionWarning
 
-    sio = _skops()
+    sio = _load_skops()
     if given:
         raise ModelFileError(f"{name} holds {min(given)} itself, as all parameters. Leave it out.")
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
-    own = _own(manifest, members, data, name)
-    with reading(manifest, name):
+    own = _dump_estimator(manifest, members, data, name)
+    with explain_old_versions(manifest, name):
         check_references(own, name)
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
         with warnings.catch_warnings():
@@ -92,21 +92,25 @@ def code_of(estimator: Any) -> dict[str, Any]:
 
 def types_asked(data: bytes) -> list[str]:
     """Return the types that `read` takes only where they are trusted."""
-    return asked_of(
-        _skops().get_untrusted_types(data=_own(*unpack(data, "the file"), data, "the file"))
+    return find_untrusted(
+        _load_skops().get_untrusted_types(
+            data=_dump_estimator(*unpack(data, "the file"), data, "the file")
+        )
     )
 
 
-def _own(manifest: dict[str, Any], members: dict[str, bytes], data: bytes, name: str) -> bytes:
+def _dump_estimator(
+    manifest: dict[str, Any], members: dict[str, bytes], data: bytes, name: str
+) -> bytes:
     """Return the archive of the estimator itself, beside that of scikit-learn's."""
     if not manifest.get("twin") or _INNER not in members:
         return data
-    return filled(members[_INNER], manifest.get("shared", {}), members, name)
+    return put_back_arrays(members[_INNER], manifest.get("take_out_arrays", {}), members, name)
 
 
-def _dumped(sio: Any, estimator: Any) -> bytes:
+def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
     try:
-        data: bytes = sio.dumps(copy.deepcopy(estimator, replacements(estimator)))
+        data: bytes = sio.dumps(copy.deepcopy(estimator, find_replacements(estimator)))
     except Exception as error:  # of many kinds, among them TypeError and UnsupportedTypeException
         raise ModelFileError(
             f"This {type(estimator).__name__} holds what skops cannot store "
@@ -116,7 +120,7 @@ def _dumped(sio: Any, estimator: Any) -> bytes:
     return data
 
 
-def _check_read(sio: Any, data: bytes, types: list[str], others: list[str], name: str) -> None:
+def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], name: str) -> None:
     """Check that objects of others' classes can be read, too: some are written and then lost."""
     try:
         sio.loads(data, types)
@@ -127,7 +131,7 @@ def _check_read(sio: Any, data: bytes, types: list[str], others: list[str], name
         ) from error
 
 
-def _skops() -> Any:
+def _load_skops() -> Any:
     try:
         import skops.io
     except ImportError as error:

@@ -10,10 +10,10 @@ from typing import Any
 
 from daskml_dist.errors import InvalidTypeError, ModelFileError
 
-__all__ = ["name_of", "read_bytes", "write_bytes"]
+__all__ = ["path_to_text", "read_bytes", "write_bytes"]
 
 
-def name_of(path: Any) -> str:
+def path_to_text(path: Any) -> str:
     """Return the path as text."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise InvalidTypeError(
@@ -24,7 +24,7 @@ def name_of(path: Any) -> str:
 
 def write_bytes(path: str, data: bytes) -> None:
     """Write a file; who reads it meanwhile finds the one before or this one."""
-    fs, name, is_local = _opened(path)
+    fs, name, is_local = _open_file_system(path)
     try:
         if not is_local:
             fs.pipe_file(name, data)
@@ -53,7 +53,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 def read_bytes(path: str) -> bytes:
     """Return the content of a file."""
-    fs, name, is_local = _opened(path)
+    fs, name, is_local = _open_file_system(path)
     try:
         if is_local and not stat.S_ISREG(os.stat(name).st_mode):
             # A pipe or a device may have no end.
@@ -65,7 +65,7 @@ def read_bytes(path: str) -> bytes:
         ) from error
 
 
-def _opened(path: str) -> tuple[Any, str, bool]:
+def _open_file_system(path: str) -> tuple[Any, str, bool]:
     """Return the file system, the name there, and whether it is this machine's own."""
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]

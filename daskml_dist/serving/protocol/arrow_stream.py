@@ -32,19 +32,19 @@ def unpacked_size(body: Any, library: Any) -> int:
             message = reader.read_next_message()
         except StopIteration:
             return total
-        total += _unpacked(message)
+        total += _unpacked_message_size(message)
 
 
-def _unpacked(message: Any) -> int:
+def _unpacked_message_size(message: Any) -> int:
     table = memoryview(message.metadata)
     if message.type not in ("record batch", "dictionary") or message.body is None:
         return 0
-    rows = _child(table, _UINT32.unpack_from(table, 0)[0], _HEADER)
+    rows = _find_field(table, _UINT32.unpack_from(table, 0)[0], _HEADER)
     if message.type == "dictionary" and rows is not None:
-        rows = _child(table, rows, _DATA)
-    if rows is None or _child(table, rows, _COMPRESSION) is None:
+        rows = _find_field(table, rows, _DATA)
+    if rows is None or _find_field(table, rows, _COMPRESSION) is None:
         return 0
-    held, total, at = memoryview(message.body), 0, _child(table, rows, _BUFFERS)
+    held, total, at = memoryview(message.body), 0, _find_field(table, rows, _BUFFERS)
     for number in range(0 if at is None else _UINT32.unpack_from(table, at)[0]):
         assert at is not None
         offset, length = _BUFFER.unpack_from(table, at + 4 + _BUFFER.size * number)
@@ -54,7 +54,7 @@ def _unpacked(message: Any) -> int:
     return total
 
 
-def _child(table: memoryview, at: int, field: int) -> int | None:
+def _find_field(table: memoryview, at: int, field: int) -> int | None:
     """Return the place that a field of a table refers to; None where it has no such field."""
     known = at - _INT32.unpack_from(table, at)[0]
     entry = 4 + _UINT16.size * field
@@ -73,10 +73,12 @@ _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
     """Return a stream as a question: a tensor a column, or one matrix where names are unknown."""
-    arrow = _library()
+    arrow = _load_pyarrow()
     try:
-        table = _table(arrow, arrow.py_buffer(body))
-        columns = [(name, _values(name, table[at])) for at, name in enumerate(table.column_names)]
+        table = _read_table(arrow, arrow.py_buffer(body))
+        columns = [
+            (name, _convert_column(name, table[at])) for at, name in enumerate(table.column_names)
+        ]
     except (arrow.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         raise RequestError(f"The body is no whole Arrow stream ({error}): send one.") from None
     if predictor.names is None and columns and all(v.dtype.kind in "biuf" for _, v in columns):
@@ -84,7 +86,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     return Question(columns)
 
 
-def _table(arrow: Any, body: Any) -> Any:
+def _read_table(arrow: Any, body: Any) -> Any:
     """Return the table of a stream, none of whose buffers reaches beyond the stream's bytes.
 
     Arrow believes the offsets, indices and numbers of rows of a stream until it is told to check
@@ -105,8 +107,8 @@ def _table(arrow: Any, body: Any) -> Any:
     )
 
 
-def _values(name: str, column: Any) -> NDArray[Any]:
-    arrow = _library()
+def _convert_column(name: str, column: Any) -> NDArray[Any]:
+    arrow = _load_pyarrow()
     kind = column.type
     is_dictionary = arrow.types.is_dictionary(kind)
     if is_dictionary:
@@ -123,11 +125,11 @@ def _values(name: str, column: Any) -> NDArray[Any]:
             f"Column {name[:100]!r} is {kind}: send numbers, booleans or strings, or cast it."
         )
     if is_dictionary and is_text:
-        return _looked_up(column)
+        return _decode_dictionary(column)
     return np.asarray(column.cast(kind).to_numpy())
 
 
-def _looked_up(column: Any) -> NDArray[Any]:
+def _decode_dictionary(column: Any) -> NDArray[Any]:
     """Return texts of a dictionary's column: rows share the text of their entry."""
     parts = [np.empty(0, object)]
     for chunk in column.chunks:
@@ -139,7 +141,7 @@ def _looked_up(column: Any) -> NDArray[Any]:
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """Return headers and body: a column for each output, of lists where rows have several."""
-    arrow = _library()
+    arrow = _load_pyarrow()
     columns = {}
     for name, values in answer.outputs:
         if values.ndim == 1:
@@ -157,7 +159,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
     return _HEADERS, sink.getvalue().to_pybytes()
 
 
-def _library() -> Any:
+def _load_pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError:
