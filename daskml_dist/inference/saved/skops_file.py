@@ -51,7 +51,7 @@ def write(estimator: Any) -> bytes:
         return pack(own, {}, manifest)
     own, same = take_out_arrays(own, twin)
     if same:
-        manifest |= {"format": 2, "take_out_arrays": same}
+        manifest |= {"format": 2, "shared": same}
     return pack(twin, {_INNER: own}, manifest)
 
 
@@ -105,7 +105,7 @@ def _dump_estimator(
     """Return the archive of the estimator itself, beside that of scikit-learn's."""
     if not manifest.get("twin") or _INNER not in members:
         return data
-    return put_back_arrays(members[_INNER], manifest.get("take_out_arrays", {}), members, name)
+    return put_back_arrays(members[_INNER], manifest.get("shared", {}), members, name)
 
 
 def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
