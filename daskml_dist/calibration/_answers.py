@@ -13,8 +13,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_column, take_rows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.block_mapping import share_in_graph
-from daskml_dist.model_selection._roles import TEST, FoldAssignment
-from daskml_dist.model_selection._split_rows import n_rows_of
+from daskml_dist.model_selection._fold_rows import TEST, FoldAssignment, count_rows_of_block
 
 __all__ = [
     "Answers",
@@ -73,7 +72,7 @@ class MemberAssignments:
 
     def of(self, X: Any, codes: Any, y: Any, weight: Any) -> list[Answers | None]:
         """Answers to a block's rows, in as many lots as there are calibrators' fits."""
-        n = n_rows_of(X)
+        n = count_rows_of_block(X)
         labels = np.searchsorted(self.classes, as_column(y, name="y"))
         weights = _weights(weight, n)
         if self.roles is None:
@@ -128,7 +127,7 @@ class MemberAssignments:
 
 def _answers_of_block(asked: Any, X: Any, codes: Any, y: Any, weight: Any) -> Any:
     own: MemberAssignments = asked()
-    if not n_rows_of(X):
+    if not count_rows_of_block(X):
         return [None] * (len(own.fits) if own.apart else 1)
     return own.of(X, codes, y, weight)
 

@@ -47,7 +47,7 @@ from daskml_dist.inference.block_mapping import make_sample_row, share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.lazy_labels import encoded, labels_of
 from daskml_dist.meta_estimators.members import as_array, fit_members, here, params_of, taken
-from daskml_dist.model_selection._split_rows import count_rows
+from daskml_dist.model_selection._fold_rows import count_rows
 from daskml_dist.models.batched import FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
@@ -318,7 +318,7 @@ def _fit_batched(
 def _sum_oob_answers(bagged: BaggedRows, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
     """Return, of each block, the sums of the answers to rows that members have not drawn.
 
-    And beside them how many members answered each row.
+    And prepare_inputs them how many members answered each row.
     """
     once = share_in_graph(partial(tuple, (fitted, bagged.features, bagged.draws, n_classes)))
     ask = delayed(_sum_block_oob_answers, pure=False)

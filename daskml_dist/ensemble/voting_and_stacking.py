@@ -41,8 +41,7 @@ from daskml_dist.meta_estimators.members import (
     params_of,
     taken,
 )
-from daskml_dist.model_selection._checks import has_columns
-from daskml_dist.model_selection._validation import Splits
+from daskml_dist.model_selection._validation import Splits, has_several_columns
 from daskml_dist.parameters.checks import taking_client
 
 __all__ = [
@@ -291,7 +290,7 @@ class StackingMixin(NamedMembersMixin):
         return named
 
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
-        if not has_columns(y):
+        if not has_several_columns(y):
             return super()._encode_labels(y)
         n_labels = check_indicators(y)  # of several labels a row: 0 and 1, as they are
         self.classes_ = [np.array([0, 1]) for _ in range(n_labels)]
@@ -395,7 +394,7 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
     weight = params.get("sample_weight")
     rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
     column = delayed(partial(as_column, name="y", several=True), pure=False)
-    width = y.shape[1:] if has_columns(y) else ()
+    width = y.shape[1:] if has_several_columns(y) else ()
     targets = np.empty((0, *width), getattr(y, "dtype", np.float64))
     y = as_array([column(part[1]) for part in rows.parts], rows, targets)
     if weight is None or np.ndim(weight) == 0:

@@ -39,14 +39,14 @@ __all__ = [
 
 def cut_into_splits(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
     """Return the rows of a fit with the splits of `estimator.cv`, each row cut once."""
-    from daskml_dist.model_selection._validation import Splits, beside
+    from daskml_dist.model_selection._validation import Splits, prepare_inputs
 
     X, y, weight = estimator._prepare_inputs(*map(_with_shape, (X, y, sample_weight)))
     estimator._check_target(y)
     y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
     check_feature_names(estimator, X, reset=True)
     given = {} if weight is None else {"sample_weight": weight}
-    X, y, groups, given = beside(X, y, groups, given)
+    X, y, groups, given = prepare_inputs(X, y, groups, given)
     return Splits(estimator, X, y, groups, given, estimator.cv)
 
 
@@ -61,10 +61,10 @@ def open_batched_splits(
 
     `name_classes` makes labels of the values of y and of its number of columns.
     """
-    from daskml_dist.model_selection._stacking import targets_of
+    from daskml_dist.model_selection._batched_fits import align_targets
 
     n_targets = _n_targets(splits.inputs[1])
-    collection, classes = targets_of(
+    collection, classes = align_targets(
         splits, estimator._classification,
         multi_output=estimator._multi_output,
         class_weight=class_weight if n_targets is None else None,

@@ -276,13 +276,13 @@ class LogisticRegressionCV(LinearClassifier):
     def _class_factors(
         self, stack: BatchedModels, of_labels: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        from daskml_dist.model_selection._stacking import class_factors
+        from daskml_dist.model_selection._batched_fits import resolve_class_weights
 
         if self.class_weight is None:
             return None
         classes = stack.rows.classes
         assert classes is not None
-        return class_factors(self.class_weight, classes, lambda: of_labels)
+        return resolve_class_weights(self.class_weight, classes, lambda: of_labels)
 
     def _candidates(self) -> list[LogisticRegression]:
         """One for each C and share of l1; shares of the same C are neighbours."""

@@ -39,15 +39,19 @@ from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import as_column
 from daskml_dist.inference.block_mapping import share_in_graph
-from daskml_dist.model_selection._checks import knows_dask
-from daskml_dist.model_selection._roles import TEST
-from daskml_dist.model_selection._split_rows import (
+from daskml_dist.model_selection._batched_fits import fit_batched
+from daskml_dist.model_selection._fold_rows import (
+    TEST,
     RowsOfSplits,
-    joined_rows,
-    n_rows_of,
+    count_rows_of_block,
+    join_blocks,
 )
-from daskml_dist.model_selection._stacking import stacked_fits
-from daskml_dist.model_selection._validation import Splits, fitted_on, with_cut
+from daskml_dist.model_selection._validation import (
+    Splits,
+    fit_clone,
+    merge_fit_params,
+    takes_dask_collections,
+)
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 
 __all__ = [
@@ -154,7 +158,7 @@ def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
 
 def _fits_in_task(member: Any, few: bool) -> bool:
     """Return whether a member is fitted in one task, on rows that are gathered there."""
-    if not knows_dask(member):
+    if not takes_dask_collections(member):
         return True
     if not few or isinstance(member, FrozenEstimator):
         return False
@@ -185,7 +189,7 @@ def fit_members(
             blocks += rows.parts
         else:
             tell("members", i, len(jobs), "fit")
-            found[i] = fitted_on(*job)
+            found[i] = fit_clone(*job)
     if tasks:
         tell(f"{len(tasks)} members as tasks")
         found.update(zip(tasks, _computed(list(tasks.values()), blocks), strict=True))
@@ -212,10 +216,10 @@ def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -
     """Fit a clone to rows that are gathered from the blocks."""
     params = dict(plain)
     if weight[0] is not None:
-        each = zip(weight, map(n_rows_of, X), strict=True)
-        params["sample_weight"] = joined_rows([weights_of_rows(own, n) for own, n in each])
-    y = None if y[0] is None else joined_rows(y)
-    return _fit_recorded(member, joined_rows(X), y, params)
+        each = zip(weight, map(count_rows_of_block, X), strict=True)
+        params["sample_weight"] = join_blocks([weights_of_rows(own, n) for own, n in each])
+    y = None if y[0] is None else join_blocks(y)
+    return _fit_recorded(member, join_blocks(X), y, params)
 
 
 def _fit_fold(splits_params: Callable[..., dict[str, Any]], member: Any, sides: Any) -> Any:
@@ -228,12 +232,12 @@ def _fit_recorded(
     member: Any, X: Any, y: Any, params: dict[str, Any]
 ) -> tuple[Any, list[tuple[str, type[Warning]]]]:
     """Return a fitted clone, and the warnings of its fit, which the caller's process repeats."""
-    if not knows_dask(member):
+    if not takes_dask_collections(member):
         # Such fits are not short, and a worker's threads make several at once.
-        return mark_own_errors(fitted_on, member, X, y, params), []
+        return mark_own_errors(fit_clone, member, X, y, params), []
     with _recording_warnings, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        fitted = mark_own_errors(fitted_on, member, X, y, params)
+        fitted = mark_own_errors(fit_clone, member, X, y, params)
     return fitted, [(str(one.message), one.category) for one in found]
 
 
@@ -248,12 +252,14 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
     Where rows are few, each clone is fitted in a task; `few` is as of :func:`fit_members`.
     """
     few = has_few_entries(splits.inputs[0]) if few is None else few
-    if knows_dask(member) and _fits_in_task(member, few):
-        fit = delayed(partial(_fit_fold, partial(with_cut, splits.plain, splits.cut)), pure=False)
-        tasks = [fit(member, splits.rows.gathered(split)) for split in range(splits.n_splits)]
+    if takes_dask_collections(member) and _fits_in_task(member, few):
+        fit = delayed(
+            partial(_fit_fold, partial(merge_fit_params, splits.plain, splits.cut)), pure=False
+        )
+        tasks = [fit(member, splits.rows.gather_split(split)) for split in range(splits.n_splits)]
         tell(f"{len(tasks)} fits as tasks")
         return _computed(tasks, splits.rows.columns.parts)
-    found = stacked_fits([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
+    found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
         fits = splits.fits([member], {}, train_score=False, error_score="raise")
     else:
@@ -303,7 +309,7 @@ def _both(own: OutOfFold, then: Any) -> tuple[OutOfFold, Any]:
 
 def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any:
     own, then = both()
-    if not n_rows_of(X):
+    if not count_rows_of_block(X):
         return then(X, [])
     played = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
     if not (played.sum(axis=0) == 1).all():

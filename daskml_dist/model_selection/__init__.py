@@ -6,13 +6,17 @@ from daskml_dist.model_selection._cross_validation import (
     cross_val_predict,
     cross_val_score,
     cross_validate,
+    learning_curve,
+    validation_curve,
 )
-from daskml_dist.model_selection._curves import learning_curve, validation_curve
-from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
-from daskml_dist.model_selection._hyperband import HyperbandSearchCV
-from daskml_dist.model_selection._incremental import IncrementalSearchCV
-from daskml_dist.model_selection._rates import LearningRates, learning_rate_range
-from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
+from daskml_dist.model_selection._hyperband import HyperbandSearchCV, IncrementalSearchCV
+from daskml_dist.model_selection._learning_rates import LearningRates, learning_rate_range
+from daskml_dist.model_selection._search import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    HalvingRandomSearchCV,
+    RandomizedSearchCV,
+)
 from daskml_dist.model_selection._splitters import (
     GroupKFold,
     KFold,
@@ -20,8 +24,8 @@ from daskml_dist.model_selection._splitters import (
     StratifiedKFold,
     StratifiedShuffleSplit,
     TimeSeriesSplit,
+    train_test_split,
 )
-from daskml_dist.model_selection._train_test import train_test_split
 
 __all__ = [
     "GridSearchCV",

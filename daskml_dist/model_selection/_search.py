@@ -1,50 +1,89 @@
-"""Searches for the best parameters of an estimator."""
+"""Searches for the best parameters of an estimator: over a grid, drawn, and by successive halving.
+
+A search of Dask collections is a loop of this package, `DaskSearch`, around batched fits where
+candidates can be fitted as one, and around fits one by one else. All else, of rows in memory, is
+scikit-learn's own search.
+"""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from math import ceil, floor, log
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 from sklearn import model_selection
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.metrics import check_scoring, get_scorer
 from sklearn.utils.metaestimators import available_if
 
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import doing, tell
+from daskml_dist.diagnostics.works import doing, tell, tell_rung
 from daskml_dist.errors import (
+    InvalidDataError,
     InvalidParameterError,
     InvalidTypeError,
     NoCandidateError,
 )
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._checks import check_cv, check_target, knows_dask
-from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
-from daskml_dist.model_selection._results import table_of
-from daskml_dist.model_selection._routing import is_routed, weighed_scores
-from daskml_dist.model_selection._stacking import stacks
-from daskml_dist.model_selection._validation import Fitted, Splits, beside, fitted_on
+from daskml_dist.model_selection._batched_fits import (
+    can_batch_pipelines,
+    can_fit_batched,
+    fit_batched_or_pipelines,
+    name_scores,
+)
+from daskml_dist.model_selection._validation import (
+    SplitFit,
+    Splits,
+    check_cv,
+    check_splitter,
+    check_target,
+    fit_clone,
+    is_routing_metadata,
+    prepare_inputs,
+    resolve_score_weights,
+    takes_dask_collections,
+)
 from daskml_dist.parameters.checks import (
+    check_number,
     has_sklearns_callbacks,
     refuse_sklearns_callbacks,
     taking_client,
 )
 
-__all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask", "index_of"]
+__all__ = [
+    "DaskSearch",
+    "GridSearchCV",
+    "HalvingGridSearchCV",
+    "HalvingRandomSearchCV",
+    "RandomizedSearchCV",
+    "check_best_index",
+    "make_cv_results",
+]
+
+
+# scikit-learn gives these two to whoever asks for them alone.
 
 Candidates = Sequence[Mapping[str, Any]]
 
 
-class SearchOnDask(EstimatorMixin):
-    """Base class of searches that know Dask collections, and stack what can be stacked.
+class DaskSearch(EstimatorMixin):
+    """Base class of searches over Dask collections, with batched fits where candidates allow them.
 
-    All else, of rows in memory, is scikit-learn's affair.
+    Put before one of scikit-learn's searches, which does all else of rows in memory.
     """
 
     estimator: Any
@@ -55,8 +94,8 @@ class SearchOnDask(EstimatorMixin):
     return_train_score: bool
     verbose: Any
     #: Whether scikit-learn has such a search, for rows in memory.
-    _has_peer: ClassVar[bool] = True
-    #: Whether the search itself keeps both sides of each split on the workers.
+    _has_sklearn_peer: ClassVar[bool] = True
+    #: Whether the training of the search keeps both sides of each split on the workers.
     _keeps_sides: ClassVar[bool] = False
 
     @taking_client
@@ -80,23 +119,25 @@ class SearchOnDask(EstimatorMixin):
         ------
         InvalidParameterError, InvalidDataError
         """
-        X, y, groups, params = beside(X, y, groups, params)
+        X, y, groups, params = prepare_inputs(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
-        asks = self._has_peer and (is_routed(params) or has_sklearns_callbacks(self))
-        if not lazy and (asks or not self._stacks()):
+        asks = self._has_sklearn_peer and (
+            is_routing_metadata(params) or has_sklearns_callbacks(self)
+        )
+        if not lazy and (asks or not self._can_batch()):
             given = params if groups is None else {**params, "groups": groups}
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return found
         refuse_sklearns_callbacks(self)
-        self._check_refit_on_dask()
+        self._check_refit()
         check_target(self.estimator, y)
         check_cv(self.cv)
         with translate_parameter_errors():
             scorers = get_scorers(self.estimator, self.scoring)
-            if self._has_peer:
+            if self._has_sklearn_peer:
                 self._validate_params()  # type: ignore[attr-defined]
         self.multimetric_ = list(scorers) != ["score"]
-        if not weighed_scores(self.estimator, scorers, params, True):
+        if not resolve_score_weights(self.estimator, scorers, params, True):
             raise InvalidParameterError(
                 "Scores of a search over Dask collections count the weights of rows. Request them: "
                 "set_score_request(sample_weight=True) of the estimator, or of each scorer."
@@ -105,22 +146,25 @@ class SearchOnDask(EstimatorMixin):
             tell("splitting rows")
             splits = Splits(self.estimator, X, y, groups, params, self.cv)
             self.n_splits_ = splits.n_splits
-            # A stack holds the rows itself; those for fits of others are gathered in one reading.
+            # A batched fit holds the rows itself; rows for other packages' fits are gathered in one
+            # reading. Else the cluster keeps them for all fits, where it has room.
             reads_once = (
-                self._keeps_sides or stacks([self.estimator]) or not knows_dask(self.estimator)
+                self._keeps_sides
+                or can_fit_batched([self.estimator])
+                or not takes_dask_collections(self.estimator)
             )
             with nullcontext(splits) if reads_once else splits.kept() as splits:
-                self.cv_results_ = self._searched(splits, scorers)
+                self.cv_results_ = self._search(splits, scorers)
                 self.scorer_ = scorers if self.multimetric_ else scorers["score"]
-                self._choose()
+                self._choose_best()
                 if self.refit:
                     tell("fit of the best to all rows")
                     X, y, *cut = splits.inputs
-                    self._refit(X, y, splits.params(cut))
+                    self._refit_best(X, y, splits.make_params(cut))
         return self
 
     def _as_sklearns(self) -> Any:
-        """The same search as one of scikit-learn's classes."""
+        """Return the same search as an object of scikit-learn's class."""
         theirs: Any = next(
             kind for kind in type(self).__mro__ if kind.__module__.startswith("sklearn.")
         )
@@ -128,37 +172,35 @@ class SearchOnDask(EstimatorMixin):
         vars(found).update(vars(self))
         if hasattr(self, "best_estimator_") and not self.multimetric_:
             found.scorer_ = check_scoring(found.best_estimator_, self.scoring)
-        elif hasattr(self, "scorer_") and (names := self._names()) is not None:
+        elif hasattr(self, "scorer_") and (names := self._name_scores()) is not None:
             found.scorer_ = {name: get_scorer(given) for name, given in names.items()}
         return found
 
-    def _candidates(self) -> Candidates:
-        """Parameters to try."""
+    def _list_candidates(self) -> Candidates:
+        """Return the parameters to try."""
         raise NotImplementedError
 
-    def _some_candidates(self) -> list[Mapping[str, Any]]:
-        """Parameters to try, checked as scikit-learn does."""
+    def _check_candidates(self) -> list[Mapping[str, Any]]:
+        """Return the parameters to try, checked as scikit-learn does."""
         with translate_parameter_errors():
-            return list(self._candidates())
+            return list(self._list_candidates())
 
-    def _searched(
-        self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]
-    ) -> dict[str, Any]:
-        """Scores of all candidates, as ``cv_results_``."""
-        candidates = self._some_candidates()
-        fits = self._fits(splits, candidates, scorers)
-        return table_of(candidates, fits, train_score=bool(self.return_train_score))
+    def _search(self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+        """Return the scores of all candidates, as ``cv_results_``."""
+        candidates = self._check_candidates()
+        fits = self._fit_candidates(splits, candidates, scorers)
+        return make_cv_results(candidates, fits, train_score=bool(self.return_train_score))
 
-    def _fits(
+    def _fit_candidates(
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
-    ) -> list[list[Fitted]]:
-        """One fit for each candidate and split."""
+    ) -> list[list[SplitFit]]:
+        """Return one fit for each candidate and split, of batched fits where these are possible."""
         tell(f"fits of {len(candidates)} candidates")
-        estimators = [self._candidate(params) for params in candidates]
+        estimators = [self._make_candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
-        names = self._names()
+        names = self._name_scores()
         if names is not None:
-            found = fits_of_stacks(
+            found = fit_batched_or_pipelines(
                 estimators, splits, names, scorers, train_score=train_score,
                 error_score=self.error_score,
             )  # fmt: skip
@@ -170,76 +212,73 @@ class SearchOnDask(EstimatorMixin):
             error_score=self.error_score, weigh_scores=True,
         )  # fmt: skip
 
-    def _stacks(self) -> bool:
-        """Return whether rows in memory are for a stack of ours rather than for scikit-learn's
-        fits.
+    def _can_batch(self) -> bool:
+        """Return whether rows in memory are for a batched fit rather than for scikit-learn's fits.
 
         Asked of the estimator alone: candidates that are drawn are drawn once.
         """
         alone = [self.estimator]
-        return self._names() is not None and (stacks(alone) or pipelines_stack(alone))
+        return self._name_scores() is not None and (
+            can_fit_batched(alone) or can_batch_pipelines(alone)
+        )
 
-    def _names(self) -> dict[str, Any] | None:
-        """Names of the scores; None where one is a function of several scores."""
-        return score_names(self.scoring)
+    def _name_scores(self) -> dict[str, Any] | None:
+        """Return the scores by name; None where one is a function of several scores."""
+        return name_scores(self.scoring)
 
-    def _check_refit_on_dask(self) -> None:
+    def _check_refit(self) -> None:
         several = isinstance(self.scoring, list | tuple | set | dict)
         names = list(self.scoring) if several else []
-        if (
-            several
-            and self.refit is not False
-            and not callable(self.refit)
-            and (self.refit not in names)
-        ):
+        chooses = self.refit is False or callable(self.refit) or self.refit in names
+        if several and not chooses:
             raise InvalidParameterError(
                 f"For multi-metric scoring, the parameter refit must be set to a scorer key, a "
                 f"callable or False: refit={self.refit!r} is none of {names}."
             )
 
-    def _choose(self) -> None:
+    def _choose_best(self) -> None:
         results = self.cv_results_
         if not self.refit and self.multimetric_:
             return
         name = self.refit if self.multimetric_ else "score"
         if callable(self.refit):
-            self.best_index_ = index_of(self.refit(results), len(results["params"]))
+            self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
             self.best_index_ = int(results[f"rank_test_{name}"].argmin())
             self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
         self.best_params_ = results["params"][self.best_index_]
 
-    def _refit(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
+    def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
         begin = time.perf_counter()
-        self.best_estimator_ = fitted_on(self._candidate(self.best_params_), X, y, params)
+        self.best_estimator_ = fit_clone(self._make_candidate(self.best_params_), X, y, params)
         self.refit_time_ = time.perf_counter() - begin
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
 
-    def _candidate(self, params: Mapping[str, Any]) -> Any:
-        """The estimator with some parameters, unfitted."""
+    def _make_candidate(self, params: Mapping[str, Any]) -> Any:
+        """Return the estimator with some parameters, unfitted."""
         return clone(self.estimator).set_params(**clone(params, safe=False))
 
 
-def _of_the_best(name: str) -> Any:
-    """Make a method of rows, whose answers to a Dask collection are lazy whatever the best is."""
+def _make_best_method(name: str) -> Any:
+    """Return a method of rows, whose answers to a Dask collection are lazy whatever the best is."""
 
     def method(self: Any, X: Any) -> Any:
         best = vars(self).get("best_estimator_")
-        if best is not None and is_dask(X) and not knows_dask(best):
+        if best is not None and is_dask(X) and not takes_dask_collections(best):
             return answer_lazily(best, name, X, {})
-        return getattr(super(SearchOnDask, self), name)(X)
+        return getattr(super(DaskSearch, self), name)(X)
 
     def is_there(self: Any) -> bool:
         try:
-            getattr(super(SearchOnDask, self), name)
+            getattr(super(DaskSearch, self), name)
         except AttributeError as error:
             # scikit-learn tells why there is none in the cause.
             raise (error.__cause__ or error) from None
         return True
 
     method.__name__ = name
-    method.__qualname__ = f"SearchOnDask.{name}"
+    method.__qualname__ = f"DaskSearch.{name}"
     method.__doc__ = f"""Call `{name}` of the best estimator; lazily where X is a Dask collection.
 
         Parameters
@@ -254,11 +293,11 @@ def _of_the_best(name: str) -> Any:
 
 
 for _name in ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform"):
-    setattr(SearchOnDask, _name, _of_the_best(_name))
+    setattr(DaskSearch, _name, _make_best_method(_name))
 
 
-def index_of(best: Any, n_candidates: int) -> int:
-    """Number that a function chose, checked in scikit-learn's words."""
+def check_best_index(best: Any, n_candidates: int) -> int:
+    """Return the candidate's number that a function of `refit` chose, which must be one."""
     if not isinstance(best, Integral):
         raise InvalidTypeError(
             f"best_index_ returned is not an integer: refit returned {best!r}. Return the number "
@@ -272,7 +311,7 @@ def index_of(best: Any, n_candidates: int) -> int:
     return int(best)
 
 
-class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):
+class GridSearchCV(DaskSearch, model_selection.GridSearchCV):
     """Search over every combination of given values.
 
     Parameters
@@ -301,11 +340,11 @@ refit_time_, multimetric_
     0.97
     """
 
-    def _candidates(self) -> Candidates:
+    def _list_candidates(self) -> Candidates:
         return list(model_selection.ParameterGrid(self.param_grid))
 
 
-class RandomizedSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
+class RandomizedSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
     """Search over combinations drawn from given values or distributions.
 
     Parameters
@@ -335,9 +374,348 @@ refit_time_, multimetric_
     2
     """
 
-    def _candidates(self) -> Candidates:
+    def _list_candidates(self) -> Candidates:
         return list(
             model_selection.ParameterSampler(
                 self.param_distributions, self.n_iter, random_state=self.random_state
             )
         )
+
+
+# --- successive halving ------------------------------------------------------------------------
+
+
+class HalvingSearch(DaskSearch):
+    """Base class of searches by successive halving (Karnin, Koren and Somekh, ICML 2013).
+
+    Each rung is a search of its own over the candidates that are left: one batched fit, where they
+    allow it.
+    """
+
+    factor: Any
+    resource: str
+    max_resources: Any
+    min_resources: Any
+    aggressive_elimination: bool
+    random_state: Any
+    verbose: Any
+
+    @taking_client
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
+        """Score candidates on ever more, fewer of them each time, and fit the best to all rows.
+
+        Parameters
+        ----------
+        X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
+            `y` may name a column of X.
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
+        **params
+            Arguments of the estimator's ``fit``; `sample_weight` is cut like X.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        """
+        check_number("factor", self.factor, lambda v: v > 1, "> 1, such as 3")
+        X, y, groups = convert_foreign(X, y, groups)
+        lazy = any(map(is_dask, (X, y, groups, *params.values())))
+        if lazy or self._can_batch():
+            self._check_halving_options(y)
+        return super().fit(X, y, groups=groups, **params)
+
+    def _search(self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+        self._resolve_resources(splits)
+        candidates = [dict(params) for params in self._check_candidates()]
+        if self.resource != "n_samples" and any(self.resource in c for c in candidates):
+            raise InvalidParameterError(
+                f"Cannot use parameter {self.resource} as the resource since it is part of the "
+                "searched parameters."
+            )
+        self._plan_rungs(len(candidates))
+        self.n_resources_: list[int] = []
+        self.n_candidates_: list[int] = []
+        tried: list[dict[str, Any]] = []
+        fits: list[list[SplitFit]] = []
+        more: dict[str, list[int]] = {"iter": [], "n_resources": []}
+        stacks, numbers = 0, list(range(len(candidates)))
+        for rung in range(self.n_iterations_):
+            n_resources = self._count_resources(rung)
+            self.n_resources_.append(n_resources)
+            self.n_candidates_.append(len(candidates))
+            of_rung = splits
+            if self.resource == "n_samples":
+                n_rows = splits.count_rows()
+                of_rung = splits.thin(n_resources / n_rows, self.random_state)
+            else:
+                candidates = [{**params, self.resource: n_resources} for params in candidates]
+            vars(self).pop("stacks_", None)
+            name = f"rung {rung + 1} of {self.n_iterations_}, {self.resource}={n_resources}"
+            tell(f"{name}: {len(candidates)} candidates")
+            found = self._fit_candidates(of_rung, candidates, scorers)
+            stacks += vars(self).get("stacks_", 0)
+            tried, fits = tried + candidates, fits + found
+            more["iter"] += [rung] * len(candidates)
+            more["n_resources"] += [n_resources] * len(candidates)
+            scores = np.mean([[fit.test["score"] for fit in row] for row in found], axis=1)
+            known = {"bracket": 0, "resource": n_resources}
+            told = zip(numbers, scores, strict=True)
+            tell_rung(name, [known | {"candidate": i, "score": float(s)} for i, s in told])
+            order = np.roll(np.argsort(scores), np.count_nonzero(np.isnan(scores)))
+            keep = ceil(len(candidates) / self.factor)
+            self.n_remaining_candidates_ = keep
+            candidates = [candidates[i] for i in order[-keep:]]
+            numbers = [numbers[i] for i in order[-keep:]]
+        if stacks:
+            self.stacks_ = stacks
+        return make_cv_results(tried, fits, train_score=bool(self.return_train_score), more=more)
+
+    def _choose_best(self) -> None:
+        """Set the best of the last rung."""
+        results = self.cv_results_
+        last = np.flatnonzero(results["iter"] == np.max(results["iter"]))
+        scores = results["mean_test_score"][last]
+        best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))
+        if callable(self.refit):
+            self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
+        else:
+            self.best_index_ = int(last[best])
+            self.best_score_ = results["mean_test_score"][self.best_index_]
+        self.best_params_ = results["params"][self.best_index_]
+
+    def _check_halving_options(self, y: Any) -> None:
+        if isinstance(self.scoring, list | tuple | set | dict):
+            raise InvalidParameterError(
+                f"scoring={self.scoring!r}: halving keeps candidates by one score. Name one."
+            )
+        cv = check_splitter(self.cv, self.estimator, y)
+        fixed = isinstance(getattr(cv, "random_state", 0), Integral)
+        if not fixed and getattr(cv, "shuffle", True):
+            raise InvalidParameterError(
+                "The cv parameter must yield consistent folds across calls to split(). Set its "
+                "random_state to an int, or set shuffle=False."
+            )
+        own = self.estimator.get_params()
+        if self.resource != "n_samples" and self.resource not in own:
+            raise InvalidParameterError(
+                f"Cannot use resource={self.resource} which is not supported by estimator "
+                f"{type(self.estimator).__name__}. Use 'n_samples', or the name of a parameter of "
+                "it that counts, such as 'max_iter'."
+                f"{suggest_nearest(self.resource, ['n_samples', *own])}"
+            )
+        if self.max_resources == "auto" and self.resource != "n_samples":
+            raise InvalidParameterError(
+                "resource can only be 'n_samples' when max_resources='auto'"
+            )
+
+    def _resolve_resources(self, splits: Splits) -> None:
+        least, most = self.min_resources, self.max_resources
+        if least in ("smallest", "exhaust"):
+            least = 1
+            if self.resource == "n_samples":
+                least = 2 * splits.n_splits
+                least *= len(splits.find_labels()) if is_classifier(self.estimator) else 1
+        self.min_resources_ = least
+        self.max_resources_ = splits.count_rows() if most == "auto" else most
+        if self.min_resources_ > self.max_resources_:
+            raise InvalidParameterError(
+                f"min_resources_={self.min_resources_} is greater than "
+                f"max_resources_={self.max_resources_}."
+            )
+        if self.min_resources_ == 0:
+            raise InvalidDataError("min_resources_=0: X holds no rows.")
+
+    def _plan_rungs(self, n_candidates: int) -> None:
+        """Set the numbers of rungs, as scikit-learn counts them."""
+        self.n_required_iterations_ = 1 + floor(log(n_candidates, self.factor))
+        if self.min_resources == "exhaust":
+            # The least is raised until the last rung has as much as there is.
+            last = self.n_required_iterations_ - 1
+            self.min_resources_ = max(
+                self.min_resources_, int(self.max_resources_ // self.factor**last)
+            )
+        ratio = self.max_resources_ // self.min_resources_
+        self.n_possible_iterations_ = 1 + floor(log(ratio, self.factor))
+        self.n_iterations_ = self.n_required_iterations_
+        if not self.aggressive_elimination:
+            self.n_iterations_ = min(self.n_possible_iterations_, self.n_required_iterations_)
+
+    def _count_resources(self, rung: int) -> int:
+        power = rung
+        if self.aggressive_elimination:
+            # More rungs are required than resources allow: the first ones repeat on the least.
+            power = max(0, rung - self.n_required_iterations_ + self.n_possible_iterations_)
+        return min(int(self.factor**power * self.min_resources_), int(self.max_resources_))
+
+
+class HalvingGridSearchCV(HalvingSearch, model_selection.HalvingGridSearchCV):
+    """Search over every combination of given values, by successive halving.
+
+    Parameters
+    ----------
+    estimator, param_grid, factor, resource, max_resources, min_resources, \
+aggressive_elimination, cv, scoring, refit, error_score, return_train_score, random_state
+        scikit-learn's. `n_jobs` is for rows in memory.
+
+    Attributes
+    ----------
+    n_resources_, n_candidates_, n_remaining_candidates_, max_resources_, min_resources_, \
+n_iterations_, n_possible_iterations_, n_required_iterations_
+        scikit-learn's, of the rungs.
+    cv_results_, best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, \
+refit_time_, multimetric_
+        scikit-learn's; ``cv_results_`` has columns ``iter`` and ``n_resources``.
+    stacks_ : int
+        Rungs that were one fit each; absent where none was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import HalvingGridSearchCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> search = HalvingGridSearchCV(
+    ...     LogisticRegression(), {'C': [0.01, 1.0, 100.0]}, cv=2, min_resources=20, random_state=0
+    ... )
+    >>> search.fit(X, y).n_resources_
+    [20, 60]
+    """
+
+    def _list_candidates(self) -> Candidates:
+        return list(model_selection.ParameterGrid(self.param_grid))
+
+
+class HalvingRandomSearchCV(HalvingSearch, model_selection.HalvingRandomSearchCV):
+    """Search over combinations drawn from given values or distributions, by successive halving.
+
+    Parameters
+    ----------
+    estimator, param_distributions, n_candidates, factor, resource, max_resources, \
+min_resources, aggressive_elimination, cv, scoring, refit, error_score, return_train_score, \
+random_state
+        scikit-learn's. `n_jobs` is for rows in memory.
+
+    Attributes
+    ----------
+    n_resources_, n_candidates_, n_remaining_candidates_, max_resources_, min_resources_, \
+n_iterations_, n_possible_iterations_, n_required_iterations_
+        scikit-learn's, of the rungs.
+    cv_results_, best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, \
+refit_time_, multimetric_
+        scikit-learn's; ``cv_results_`` has columns ``iter`` and ``n_resources``.
+    stacks_ : int
+        Rungs that were one fit each; absent where none was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import HalvingRandomSearchCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> search = HalvingRandomSearchCV(
+    ...     LogisticRegression(), {'C': [0.01, 1.0, 100.0]}, n_candidates=3, cv=2, min_resources=20,
+    ...     random_state=0,
+    ... )
+    >>> search.fit(X, y).n_resources_
+    [20, 60]
+    """
+
+    def _check_halving_options(self, y: Any) -> None:
+        super()._check_halving_options(y)
+        if self.min_resources == self.n_candidates == "exhaust":
+            raise InvalidParameterError(
+                "n_candidates and min_resources cannot be both set to 'exhaust'."
+            )
+
+    def _list_candidates(self) -> Candidates:
+        n = self.n_candidates
+        if n == "exhaust":
+            # As many candidates as bring the last rung to all resources.
+            n = self.max_resources_ // self.min_resources_
+        drawn: Sequence[Mapping[str, Any]] = list(
+            model_selection.ParameterSampler(
+                self.param_distributions, n, random_state=self.random_state
+            )
+        )
+        return drawn
+
+
+# --- the table of results ----------------------------------------------------------------------
+
+
+def make_cv_results(
+    candidates: Sequence[Mapping[str, Any]],
+    fits: Sequence[Sequence[SplitFit]],
+    *,
+    train_score: bool,
+    more: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the scores of candidates, laid out as scikit-learn's ``cv_results_``."""
+    table: dict[str, Any] = {key: np.asarray(values) for key, values in (more or {}).items()}
+    for name in ("fit_time", "score_time"):
+        _store_scores(table, name, [[getattr(fit, name) for fit in row] for row in fits])
+    for name in sorted({name for params in candidates for name in params}):
+        column = [params.get(name, _ABSENT_VALUE) for params in candidates]
+        table[f"param_{name}"] = _make_param_column(column)
+    table["params"] = [dict(params) for params in candidates]
+    for name in fits[0][0].test:
+        scores = [[fit.test[name] for fit in row] for row in fits]
+        _store_scores(table, f"test_{name}", scores, splits=True)
+        means = table[f"mean_test_{name}"]
+        table[f"rank_test_{name}"] = _rank_means(means)
+        if not np.isfinite(means).all():
+            warnings.warn(
+                f"One or more of the test scores are non-finite: {means}",
+                stacklevel=user_stack_level(),
+            )
+        if train_score:
+            trained = [[fit.train[name] for fit in row] for row in fits]
+            _store_scores(table, f"train_{name}", trained, splits=True)
+    return table
+
+
+#: Stands for a parameter that a candidate does not set.
+_ABSENT_VALUE = object()
+
+
+def _store_scores(
+    table: dict[str, Any], name: str, rows: list[list[float]], splits: bool = False
+) -> None:
+    values = np.array(rows)
+    if splits:
+        for i, column in enumerate(values.T):
+            table[f"split{i}_{name}"] = column
+    table[f"mean_{name}"], table[f"std_{name}"] = values.mean(axis=1), values.std(axis=1)
+
+
+def _rank_means(means: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Return the rank of each mean, 1 the best; NaN has the last one."""
+    if np.isnan(means).all():
+        return np.ones(len(means), np.int32)
+    lowest = np.nanmin(means) - 1
+    found = rankdata(-np.where(np.isnan(means), lowest, means), method="min")
+    return np.asarray(found, np.int32)
+
+
+def _make_param_column(values: list[Any]) -> Any:
+    """Return a parameter's values as a masked array, of their dtype where they have one."""
+    mask = np.array([value is _ABSENT_VALUE for value in values])
+    given = [value for value in values if value is not _ABSENT_VALUE]
+    kind: Any = object
+    if all(isinstance(v, int | float | np.number) for v in given):
+        kind = np.result_type(*map(np.asarray, given)) if given else object
+        kind = object if any(isinstance(v, bool) for v in given) else kind
+    column: Any = np.ma.array(np.empty(len(values), dtype=kind))
+    for i, value in enumerate(values):
+        if value is not _ABSENT_VALUE:
+            column[i] = value
+    column.mask = mask if mask.any() else np.zeros(len(values), bool)
+    return column

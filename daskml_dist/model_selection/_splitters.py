@@ -1,10 +1,13 @@
 """Splitters with scikit-learn's names, parameters and, of rows in memory, results.
 
-Of Dask collections they give masks, one bool a row, and count rows or labels in one pass at most.
+Of Dask collections they give masks, one bool a row, and count rows or labels in one pass at most:
+each splitter's `_plan` turns the counts into a maker of codes and a table of roles
+(`_fold_rows.py`).
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
 from math import ceil, floor
@@ -20,48 +23,57 @@ from daskml_dist.data.collection import Collection, as_collection, take_named_co
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_errors, translate_sklearn_errors
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
-from daskml_dist.model_selection._roles import (
+from daskml_dist.model_selection._fold_rows import (
     NEITHER,
     TEST,
     TRAIN,
     DigitRoles,
     FoldAssignment,
     FoldCodes,
+    FoldsByGroup,
+    FoldsByPlace,
+    FoldsByRange,
     Ints,
-    Order,
+    RowOrder,
+    RowsOfSplits,
+    SpreadSplits,
     TableRoles,
+    count_labels,
+    count_rows,
 )
-from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows, label_counts
 
 __all__ = [
+    "DaskSplitter",
     "GroupKFold",
     "KFold",
-    "OnDask",
     "ShuffleSplit",
     "StratifiedKFold",
     "StratifiedShuffleSplit",
     "TimeSeriesSplit",
-    "sizes_of",
+    "resolve_sizes",
+    "train_test_split",
 ]
 
 
 @translate_sklearn_errors
-class OnDask(NamedParameters):
-    """Base class of splitters that know Dask collections."""
+class DaskSplitter(NamedParameters):
+    """Base class of splitters that split Dask collections too.
 
-    #: What codes are made of: "y", "groups" or nothing.
-    _column: str | None = None
+    A splitter counts rows, labels or groups in its `_plan`, which tells the code of each row.
+    """
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         translate_sklearn_errors(cls)
 
+    #: Argument whose values the codes are made of: "y", "groups" or None.
+    _column: str | None = None
+
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Any, Any]]:
-        """Tell training and test rows of each split.
+        """Yield the training and test rows of each split.
 
         Parameters
         ----------
@@ -90,12 +102,14 @@ class OnDask(NamedParameters):
             with translate_errors():
                 yield from super().split(X, y, groups)  # type: ignore[misc]
             return
-        rows = self.rows((rows_of_X,), y, groups)
+        rows = self.assign_rows((rows_of_X,), y, groups)
         for split in range(rows.roles.n_splits):
-            yield rows.mask(split, TRAIN), rows.mask(split, TEST)
+            yield rows.make_mask(split, TRAIN), rows.make_mask(split, TEST)
 
-    def rows(self, inputs: tuple[Any, ...], y: Any = None, groups: Any = None) -> RowsOfSplits:
-        """The rows of Dask inputs (X first) with their codes."""
+    def assign_rows(
+        self, inputs: tuple[Any, ...], y: Any = None, groups: Any = None
+    ) -> RowsOfSplits:
+        """Return the rows of Dask inputs (X first) with their codes."""
         column = {"y": y, "groups": groups, None: None}[self._column]
         if self._column is not None and column is None:
             raise InvalidParameterError(
@@ -110,32 +124,10 @@ class OnDask(NamedParameters):
 
     @abstractmethod
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
-        """Codes of rows, and what these mean."""
+        """Return the maker of the rows' codes, and the role of each code in each split."""
 
 
-def _starts(counts: Ints) -> Ints:
-    return np.asarray(counts.cumsum() - counts, np.int64)
-
-
-def _enough(n_rows: int, n_splits: int) -> None:
-    if n_splits > n_rows:
-        raise InvalidDataError(
-            f"Cannot have number of splits n_splits={n_splits} greater than the number of samples: "
-            f"n_samples={n_rows}. Lower n_splits."
-        )
-
-
-def _seed(splitter: Any) -> int | None:
-    """Seed of a splitter that shuffles."""
-    if not getattr(splitter, "shuffle", True):
-        return None
-    given = splitter.random_state
-    if isinstance(given, Integral):
-        return int(given)
-    return int(check_random_state(given).randint(2**31))
-
-
-class KFold(OnDask, model_selection.KFold):
+class KFold(DaskSplitter, model_selection.KFold):
     """K consecutive folds, or shuffled ones, each of which is held out once.
 
     Parameters are scikit-learn's. Rows of Dask collections are shuffled within their blocks and
@@ -153,17 +145,17 @@ class KFold(OnDask, model_selection.KFold):
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         counts = count_rows(columns)
         n, k = int(counts.sum()), self.n_splits
-        _enough(n, k)
-        order = Order(_starts(counts), _seed(self))
-        roles = TableRoles.of_folds(k)
+        _check_enough_rows(n, k)
+        order = RowOrder(_find_block_starts(counts), _draw_seed(self))
+        roles = TableRoles.from_folds(k)
         if self.shuffle:
-            return ByPlace(order, k), roles
+            return FoldsByPlace(order, k), roles
         sizes = np.full(k, n // k)
         sizes[: n % k] += 1
-        return ByRange(order, sizes.cumsum()[:-1], k), roles
+        return FoldsByRange(order, sizes.cumsum()[:-1], k), roles
 
 
-class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
+class StratifiedKFold(DaskSplitter, model_selection.StratifiedKFold):
     """Folds that have as many rows of each label as all rows have.
 
     Parameters are scikit-learn's, and so are the folds unless rows are shuffled. The labels of a
@@ -182,22 +174,24 @@ class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         k = self.n_splits
-        order, counts = _by_label(columns, _seed(self))
+        order, counts = _order_by_label(columns, _draw_seed(self))
         of_label = counts.sum(axis=0)
-        _enough(int(of_label.sum()), k)
-        _check_labels(of_label, k)
-        roles = TableRoles.of_folds(k)
+        _check_enough_rows(int(of_label.sum()), k)
+        _check_label_counts(of_label, k)
+        roles = TableRoles.from_folds(k)
         if self.shuffle:
-            return ByPlace(order, k), roles
-        first = order.first_places()
-        # Sorted by label, each fold takes every k-th row.
+            return FoldsByPlace(order, k), roles
+        # Rows sorted by label are dealt out in turn, as scikit-learn does: fold i takes every k-th
+        # place from i on. So each fold's number of rows of a label is known, and in the order of
+        # the rows it takes the next so many of this label.
+        first = of_label.cumsum() - of_label
         ends = np.arange(k)[:, None]
         taken = (first + of_label - ends + k - 1) // k - (first - ends + k - 1) // k
         stops = (first + taken.cumsum(axis=0)).T.ravel()
-        return ByRange(order, stops[:-1], k), roles
+        return FoldsByRange(order, stops[:-1], k), roles
 
 
-class GroupKFold(OnDask, model_selection.GroupKFold):
+class GroupKFold(DaskSplitter, model_selection.GroupKFold):
     """Folds that no group is part of two of.
 
     Parameters are scikit-learn's, and so are the folds, shuffled or not: the largest groups go
@@ -216,8 +210,7 @@ class GroupKFold(OnDask, model_selection.GroupKFold):
     _column = "groups"
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
-        groups, counts = label_counts(columns, first_seen=False)
-        # scikit-learn's own rule, of as many rows as there are groups would not see their sizes.
+        groups, counts = count_labels(columns, first_seen=False)
         sizes, k = counts.sum(axis=0), self.n_splits
         if k > len(groups):
             raise InvalidDataError(
@@ -229,15 +222,16 @@ class GroupKFold(OnDask, model_selection.GroupKFold):
             folds = np.empty(len(groups), np.int64)
             for fold, part in enumerate(np.array_split(shuffled, k)):
                 folds[part] = fold
-            return ByGroup(groups, folds), TableRoles.of_folds(k)
+            return FoldsByGroup(groups, folds), TableRoles.from_folds(k)
+        # Greedy: the largest group first, each to the fold that has the fewest rows.
         loads, folds = np.zeros(k), np.empty(len(groups), np.int64)
         for group in np.argsort(sizes, kind="stable")[::-1]:
             folds[group] = lightest = int(np.argmin(loads))
             loads[lightest] += sizes[group]
-        return ByGroup(groups, folds), TableRoles.of_folds(k)
+        return FoldsByGroup(groups, folds), TableRoles.from_folds(k)
 
 
-class TimeSeriesSplit(OnDask, model_selection.TimeSeriesSplit):
+class TimeSeriesSplit(DaskSplitter, model_selection.TimeSeriesSplit):
     """Splits that train on rows before those that they test.
 
     Parameters are scikit-learn's, and so are the splits; rows of a Dask collection are in the
@@ -266,36 +260,38 @@ class TimeSeriesSplit(OnDask, model_selection.TimeSeriesSplit):
         begins = np.zeros(k, np.int64)
         if self.max_train_size:
             begins = np.maximum(0, trains - self.max_train_size)
+        # Between two neighbouring ends of a side all rows have the same roles, so a range of rows
+        # between them is a code.
         stops = np.unique(np.concatenate([begins, trains, tests, tests + size, [n]]))
         stops = stops[stops > 0]
         at = np.concatenate([[0], stops[:-1]])[:, None]
         table = np.full((len(stops), k), NEITHER, np.int8)
         table[(at >= begins) & (at < trains)] = TRAIN
         table[(at >= tests) & (at < tests + size)] = TEST
-        codes = ByRange(Order(_starts(counts)), stops[:-1], len(stops))
+        codes = FoldsByRange(RowOrder(_find_block_starts(counts)), stops[:-1], len(stops))
         return codes, TableRoles(table)
 
 
-class _Shuffles(OnDask):
-    """Splits that draw their test rows anew."""
+class _ShuffledSplitter(DaskSplitter):
+    """Base class of splitters that draw the test rows of each split anew."""
 
     n_splits: int
     test_size: Any
     train_size: Any
     _default_test_size: float
 
-    def _spread(self, order: Order, n: int) -> tuple[FoldCodes, FoldAssignment]:
+    def _spread(self, order: RowOrder, n: int) -> tuple[FoldCodes, FoldAssignment]:
         if self.n_splits > DigitRoles.most:
             raise InvalidParameterError(
                 f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
                 "several times, with another random_state each."
             )
-        n_train, n_test = sizes_of(n, self.test_size, self.train_size, self._default_test_size)
+        n_train, n_test = resolve_sizes(n, self.test_size, self.train_size, self._default_test_size)
         roles = DigitRoles(self.n_splits)
-        return Spread(order, roles, n, n_test, n_train), roles
+        return SpreadSplits(order, roles, n, n_test, n_train), roles
 
 
-class ShuffleSplit(_Shuffles, model_selection.ShuffleSplit):
+class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
     """Splits that hold out random rows, each split others.
 
     Parameters are scikit-learn's. Of Dask collections every block gives its share of test rows.
@@ -312,10 +308,12 @@ class ShuffleSplit(_Shuffles, model_selection.ShuffleSplit):
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         counts = count_rows(columns)
-        return self._spread(Order(_starts(counts), _seed(self)), int(counts.sum()))
+        return self._spread(
+            RowOrder(_find_block_starts(counts), _draw_seed(self)), int(counts.sum())
+        )
 
 
-class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
+class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffleSplit):
     """Splits that hold out random rows, of each label its share.
 
     Parameters are scikit-learn's. The labels of a Dask collection are counted in one pass.
@@ -333,7 +331,7 @@ class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
     _column = "y"
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
-        order, counts = _by_label(columns, _seed(self))
+        order, counts = _order_by_label(columns, _draw_seed(self))
         if counts.sum(axis=0).min() < 2:
             raise InvalidDataError(
                 "The least populated classes in y have only 1 member, which is too few: the "
@@ -343,8 +341,108 @@ class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
         return self._spread(order, int(counts.sum()))
 
 
-def sizes_of(n: int, test_size: Any, train_size: Any, default: float = 0.25) -> tuple[int, int]:
-    """Numbers of training and of test rows, as scikit-learn has them."""
+# --- one split ---------------------------------------------------------------------------------
+
+
+@translate_errors()
+@suggest_arguments
+def train_test_split(
+    *arrays: Any,
+    test_size: float | None = None,
+    train_size: float | None = None,
+    random_state: Any = None,
+    shuffle: bool = True,
+    stratify: Any = None,
+) -> list[Any]:
+    """Split rows into training and test rows.
+
+    Parameters
+    ----------
+    *arrays : dask Arrays, DataFrames or Series, or in memory, of as many rows each
+        Where one is a Dask collection, the first must be.
+    test_size, train_size : float in (0, 1), or int, or None
+        Shares or numbers of rows; a quarter of them by default.
+    random_state : int, RandomState or None
+    shuffle : bool, default=True
+        Whether rows are drawn; without, the last ones are test rows. Of Dask collections every
+        block gives its share of test rows, and rows keep their order.
+    stratify : like a target, or str, or None
+        A name is that of a column of the first array, a dataframe.
+        Both sides have as many rows of each label as all rows have.
+
+    Returns
+    -------
+    list
+        Training rows and test rows of each array; lazy where an array is. Dask Arrays among them
+        know their chunk sizes.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import train_test_split
+    >>> X, y = np.arange(20.0).reshape(10, 2), np.arange(10) % 2
+    >>> X_train, X_test, y_train, y_test = train_test_split(
+    ...     X, y, test_size=0.2, stratify=y, random_state=0
+    ... )
+    >>> X_train.shape, y_test.tolist()
+    ((8, 2), [0, 1])
+    """
+    arrays, stratify = tuple(map(convert_foreign, arrays)), convert_foreign(stratify)
+    if isinstance(stratify, str) and arrays:
+        _, stratify, _ = take_named_columns(arrays[0], stratify, None)
+    if not any(map(is_dask, (*arrays, stratify))):
+        found: list[Any] = model_selection.train_test_split(
+            *arrays, test_size=test_size, train_size=train_size, random_state=random_state,
+            shuffle=shuffle, stratify=stratify,
+        )  # fmt: skip
+        return found
+    if not arrays or not is_dask(arrays[0]):
+        raise InvalidParameterError(
+            "The first array is in memory and another is a Dask collection. Pass the rows as Dask "
+            "collection first: dask.array.from_array(X)."
+        )
+    if test_size is None and train_size is None:
+        test_size = 0.25  # of the splitters it is a tenth
+    sizes = {"test_size": test_size, "train_size": train_size}
+    if not shuffle:
+        if stratify is not None:
+            raise InvalidParameterError(
+                "Stratified train/test split is not implemented for shuffle=False. Leave out one "
+                "of them."
+            )
+        rows = _split_in_order(arrays, test_size, train_size)
+    elif stratify is None:
+        rows = ShuffleSplit(1, random_state=random_state, **sizes).assign_rows(arrays)
+    else:
+        splitter = StratifiedShuffleSplit(1, random_state=random_state, **sizes)
+        rows = splitter.assign_rows(arrays, stratify)
+    sides = rows.take_side(0, TRAIN), rows.take_side(0, TEST)
+    return [side[i] for i in range(len(arrays)) for side in sides]
+
+
+def _split_in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) -> RowsOfSplits:
+    """Return training rows first, then test rows; rows left over have no role."""
+    columns = as_collection(arrays[0], numeric=False, any_shape=True)
+    counts = count_rows(columns)
+    n_rows = int(counts.sum())
+    n_train, n_test = resolve_sizes(n_rows, test_size, train_size)
+    stops = np.array([n_train, n_train + n_test])
+    codes = FoldsByRange(RowOrder(_find_block_starts(counts)), stops, 3, n_rows)
+    roles = TableRoles(np.array([[TRAIN], [TEST], [0]], np.int8))
+    return RowsOfSplits(arrays, columns, codes, roles)
+
+
+# --- sizes, seeds and counts -------------------------------------------------------------------
+
+
+def resolve_sizes(
+    n: int, test_size: Any, train_size: Any, default: float = 0.25
+) -> tuple[int, int]:
+    """Return the numbers of training and of test rows, as scikit-learn has them."""
     for name, value in (("test_size", test_size), ("train_size", train_size)):
         if value is None:
             continue
@@ -356,8 +454,9 @@ def sizes_of(n: int, test_size: Any, train_size: Any, default: float = 0.25) -> 
             )
     if test_size is None and train_size is None:
         test_size = default
-    n_test = None if test_size is None else _count(test_size, n, ceil)
-    n_train = None if train_size is None else _count(train_size, n, floor)
+    # Shares of test rows are rounded up, of training rows down.
+    n_test = None if test_size is None else _count_rows_of_size(test_size, n, ceil)
+    n_train = None if train_size is None else _count_rows_of_size(train_size, n, floor)
     n_test = n - n_train if n_test is None else n_test  # type: ignore[operator]
     n_train = n - n_test if n_train is None else n_train
     if n_train + n_test > n or n_train == 0:
@@ -368,22 +467,43 @@ def sizes_of(n: int, test_size: Any, train_size: Any, default: float = 0.25) -> 
     return n_train, n_test
 
 
-def _count(size: Any, n: int, rounded: Any) -> int:
+def _count_rows_of_size(size: Any, n: int, rounded: Any) -> int:
     return int(size) if isinstance(size, Integral) else int(rounded(float(size) * n))
 
 
-def _by_label(columns: Collection, seed: int | None) -> tuple[Order, Ints]:
-    """Order of rows by their labels, and how many each block has of each."""
-    labels, counts = label_counts(columns, first_seen=True)
+def _draw_seed(splitter: Any) -> int | None:
+    """Return the seed of a splitter, None where it does not shuffle."""
+    if not getattr(splitter, "shuffle", True):
+        return None
+    given = splitter.random_state
+    if isinstance(given, Integral):
+        return int(given)
+    return int(check_random_state(given).randint(2**31))
+
+
+def _find_block_starts(counts: Ints) -> Ints:
+    return np.asarray(counts.cumsum() - counts, np.int64)
+
+
+def _order_by_label(columns: Collection, seed: int | None) -> tuple[RowOrder, Ints]:
+    """Return the order of rows by their labels, and how many each block has of each label."""
+    labels, counts = count_labels(columns, first_seen=True)
     of_label = counts.sum(axis=0)
     first = of_label.cumsum() - of_label
     before = counts.cumsum(axis=0) - counts
-    return Order(_starts(counts.sum(axis=1)), seed, labels, first + before), counts
+    starts = _find_block_starts(counts.sum(axis=1))
+    return RowOrder(starts, seed, labels, first + before), counts
 
 
-def _check_labels(of_label: NDArray[Any], k: int) -> None:
-    import warnings
+def _check_enough_rows(n_rows: int, n_splits: int) -> None:
+    if n_splits > n_rows:
+        raise InvalidDataError(
+            f"Cannot have number of splits n_splits={n_splits} greater than the number of samples: "
+            f"n_samples={n_rows}. Lower n_splits."
+        )
 
+
+def _check_label_counts(of_label: NDArray[Any], k: int) -> None:
     if (of_label < k).all():
         raise InvalidDataError(
             f"n_splits={k} cannot be greater than the number of members in each class. Lower it."

@@ -1,63 +1,101 @@
-"""Rows cut for cross-validation, and an estimator fitted and scored on their sides."""
+"""Rows cut for cross-validation, and an estimator fitted and scored on the sides of splits.
+
+`Splits` cuts rows in memory or Dask collections once, for any number of fits (`Splits.fits`), each
+of which gives a `SplitFit`. Beside it stand the checks of what cross-validation is asked for, the
+report of failed fits, and scikit-learn's metadata routing.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from dask.base import compute
 from dask.delayed import delayed
 from dask.sizeof import sizeof
-from sklearn.base import clone
+from numpy.typing import NDArray
+from sklearn import get_config, model_selection
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import FitFailedWarning
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags, resample
+from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 
 from daskml_dist.dask_internals.cluster import is_dask_error, list_workers
-from daskml_dist.data.collection import Collection, take_named_columns
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import PassGenerator, reduce_parts
+from daskml_dist.data.reduce import PassGenerator, concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading, tell
-from daskml_dist.errors import TrainingError
+from daskml_dist.errors import (
+    DaskMLDistError,
+    InvalidDataError,
+    InvalidParameterError,
+    TrainingError,
+)
+from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.block_mapping import current_client
-from daskml_dist.model_selection._checks import (
-    check_splitter,
-    check_target,
-    codes_of_indices,
-    knows_dask,
-    rows_of,
-    splits_in_memory,
-    tell_roles,
-)
-from daskml_dist.model_selection._failures import safe, tell_failures
-from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, FoldAssignment, TableRoles
-from daskml_dist.model_selection._split_rows import (
+from daskml_dist.model_selection import _splitters
+from daskml_dist.model_selection._fold_rows import (
+    NEITHER,
+    TEST,
+    TRAIN,
+    DigitRoles,
+    FoldAssignment,
+    GivenCodes,
     RowsOfSplits,
+    TableRoles,
     TrainedRows,
-    count_trained,
-    n_rows_of,
+    count_labels,
+    count_rows,
+    count_rows_of_block,
+    count_training_rows,
+    thin_rows,
 )
+from daskml_dist.model_selection._splitters import DaskSplitter, KFold, StratifiedKFold
 from daskml_dist.models.batched import SingleSplitAssignment
+from daskml_dist.parameters.checks import seed_of
 from daskml_dist.sklearn_internals import take_rows_or_columns
 
 __all__ = [
-    "Fitted",
+    "SplitFit",
     "Splits",
-    "beside",
-    "fitted_on",
+    "check_cv",
+    "check_one_role_each",
+    "check_splitter",
+    "check_target",
+    "fit_clone",
+    "guard_scorers",
+    "has_several_columns",
+    "is_routing_metadata",
+    "merge_fit_params",
+    "prepare_inputs",
+    "resolve_score_weights",
+    "score_fitted",
     "score_sides",
-    "with_cut",
+    "takes_dask_collections",
 ]
 
 
+#: Share of the workers' memory that rows of a search may take beside those of its fits, which
+#: keep up to 0.4 of it (`Run.memory_budget`).
+_KEPT_MEMORY_SHARE = 0.2
+
+
 @dataclass(eq=False)
-class Fitted:
+class SplitFit:
     """Result of one fit on the training rows of a split.
 
     Parameters
@@ -69,7 +107,7 @@ class Fitted:
     estimator : estimator or None
         Fitted; None where the fit failed.
     error : str or None
-        Why it failed.
+        Message of the failure.
     """
 
     test: dict[str, float]
@@ -79,10 +117,28 @@ class Fitted:
     estimator: Any = None
     error: str | None = None
 
+    @classmethod
+    def from_failure(
+        cls, names: Iterable[str], train_score: bool, error_score: Any, seconds: float, text: str
+    ) -> SplitFit:
+        """Return the result of a failed fit, whose scores are all `error_score`."""
+        scores = dict.fromkeys(names, float(error_score))
+        return cls(scores, dict(scores) if train_score else {}, seconds, error=text)
 
-#: Share of the workers' memory that rows of a search may take beside those of its fits, which
-#: keep up to 0.4 of it (`Run.memory_budget`).
-_KEPT_SHARE = 0.2
+    @classmethod
+    def warn_failure(
+        cls, error: Exception, what: str, names: Iterable[str], train_score: bool,
+        error_score: Any, seconds: float,
+    ) -> SplitFit:  # fmt: skip
+        """Return the result of a failed fit with a warning, or raise its error if so asked."""
+        if error_score == "raise":
+            raise error
+        text = (
+            f"{what} failed, and its scores are {error_score}. error_score='raise' shows where. "
+            f"({type(error).__name__}: {error})"
+        )
+        warnings.warn(text, FitFailedWarning, stacklevel=user_stack_level())
+        return cls.from_failure(names, train_score, error_score, seconds, text)
 
 
 class Splits:
@@ -107,14 +163,14 @@ class Splits:
     plain : dict
         Arguments of ``fit`` that are not cut.
     by_roles : bool
-        Whether every row plays one part in a split; else `roles` and `codes` say nothing. Of Dask
+        Whether every row has one role in a split; else `roles` and `codes` say nothing. Of Dask
         collections it always does.
     roles : FoldAssignment
     codes : ndarray of int64 of shape (n_rows,), or None
         Of rows in memory.
     n_splits : int
     trained : TrainedRows or None
-        What the splits train on, where somebody has counted it.
+        Numbers of training rows of the splits, once they are counted.
     """
 
     trained: TrainedRows | None = None
@@ -124,7 +180,7 @@ class Splits:
     ) -> None:
         X, y, weight = take_named_columns(X, y, fit_params.get("sample_weight"))
         given = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
-        names = [name for name, value in given.items() if _is_of_rows(name, value, X)]
+        names = [name for name, value in given.items() if _has_value_per_row(name, value, X)]
         names.sort(key="sample_weight".__ne__)
         self.cut = tuple(names)
         self.inputs: tuple[Any, ...] = X, y, *(given.pop(name) for name in names)
@@ -136,57 +192,106 @@ class Splits:
         self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
             get_computing_client("cross-validation")  # one of an event loop is told
-            self._rows = rows_of(splitter, self.inputs, y, groups)
+            self._rows = assign_folds(splitter, self.inputs, y, groups)
             self.roles: FoldAssignment = self._rows.roles
         else:
-            self._splits = splits_in_memory(splitter, X, y, groups)
-            self._set_roles()
+            self.indices = list_splits(splitter, X, y, groups)
+            self._encode_indices()
         self.n_splits = self.roles.n_splits
 
-    def _set_roles(self) -> None:
-        """Codes of rows in memory, as far as these tell the splits."""
-        n = n_rows_of(self.inputs[0])
-        self.by_roles = tell_roles(self._splits, n)
+    def _encode_indices(self) -> None:
+        """Set the codes of rows in memory, as far as these tell the splits."""
+        n = count_rows_of_block(self.inputs[0])
+        self.by_roles = have_one_role_each(self.indices, n)
         if self.by_roles:
-            self.codes, self.roles = codes_of_indices(self._splits, n)
+            self.codes, self.roles = encode_splits(self.indices, n)
         else:
             self.codes = np.zeros(n, np.int64)
-            self.roles = TableRoles(np.full((1, len(self._splits)), NEITHER, np.int8))
+            self.roles = TableRoles(np.full((1, len(self.indices)), NEITHER, np.int8))
 
     @property
     def rows(self) -> RowsOfSplits:
-        """The rows of Dask collections."""
+        """Return the rows of Dask collections."""
         assert self._rows is not None
         return self._rows
 
     @property
-    def for_stacks(self) -> bool:
-        """Say if columns of a stack can be told their rows, and what else is passed to ``fit``."""
+    def can_batch(self) -> bool:
+        """Return whether one batched fit can be told its rows and all arguments of ``fit``."""
         return self.by_roles and not {*self.plain, *self.cut} - {"sample_weight"}
 
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
-        """Rows, targets and arguments of ``fit`` of one side of a split."""
+        """Return the rows, targets and arguments of ``fit`` of one side of a split."""
         if self._rows is not None:
-            X, y, *cut = self._rows.side(split, role)
+            X, y, *cut = self._rows.take_side(split, role)
         else:
-            at = self._splits[split][0 if role == TRAIN else 1]
+            at = self.indices[split][0 if role == TRAIN else 1]
             X, y, *cut = (
                 None if value is None else take_rows_or_columns(value, at) for value in self.inputs
             )
-        return X, y, self.params(cut)
+        return X, y, self.make_params(cut)
 
-    def params(self, cut: Sequence[Any]) -> dict[str, Any]:
-        """Arguments of ``fit``, of the values of those that are cut."""
-        return with_cut(self.plain, self.cut, cut)
+    def make_params(self, cut: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments of ``fit``, given the values of the cut ones."""
+        return merge_fit_params(self.plain, self.cut, cut)
+
+    def count_rows(self) -> int:
+        """Return the number of rows of all splits, in one pass where Dask does not know it."""
+        if self.codes is not None:
+            return count_rows_of_block(self.inputs[0])
+        return int(count_rows(self.rows.columns).sum())
+
+    def find_labels(self) -> NDArray[Any]:
+        """Return the sorted labels of the targets, in one pass over them where they are lazy."""
+        X, y, *_ = self.inputs
+        if self.codes is not None:
+            return np.unique(np.asarray(y))
+        columns = as_collection(X, y, numeric=False, classification=True, any_shape=True)
+        try:
+            labels, _ = count_labels(columns, first_seen=False)
+        except Exception as error:
+            if isinstance(error, DaskMLDistError):
+                raise
+            raise self.rows.make_unread_error(error) from error
+        return np.unique(labels)
 
     def count_trained(self, classification: bool) -> PassGenerator[TrainedRows]:
         """Count the training rows of each split, of a classifier by their labels."""
         y = self.inputs[1]
         if self._rows is None:
-            work = count_trained("memory", [(y, self.codes)], self.roles, classification)
+            work = count_training_rows("memory", [(y, self.codes)], self.roles, classification)
         else:
-            work = count_trained("dask", self.rows.coded(y), self.roles, classification)
+            parts = self.rows.pair_with_codes(y)
+            work = count_training_rows("dask", parts, self.roles, classification)
         return (yield from work)
+
+    def thin(self, fraction: float, random_state: Any) -> Splits:
+        """Return the same splits of a share of each one's rows.
+
+        Of rows in memory those that scikit-learn's halving draws; of Dask collections each block
+        gives its share, and a larger share has the rows of a smaller one.
+        """
+        found = copy.copy(self)
+        if self.codes is None:
+            found._rows = thin_rows(self.rows, fraction, seed_of(random_state))
+            found.roles = found._rows.roles
+            return found
+        drawn = partial(resample, replace=False, random_state=random_state)
+        some = [
+            tuple(drawn(side, n_samples=int(fraction * len(side))) for side in split)
+            for split in self.indices
+        ]
+        # Few rows are copied, so that no fit reads the others.
+        used = np.unique(np.concatenate([side for split in some for side in split]))
+        if 2 * len(used) <= self.count_rows():
+            found.inputs = tuple(
+                None if value is None else take_rows_or_columns(value, used)
+                for value in self.inputs
+            )
+            some = [tuple(np.searchsorted(used, side) for side in split) for split in some]
+        found.indices = some
+        found._encode_indices()
+        return found
 
     @contextmanager
     def kept(self) -> Iterator[Splits]:
@@ -198,14 +303,15 @@ class Splits:
         if client is None:
             yield self
             return
-        # Whoever only imports a search does without distributed.
+        # Imported here, since a mere import of a search does without distributed.
         from distributed import futures_of
 
         if futures_of(self.inputs[0]):  # the user has persisted the rows
             yield self
             return
         workers = list_workers(client).values()
-        room = _KEPT_SHARE * sum(float(facts["memory_limit"] or np.inf) for facts in workers)
+        limits = (float(facts["memory_limit"] or np.inf) for facts in workers)
+        room = _KEPT_MEMORY_SHARE * sum(limits)
         columns = self.rows.columns
         # A block for each thread, of one in four at most, tells how large all are.
         n_threads = sum(int(facts["nthreads"]) for facts in workers)
@@ -216,7 +322,7 @@ class Splits:
             yield self
             return
         kept = copy.copy(self)
-        kept._rows = self.rows.persisted()
+        kept._rows = self.rows.persist_rows()
         kept.inputs = kept._rows.inputs
         futures = futures_of((kept.inputs, kept._rows.columns.parts))
         try:
@@ -232,49 +338,49 @@ class Splits:
             flush_releases(client)
         yield self
 
-    def of_split(self, split: int, X: Any) -> Splits:
-        """One of the splits alone, of what a function of rows has made of X."""
+    def take_split(self, split: int, X: Any) -> Splits:
+        """Return one of the splits alone, with X replaced by transformed rows."""
         found = copy.copy(self)
         found.inputs, found.n_splits = (X, *self.inputs[1:]), 1
         weights = None if self.trained is None else self.trained.weights[[split]]
         found.roles = SingleSplitAssignment(self.roles, split, weights)
         if self._rows is not None:
-            found._rows = self._rows.of_rows(X, found.roles)
+            found._rows = self._rows.with_features(X, found.roles)
         else:
-            found._splits = [self._splits[split]]
+            found.indices = [self.indices[split]]
         return found
 
     def fits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
         error_score: Any, weigh_scores: bool = False,
-    ) -> list[list[Fitted]]:  # fmt: skip
+    ) -> list[list[SplitFit]]:  # fmt: skip
         """Fit clones of estimators on the training rows of each split, and score them.
 
-        Estimators that know Dask collections are fitted one after the other, each on the whole
+        Estimators that take Dask collections are fitted one after the other, each on the whole
         cluster; others as tasks, on rows gathered there. `weigh_scores` hands weights of rows to
         the scorers too.
         """
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
         every = [(e, split) for e in estimators for split in range(self.n_splits)]
-        if self._rows is None or all(map(knows_dask, estimators)):
-            found: list[Fitted] = []
+        if self._rows is None or all(map(takes_dask_collections, estimators)):
+            found: list[SplitFit] = []
             with self.kept() as kept:
                 for e, split in every:
                     tell("fits", len(found), len(every))
                     train, test = kept.side(split, TRAIN), partial(kept.side, split, TEST)
                     found.append(_fit_and_score(e, train, test, scorers, **options))
         else:
-            rows = [self.rows.gathered(split) for split in range(self.n_splits)]
-            params = partial(with_cut, self.plain, self.cut)
-            task = delayed(partial(_fit_here, params, scorers, options), pure=False)
+            rows = [self.rows.gather_split(split) for split in range(self.n_splits)]
+            params = partial(merge_fit_params, self.plain, self.cut)
+            task = delayed(partial(_fit_gathered, params, scorers, options), pure=False)
             tell(f"{len(every)} fits as tasks")
-            found = self._computed([task(e, rows[split]) for e, split in every])
-        tell_failures([fit.error for fit in found], error_score)
+            found = self._compute_fits([task(e, rows[split]) for e, split in every])
+        report_failures([fit.error for fit in found], error_score)
         n = self.n_splits
         return [found[i : i + n] for i in range(0, len(found), n)]
 
-    def _computed(self, tasks: list[Any]) -> list[Fitted]:
-        """Results of tasks, which hand back what a fit or a score raises."""
+    def _compute_fits(self, tasks: list[Any]) -> list[SplitFit]:
+        """Return the results of tasks, which hand back what a fit or a score raises."""
         try:
             found = list(compute(*tasks))
         except Exception as error:
@@ -283,7 +389,7 @@ class Splits:
                     f"Tasks of fits were lost: {error} Give the workers more memory, or stop what "
                     "ends them, then fit again."
                 ) from error
-            raise self.rows.unread(error) from error
+            raise self.rows.make_unread_error(error) from error
         for one in found:
             if isinstance(one, Exception):
                 raise one
@@ -291,21 +397,91 @@ class Splits:
 
 
 def _count_all_bytes(columns: Collection) -> int:
-    return reduce_parts(columns, _count_bytes, _add_counts)
+    return int(np.sum(reduce_parts(columns, _count_block_bytes, concatenate_lists)))
 
 
-def _count_bytes(index: int, X: Any, *others: Any) -> int:
-    return int(sizeof(X))
+def _count_block_bytes(index: int, X: Any, *others: Any) -> list[int]:
+    return [int(sizeof(X))]
 
 
-def _add_counts(counts: list[int]) -> int:
-    return sum(counts)
+# --- one fit and its scores --------------------------------------------------------------------
 
 
-def beside(
+def _fit_gathered(
+    params: Callable[..., dict[str, Any]], scorers: dict[str, Any], options: dict[str, Any],
+    estimator: Any, rows: tuple[tuple[Any, ...], tuple[Any, ...]],
+) -> SplitFit | Exception:  # fmt: skip
+    """Fit and score on gathered rows; return what is raised, which the caller raises."""
+    train, test = ((X, y, params(cut)) for X, y, *cut in rows)
+    try:
+        return _fit_and_score(estimator, train, lambda: test, scorers, **options)
+    except Exception as error:
+        return error
+
+
+def _fit_and_score(
+    estimator: Any, train: tuple[Any, Any, dict[str, Any]], test: Callable[[], Any],
+    scorers: dict[str, Any], *, train_score: bool, error_score: Any,
+    weigh: bool,
+) -> SplitFit:  # fmt: skip
+    """Return the scores of one fit, `error_score` where it fails and not "raise"."""
+    X, y, params = train
+    begin = time.perf_counter()
+    try:
+        fitted = fit_clone(estimator, X, y, params)
+    except Exception as error:
+        if error_score == "raise":
+            raise
+        text = f"{type(error).__name__}: {error}"
+        taken = time.perf_counter() - begin
+        return SplitFit.from_failure(scorers, train_score, error_score, taken, text)
+    fit_time = time.perf_counter() - begin
+    sides = [test, *([lambda: train] if train_score else [])]
+    return score_fitted(guard_scorers(scorers, error_score), fitted, sides, fit_time, weigh=weigh)
+
+
+def score_fitted(
+    scorers: Mapping[str, Any], fitted: Any, sides: Sequence[Callable[[], Any]], fit_time: float,
+    *, weigh: bool = True,
+) -> SplitFit:  # fmt: skip
+    """Return the scores of a fitted estimator on its test side, and on its training side if given.
+
+    Sides are functions that return rows, targets and arguments of ``fit``.
+    """
+    begin = time.perf_counter()
+    found = score_sides(scorers, fitted, *sides[0](), weigh=weigh)
+    taken = time.perf_counter() - begin
+    trained = [score_sides(scorers, fitted, *side(), weigh=weigh) for side in sides[1:]]
+    return SplitFit(found, trained[0] if trained else {}, fit_time, taken, fitted)
+
+
+def fit_clone(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:
+    """Return a clone of an estimator, fitted to some rows, with targets where there are any."""
+    made = clone(estimator)
+    return made.fit(X, **params) if y is None else made.fit(X, y, **params)
+
+
+def score_sides(
+    scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
+    weigh: bool,
+) -> dict[str, float]:  # fmt: skip
+    """Return the scores of some rows, with the weights among the arguments of ``fit`` if asked."""
+    more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
+    given = (X,) if y is None else (X, y)
+    return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
+
+
+def merge_fit_params(
+    plain: dict[str, Any], names: Sequence[str], cut: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the arguments of ``fit``: those that are not cut, and those that are."""
+    return {**plain, **dict(zip(names, cut, strict=True))}
+
+
+def prepare_inputs(
     X: Any, y: Any, groups: Any, params: Mapping[str, Any] | None
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Rows, targets, groups and arguments of ``fit``: with rows in memory, all are there.
+    """Return rows, targets, groups and arguments of ``fit``, computed where the rows are in memory.
 
     A target that is given by its name is taken out of rows in memory.
     """
@@ -315,26 +491,16 @@ def beside(
         return X, y, groups, found
     if isinstance(y, str):
         X, y, _ = take_named_columns(X, y, None)
-    return X, _here(y), _here(groups), {name: _here(value) for name, value in found.items()}
+    params = {name: _compute_value(value) for name, value in found.items()}
+    return X, _compute_value(y), _compute_value(groups), params
 
 
-def _here(value: Any) -> Any:
-    return value.compute() if is_dask(value) else value
+def _compute_value(value: Any) -> Any:
+    # A list of delayed blocks has no `compute`.
+    return value.compute() if is_dask(value) and hasattr(value, "compute") else value
 
 
-def _fit_here(
-    params: Callable[..., dict[str, Any]], scorers: dict[str, Any], options: dict[str, Any],
-    estimator: Any, rows: tuple[tuple[Any, ...], tuple[Any, ...]],
-) -> Fitted | Exception:  # fmt: skip
-    """Fit and score on rows in memory; what is raised, where this is asked for."""
-    train, test = ((X, y, params(cut)) for X, y, *cut in rows)
-    try:
-        return _fit_and_score(estimator, train, lambda: test, scorers, **options)
-    except Exception as error:
-        return error
-
-
-def _is_of_rows(name: str, value: Any, X: Any) -> bool:
+def _has_value_per_row(name: str, value: Any, X: Any) -> bool:
     """Return whether an argument of ``fit`` has a value for each row of X."""
     if is_dask(value) or value is None or isinstance(value, str | Real):
         return is_dask(value)
@@ -342,50 +508,247 @@ def _is_of_rows(name: str, value: Any, X: Any) -> bool:
         return True
     there = hasattr(value, "__len__") or hasattr(value, "shape")
     known = not is_dask(X) or not np.isnan(getattr(X, "shape", (np.nan,))[0])
-    return there and known and not isinstance(value, Mapping) and n_rows_of(value) == n_rows_of(X)
+    return (
+        there
+        and known
+        and not isinstance(value, Mapping)
+        and count_rows_of_block(value) == count_rows_of_block(X)
+    )
 
 
-def with_cut(plain: dict[str, Any], names: Sequence[str], cut: Sequence[Any]) -> dict[str, Any]:
-    """Arguments of ``fit``: those that are not cut, and those that are."""
-    return {**plain, **dict(zip(names, cut, strict=True))}
+# --- splitters and the roles of rows -----------------------------------------------------------
 
 
-def _fit_and_score(
-    estimator: Any, train: tuple[Any, Any, dict[str, Any]], test: Callable[[], Any],
-    scorers: dict[str, Any], *, train_score: bool, error_score: Any,
-    weigh: bool,
-) -> Fitted:  # fmt: skip
-    X, y, params = train
-    begin = time.perf_counter()
-    try:
-        fitted = fitted_on(estimator, X, y, params)
-    except Exception as error:
-        if error_score == "raise":
-            raise
-        scores = dict.fromkeys(scorers, float(error_score))
-        text = f"{type(error).__name__}: {error}"
-        taken = time.perf_counter() - begin
-        return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
-    fit_time = time.perf_counter() - begin
-    begin = time.perf_counter()
-    told = safe(scorers, error_score)
-    found = score_sides(told, fitted, *test(), weigh=weigh)
-    score_time = time.perf_counter() - begin
-    trained = score_sides(told, fitted, X, y, params, weigh=weigh) if train_score else {}
-    return Fitted(found, trained, fit_time, score_time, fitted)
+def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
+    """Return the splitter that `cv` asks for, as scikit-learn takes it."""
+    check_cv(cv)
+    cv = 5 if cv is None else cv
+    if isinstance(cv, Integral):
+        stratified = y is not None and is_classifier(estimator) and not has_several_columns(y)
+        return (StratifiedKFold if stratified else KFold)(int(cv))
+    if hasattr(cv, "split"):
+        ours = getattr(_splitters, type(cv).__name__, None)
+        if isinstance(cv, DaskSplitter) or ours is None or type(cv) not in ours.__mro__:
+            return cv
+        # scikit-learn's splitter, which splits no Dask collections: ours with its parameters.
+        found = ours.__new__(ours)
+        found.__dict__.update(vars(cv))
+        return found
+    return model_selection.check_cv(list(cv))
 
 
-def fitted_on(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:
-    """Clone of an estimator, fitted to some rows, with targets where there are any."""
-    made = clone(estimator)
-    return made.fit(X, **params) if y is None else made.fit(X, y, **params)
+def check_cv(cv: Any) -> None:
+    """Raise an error unless `cv` is a number of folds, a splitter, some splits, or None."""
+    if isinstance(cv, Integral) and not isinstance(cv, bool):
+        if cv < 2:
+            raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
+    elif isinstance(cv, str) or not (
+        cv is None or hasattr(cv, "split") or isinstance(cv, Iterable)
+    ):
+        raise InvalidParameterError(
+            f"cv={cv!r}: use a number of folds, a splitter such as KFold(5), or an iterable of "
+            "(train, test) arrays of row numbers."
+        )
 
 
-def score_sides(
-    scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
-    weigh: bool,
-) -> dict[str, float]:  # fmt: skip
-    """Scores of some rows; with the weights among the arguments of ``fit``, where they count."""
-    more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
-    given = (X,) if y is None else (X, y)
-    return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
+def check_target(estimator: Any, y: Any) -> None:
+    """Raise an error where the estimator is a class, or lacks the target that it requires."""
+    if isinstance(estimator, type):
+        raise InvalidParameterError(
+            f"estimator={estimator.__name__}:{suggest_nearest(estimator, ())}"
+        )
+    if y is None and get_tags(estimator).target_tags.required:
+        raise InvalidDataError(
+            f"y is None, and {type(estimator).__name__} requires y to be passed: its target, or "
+            "the name of the column of X that holds it."
+        )
+
+
+def has_several_columns(y: Any) -> bool:
+    """Return whether targets have several columns, as those of rows with several labels have."""
+    shape: tuple[int, ...] = getattr(y, "shape", ())
+    return len(shape) == 2 and shape[1] != 1
+
+
+def takes_dask_collections(estimator: Any) -> bool:
+    """Return whether an estimator is ours, frozen or not, or a pipeline of such."""
+    if isinstance(estimator, FrozenEstimator):
+        return takes_dask_collections(estimator.estimator)
+    if isinstance(estimator, Pipeline):
+        steps = [step for _, step in estimator.steps if not isinstance(step, str)]
+        return all(map(takes_dask_collections, steps))
+    return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
+
+
+def assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> RowsOfSplits:
+    """Return the rows of Dask inputs (X first) with the codes of a splitter's splits.
+
+    A splitter of another package is asked for row numbers, of rows that it does not see.
+    """
+    if isinstance(splitter, DaskSplitter):
+        return splitter.assign_rows(inputs, y, groups)
+    columns = as_collection(inputs[0], numeric=False, any_shape=True)
+    counts = count_rows(columns)
+    n = int(counts.sum())
+    given = [None if value is None else np.asarray(_compute_value(value)) for value in (y, groups)]
+    splits = list_splits(splitter, np.empty((n, 1)), *given)
+    codes, roles = encode_splits(splits, n)
+    stops = counts.cumsum()
+    blocks = tuple(codes[stop - m : stop] for m, stop in zip(counts, stops, strict=True))
+    return RowsOfSplits(inputs, columns, GivenCodes(blocks), roles)
+
+
+def list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, Any]]:
+    """Return a splitter's (train, test) row numbers."""
+    splits = list(splitter.split(X, y, groups))
+    if not splits:
+        raise InvalidParameterError(
+            "No fits were performed. Was the CV iterator empty? Were there no candidates? An "
+            "iterator is used up by its first use: pass list(...) of it."
+        )
+    told = splitter.get_n_splits(X, y, groups)
+    if told != len(splits):
+        raise InvalidParameterError(
+            f"cv.split and cv.get_n_splits return inconsistent results. Expected {told} splits, "
+            f"got {len(splits)}. Mend one of these methods of {type(splitter).__name__}."
+        )
+    return splits
+
+
+def have_one_role_each(splits: list[tuple[Any, Any]], n: int) -> bool:
+    """Return whether every row has at most one role in each split, once, as a code can tell."""
+    rows = np.arange(n)
+    sides = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
+    return all(np.bincount(at, minlength=1).max() <= 1 for at in sides)
+
+
+def check_one_role_each(told: bool) -> None:
+    """Raise `InvalidParameterError` for splits in which a row has several roles."""
+    if not told:
+        raise InvalidParameterError(
+            "cv: a split trains on rows that it tests, or has a row several times. Here a row "
+            "plays one part in a split. Give each row once (rows that count several times by "
+            "sample_weight), or search over rows in memory, by GridSearchCV."
+        )
+
+
+def encode_splits(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssignment]:
+    """Return the codes of rows and their roles, of (train, test) row numbers or masks."""
+    check_one_role_each(have_one_role_each(splits, n))
+    table = np.full((n, len(splits)), NEITHER, np.int8)
+    for split, (train, test) in enumerate(splits):
+        table[np.asarray(train), split] = TRAIN
+        table[np.asarray(test), split] = TEST
+    if len(splits) <= DigitRoles.most:
+        roles = DigitRoles(len(splits))
+        return roles.encode(list(table.T)), roles
+    # Of many splits, each distinct row of the table is a code.
+    rows, codes = np.unique(table, axis=0, return_inverse=True)
+    return codes.ravel().astype(np.int64), TableRoles(rows)
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+def report_failures(errors: Sequence[str | None], error_score: Any) -> None:
+    """Warn of failed fits once, whatever their number; raise an error where all failed."""
+    failed = [error for error in errors if error is not None]
+    if not failed:
+        return
+    line = "-" * 80
+    causes = "\n".join(
+        f"{line}\n{n} fits failed with the following error:\n{error}"
+        for error, n in Counter(failed).items()
+    )
+    if len(failed) == len(errors):
+        raise InvalidParameterError(
+            f"\nAll the {len(failed)} fits failed.\nIt is very likely that your model is "
+            "misconfigured.\nYou can try to debug the error by setting error_score='raise'.\n\n"
+            f"Below are more details about the failures:\n{causes}"
+        )
+    warnings.warn(
+        f"\n{len(failed)} fits failed out of a total of {len(errors)}.\nThe score on these "
+        f"train-test partitions for these parameters will be set to {error_score}.\nIf these "
+        "failures are not expected, you can try to debug them by setting error_score='raise'.\n\n"
+        f"Below are more details about the failures:\n{causes}",
+        FitFailedWarning,
+        stacklevel=user_stack_level(),
+    )
+
+
+def guard_scorers(scorers: Mapping[str, Any], error_score: Any) -> dict[str, Any]:
+    """Return scorers that warn of their failures, and score `error_score` where they fail."""
+    return {name: _GuardedScorer(score, error_score) for name, score in scorers.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _GuardedScorer:
+    """A scorer that warns of its failure and returns `error_score`, unless that is "raise".
+
+    Parameters
+    ----------
+    score : callable
+    error_score : "raise" or float
+    """
+
+    score: Callable[..., Any]
+    error_score: Any
+
+    def __call__(self, *args: Any, **params: Any) -> float:
+        try:
+            found = self.score(*args, **params)
+            if not isinstance(found, Mapping):
+                return float(found)
+        except Exception as error:
+            if self.error_score == "raise":
+                raise
+            warnings.warn(
+                "Scoring failed. The score on this train-test partition for these parameters will "
+                f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
+                UserWarning,
+                stacklevel=user_stack_level(),
+            )
+            return float(self.error_score)
+        raise InvalidParameterError(
+            f"scoring: a callable has returned several scores, {sorted(found)}, which is for "
+            "rows in memory. Name each of them: scoring={name: callable, ...}."
+        )
+
+
+# --- metadata routing --------------------------------------------------------------------------
+
+
+def is_routing_metadata(params: Mapping[str, Any]) -> bool:
+    """Return whether scikit-learn's routing is on, and there is something to route."""
+    given = any(value is not None for value in params.values())
+    return given and bool(get_config()["enable_metadata_routing"])
+
+
+def resolve_score_weights(
+    estimator: Any, scorers: Mapping[str, Any], params: Mapping[str, Any], default: bool
+) -> bool:
+    """Return whether scores count the rows' weights, by what estimator and scorers request."""
+    if not is_routing_metadata(params):
+        return default
+    given = {name: value for name, value in params.items() if value is not None}
+    own = MethodMapping().add(caller="fit", callee="fit")
+    asked = {name: s for name, s in scorers.items() if hasattr(s, "get_metadata_routing")}
+    if len(asked) < len(scorers):
+        own = own.add(caller="fit", callee="score")
+    # A router as scikit-learn's searches have one: the estimator, and a scorer a name.
+    router = MetadataRouter(owner="cross-validation").add(estimator=estimator, method_mapping=own)
+    for name, scorer in asked.items():
+        mapping = MethodMapping().add(caller="fit", callee="score")
+        router.add(**{f"scorer_{name}": scorer}, method_mapping=mapping)
+    routed = process_routing(router, "fit", **given)
+    scores = [set(routed[f"scorer_{name}"].score) for name in asked]
+    if len(asked) < len(scorers):
+        scores.append(set(routed.estimator.score))
+    weighed, plain = all(s == {"sample_weight"} for s in scores), not any(scores)
+    if set(routed.estimator.fit) != set(given) or not (weighed or plain):
+        raise InvalidParameterError(
+            f"{sorted(given)} are passed, and not requested by fit, or not by all scores alike. "
+            "Request sample_weight by set_fit_request and set_score_request of the estimator (of "
+            "each scorer, where scorers are given), and leave out what is not requested."
+        )
+    return weighed if scores else default

@@ -19,7 +19,7 @@ from daskml_dist.data.reduce import fold_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.meta_estimators.lazy_labels import labels_of
-from daskml_dist.model_selection._checks import knows_dask
+from daskml_dist.model_selection._validation import takes_dask_collections
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.wrappers._blocks import teach_block
 from daskml_dist.wrappers.parallel_post_fit import ParallelPostFit
@@ -137,7 +137,7 @@ class Incremental(ParallelPostFit):
         if not any(map(is_dask, (X, y, weight))):
             check_unique_names(X)
             self.estimator_ = _learn_block(params, estimator, None, X, y, weight)
-        elif knows_dask(estimator):
+        elif takes_dask_collections(estimator):
             params |= {} if weight is None else {"sample_weight": weight}
             self.estimator_ = estimator.partial_fit(X, y, **params)
         else:

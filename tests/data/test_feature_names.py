@@ -23,7 +23,7 @@ import daskml_dist
 from daskml_dist.compose import Blockwise, ColumnTransformer
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.model_selection._search import SearchOnDask
+from daskml_dist.model_selection._search import DaskSearch
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import StandardScaler
 from tests.quick import in_turn
@@ -92,7 +92,7 @@ def _public() -> dict[str, type]:
 def _learns(name: str, kind: type) -> bool:
     if name in ARGUMENTS:
         return True
-    if issubclass(kind, SearchOnDask):  # what they fit knows names
+    if issubclass(kind, DaskSearch):  # what they fit knows names
         return False
     tags = get_tags(kind())
     return bool(tags.requires_fit and tags.input_tags.two_d_array)

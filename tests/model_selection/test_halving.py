@@ -16,7 +16,7 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.model_selection import _thinning, _validation
+from daskml_dist.model_selection import _validation
 from tests.quick import quick
 
 RNG = np.random.default_rng(0)
@@ -98,12 +98,12 @@ def test_shares_of_rows_grow_and_add_up(client: Any) -> None:
     )
     before = np.zeros(N, bool)
     for fraction in (0.01, 0.1, 0.5, 1.0):
-        some = _thinning.thinned_splits(splits, fraction, 0)
+        some = splits.thin(fraction, 0)
         used = np.concatenate([np.asarray(codes) for codes in _computed(some.rows.code_parts)]) > 0
         assert used.sum() == int(N * fraction)
         assert not (before & ~used).sum() > 3  # but for the rounding of a block's share
         before = used
-        tests = sum(_computed(some.rows.mask(i, 2) for i in range(3)))
+        tests = sum(_computed(some.rows.make_mask(i, 2) for i in range(3)))
         np.testing.assert_array_equal(tests, used)
 
 

@@ -24,8 +24,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits import gradient_steps
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.model_selection import HyperbandSearchCV
-from daskml_dist.model_selection._asha import Ladder
-from daskml_dist.model_selection._brackets import Bracket, brackets_of
+from daskml_dist.model_selection._candidate_training import Bracket, PromotionLadder, plan_brackets
 from daskml_dist.naive_bayes import GaussianNB, MultinomialNB
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.training.job import FitJob
@@ -44,16 +43,16 @@ COUNTERS = [GaussianNB(), MultinomialNB(), TheirGaussianNB(), TheirBernoulliNB()
 
 def test_brackets_are_those_of_the_paper() -> None:
     # Table 1 of Li et al. (2018): R = 81, eta = 3.
-    assert [bracket.rungs for bracket in brackets_of(81, 3)] == [
+    assert [bracket.rungs for bracket in plan_brackets(81, 3)] == [
         ((81, 1), (27, 3), (9, 9), (3, 27), (1, 81)),
         ((34, 3), (11, 9), (3, 27), (1, 81)),
         ((15, 9), (5, 27), (1, 81)),
         ((8, 27), (2, 81)),
         ((5, 81),),
     ]
-    assert brackets_of(1, 3) == [Bracket(0, ((1, 1),))]
+    assert plan_brackets(1, 3) == [Bracket(0, ((1, 1),))]
     for max_iter in (2, 10, 20, 100):
-        for bracket in brackets_of(max_iter, 2.5):
+        for bracket in plan_brackets(max_iter, 2.5):
             assert bracket.rungs[-1][1] == max_iter
             for one, other in itertools.pairwise(bracket.rungs):
                 assert one[0] >= other[0]
@@ -189,18 +188,18 @@ def test_workers_promote_whoever_is_among_the_best(client: Any) -> None:
 
 
 def test_a_ladder_promotes_without_waiting() -> None:
-    ladder = Ladder(Bracket(1, ((4, 1), (2, 2))), range(4), 2)
-    assert [ladder.next() for _ in range(3)] == [(0, 0), (1, 0), (2, 0)]
-    ladder.tell(0, 0, 0.1)
-    assert ladder.next() == (3, 0)
-    assert ladder.next() is None
-    ladder.tell(2, 0, 0.5)
-    assert ladder.next() == (2, 1)
-    ladder.tell(1, 0, float("nan"))
-    assert ladder.next() is None
-    ladder.tell(3, 0, 0.2)
-    assert ladder.next() == (3, 1)
-    assert ladder.next() is None
+    ladder = PromotionLadder(Bracket(1, ((4, 1), (2, 2))), range(4), 2)
+    assert [ladder.find_next() for _ in range(3)] == [(0, 0), (1, 0), (2, 0)]
+    ladder.add_score(0, 0, 0.1)
+    assert ladder.find_next() == (3, 0)
+    assert ladder.find_next() is None
+    ladder.add_score(2, 0, 0.5)
+    assert ladder.find_next() == (2, 1)
+    ladder.add_score(1, 0, float("nan"))
+    assert ladder.find_next() is None
+    ladder.add_score(3, 0, 0.2)
+    assert ladder.find_next() == (3, 1)
+    assert ladder.find_next() is None
 
 
 def test_a_failed_candidate_goes_no_further() -> None:

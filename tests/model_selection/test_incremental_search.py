@@ -18,8 +18,11 @@ from sklearn.model_selection import KFold, ParameterSampler
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.model_selection import HyperbandSearchCV, IncrementalSearchCV
-from daskml_dist.model_selection._asha import Ladder
-from daskml_dist.model_selection._brackets import decaying_bracket, has_plateaued
+from daskml_dist.model_selection._candidate_training import (
+    PromotionLadder,
+    has_plateaued,
+    plan_decaying_bracket,
+)
 
 RNG = np.random.default_rng(0)
 N = 400
@@ -134,16 +137,16 @@ def test_workers_train_others(client: Client) -> None:
 
 
 def test_a_ladder_of_ever_fewer_promotes_the_best_and_none_that_stopped() -> None:
-    bracket = decaying_bracket(4, 3, 1.0, 1)
+    bracket = plan_decaying_bracket(4, 3, 1.0, 1)
     assert bracket.rungs == ((4, 1), (2, 2), (2, 3))
-    ladder = Ladder(bracket, range(4), None, lambda scores: has_plateaued(scores, 1, 0.0))
-    assert [ladder.next() for _ in range(5)] == [(0, 0), (1, 0), (2, 0), (3, 0), None]
+    ladder = PromotionLadder(bracket, range(4), None, lambda scores: has_plateaued(scores, 1, 0.0))
+    assert [ladder.find_next() for _ in range(5)] == [(0, 0), (1, 0), (2, 0), (3, 0), None]
     for i, score in enumerate([0.1, 0.4, 0.3, 0.2]):
-        ladder.tell(i, 0, score)
-    assert [ladder.next() for _ in range(3)] == [(1, 1), (2, 1), None]
-    ladder.tell(1, 1, 0.4)
-    ladder.tell(2, 1, 0.5)
-    assert [ladder.next() for _ in range(2)] == [(2, 2), None]
+        ladder.add_score(i, 0, score)
+    assert [ladder.find_next() for _ in range(3)] == [(1, 1), (2, 1), None]
+    ladder.add_score(1, 1, 0.4)
+    ladder.add_score(2, 1, 0.5)
+    assert [ladder.find_next() for _ in range(2)] == [(2, 2), None]
 
 
 def test_plateaus() -> None:

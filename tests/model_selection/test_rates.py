@@ -11,7 +11,7 @@ from distributed import Client
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
-from daskml_dist.model_selection import _rates, learning_rate_range
+from daskml_dist.model_selection import _learning_rates, learning_rate_range
 from daskml_dist.neural_network import MLPClassifier
 
 RNG = np.random.default_rng(0)
@@ -102,10 +102,10 @@ def test_linear_models_are_tried_as_columns_of_one_fit(monkeypatch: pytest.Monke
     regressor = SGDRegressor(random_state=0, batch_size=32, optimizer="sgd")
     for model, y in ((classifier, three), (regressor, Y)):
         with monkeypatch.context() as patch:
-            patch.setattr(_rates, "_loss", None)  # no fit alone
+            patch.setattr(_learning_rates, "_fit_to_loss", None)  # no fit alone
             together = learning_rate_range(model, X, y, weight, rates=RATES)
         with monkeypatch.context() as patch:
-            patch.setattr(_rates, "stacked_losses", lambda *given: None)
+            patch.setattr(_learning_rates, "_fit_batched_to_losses", lambda *given: None)
             alone = learning_rate_range(model, X, y, weight, rates=RATES)
         np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-9)
         assert together.suggestion == alone.suggestion

@@ -19,7 +19,7 @@ from sklearn.metrics import (
 from sklearn.model_selection import KFold, ShuffleSplit
 
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
-from daskml_dist.model_selection import GridSearchCV, _stacking
+from daskml_dist.model_selection import GridSearchCV, _batched_fits
 from daskml_dist.solvers import batched_scores
 
 RNG = np.random.default_rng(0)
@@ -58,8 +58,8 @@ def test_what_cannot_be_ranked_is_no_number() -> None:
 class _Kept(GridSearchCV):
     """A search that keeps its fits."""
 
-    def _fits(self, splits: Any, candidates: Any, scorers: Any) -> Any:
-        self.fits = super()._fits(splits, candidates, scorers)
+    def _fit_candidates(self, splits: Any, candidates: Any, scorers: Any) -> Any:
+        self.fits = super()._fit_candidates(splits, candidates, scorers)
         return self.fits
 
 
@@ -87,7 +87,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(*args: Any, **named: Any) -> Any:
         raise AssertionError("A column was scored alone.")
 
-    monkeypatch.setattr(_stacking, "score_sides", look)
+    monkeypatch.setattr(_batched_fits, "score_sides", look)
 
 
 @pytest.mark.usefixtures("together")

@@ -85,9 +85,9 @@ def _grid(
 class _Kept(model_selection.GridSearchCV):
     """A search that keeps its fits."""
 
-    def _fits(self, splits: Any, candidates: Any, scorers: Any) -> Any:
+    def _fit_candidates(self, splits: Any, candidates: Any, scorers: Any) -> Any:
         self.tried = list(candidates)
-        self.fits = super()._fits(splits, candidates, scorers)
+        self.fits = super()._fit_candidates(splits, candidates, scorers)
         return self.fits
 
 
@@ -101,7 +101,7 @@ def _largest_difference(
         for fit, (train, test) in zip(row, folds, strict=True):
             mask = np.zeros(N)
             mask[train] = 1
-            own = search._candidate(params)
+            own = search._make_candidate(params)
             given = mask * weight
             lazy = isinstance(rows, da.Array)
             with warnings.catch_warnings():

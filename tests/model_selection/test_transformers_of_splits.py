@@ -17,8 +17,8 @@ from daskml_dist.data import reduce
 from daskml_dist.impute import SimpleImputer
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection import KFold, ShuffleSplit, StratifiedKFold
-from daskml_dist.model_selection._pipelines import _fitted_heads
-from daskml_dist.model_selection._roles import TRAIN
+from daskml_dist.model_selection._batched_fits import _fit_transformers
+from daskml_dist.model_selection._fold_rows import TRAIN
 from daskml_dist.model_selection._validation import Splits
 
 RNG = np.random.default_rng(0)
@@ -79,7 +79,7 @@ def test_they_are_equal_to_the_bit(name: str, cv: str) -> None:
     frame = dd.from_pandas(rows.assign(y=FRAME["y"]), npartitions=3)
     X, y = frame[list(rows.columns)], frame["y"]
     splits = Splits(pipeline, X, y, None, {}, SPLITTERS[cv])
-    (heads,), counted = _fitted_heads([pipeline], splits)
+    (heads,), counted = _fit_transformers([pipeline], splits)
     for split, head in enumerate(heads):
         X_train, y_train, _ = splits.side(split, TRAIN)
         alone = clone(head).fit(X_train, y_train)
@@ -108,6 +108,6 @@ def test_a_pass_is_made_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None
     pipeline = make_pipeline(step, LogisticRegression())
     splits = Splits(pipeline, frame[list(rows.columns)], frame["y"], None, {}, StratifiedKFold(3))
     made.clear()
-    _fitted_heads([pipeline], splits)
+    _fit_transformers([pipeline], splits)
     # First rows of each split and labels; three transformers and an imputer each; a scaler each.
     assert made == [3 + 1, 3 * 4, 3]

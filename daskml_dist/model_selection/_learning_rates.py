@@ -1,4 +1,7 @@
-"""Range test of learning rates, on a sample of the rows."""
+"""Range test of learning rates, on a sample of the rows.
+
+Each rate has a short fit of its own; short fits of linear models are columns of one batched fit.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,40 @@ from daskml_dist.diagnostics.plots.searches import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import count_step_rows, draw_sample_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+from collections.abc import Sequence
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.estimators.batched_fits.gradient_steps import (
+    BatchedSteps,
+    StepCandidate,
+    group_step_estimators,
+)
+from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
+from daskml_dist.model_selection._fold_rows import TRAIN, FoldAssignment, Ints
 
 __all__ = ["LearningRates", "learning_rate_range"]
 
+
 #: Rates that are tried by default: three in each power of ten.
-_RATES = np.logspace(-7, 2, 28)
-#: Steps of each trial at least.
-_STEPS = 32
+_DEFAULT_RATES = np.logspace(-7, 2, 28)
+
+
+#: Least number of steps of each trial.
+_MIN_STEPS = 32
+
+
 #: Share of the first loss that a rate must gain, lest none be suggested; and the share of the best
 #: gain for which a smaller rate is taken.
-_GAIN, _MOST_OF_IT = 1e-3, 0.9
+_LEAST_GAIN, _GAIN_SHARE = 1e-3, 0.9
+
+
+_RATE_PARAMETER = "learning_rate"
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,23 +175,26 @@ def learning_rate_range(
         )
     if isinstance(n_rows, bool) or not isinstance(n_rows, int | np.integer) or n_rows < 1:
         raise InvalidParameterError(f"n_rows={n_rows!r}: give a number of rows, >= 1.")
-    tried = _checked(_RATES if rates is None else rates)
-    block, batch, seed = _sample(clone(estimator), X, y, sample_weight, int(n_rows), client)
-    name = "learning_rate_init" if "learning_rate_init" in estimator.get_params() else _NAME
+    tried = _check_rates(_DEFAULT_RATES if rates is None else rates)
+    block, batch, seed = _draw_sample(clone(estimator), X, y, sample_weight, int(n_rows), client)
+    name = (
+        "learning_rate_init" if "learning_rate_init" in estimator.get_params() else _RATE_PARAMETER
+    )
     batch = min(batch, block.n_rows)
-    passes = math.ceil(_STEPS / max(1, block.n_rows // batch))
-    shorts = [_short(estimator, name, rate, batch, passes, seed) for rate in tried]
-    with _calm():
-        losses = stacked_losses(shorts, block, passes)
+    passes = math.ceil(_MIN_STEPS / max(1, block.n_rows // batch))
+    shorts = [_make_short_fit(estimator, name, rate, batch, passes, seed) for rate in tried]
+    with _ignore_fit_warnings():
+        losses = _fit_batched_to_losses(shorts, block, passes)
     if losses is None:
-        losses = np.array([_loss(short, block) for short in shorts])
-    return LearningRates(tried, losses, _suggested(tried, losses), name, batch, block.n_rows)
+        losses = np.array([_fit_to_loss(short, block) for short in shorts])
+    return LearningRates(tried, losses, _suggest_rate(tried, losses), name, batch, block.n_rows)
 
 
-_NAME = "learning_rate"
+# --- the sample, and short fits on it ----------------------------------------------------------
 
 
-def _checked(given: Any) -> NDArray[np.float64]:
+def _check_rates(given: Any) -> NDArray[np.float64]:
+    """Return the sorted rates, which must be positive numbers."""
     try:
         rates = np.sort(np.asarray(given, dtype=np.float64))
     except (TypeError, ValueError):
@@ -181,7 +204,7 @@ def _checked(given: Any) -> NDArray[np.float64]:
     return rates
 
 
-def _sample(
+def _draw_sample(
     estimator: Any, X: Any, y: Any, sample_weight: Any, most: int, client: Any
 ) -> tuple[Block, int, int]:
     """Some rows, the rows of a step of the fit to all of them, and the fit's seed."""
@@ -196,8 +219,10 @@ def _sample(
         return block, count_step_rows(fit), settings.seed
 
 
-def _short(estimator: Any, name: str, rate: float, batch: int, passes: int, seed: int) -> Any:
-    """An estimator of a short fit by a rate."""
+def _make_short_fit(
+    estimator: Any, name: str, rate: float, batch: int, passes: int, seed: int
+) -> Any:
+    """Return an unfitted estimator of a short fit by a rate: one lane, plain steps, no stopping."""
     fixed = {
         "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
         "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
@@ -205,34 +230,85 @@ def _short(estimator: Any, name: str, rate: float, batch: int, passes: int, seed
         "n_iter_no_change": passes + 1, "eta0": None,
     }  # fmt: skip
     fixed[name] = float(rate)
-    if name != _NAME:
-        fixed[_NAME] = "constant"
+    if name != _RATE_PARAMETER:
+        fixed[_RATE_PARAMETER] = "constant"
     known = estimator.get_params(deep=False)
     return clone(estimator).set_params(**{k: v for k, v in fixed.items() if k in known})
 
 
-def _loss(short: Any, block: Block) -> float:
-    """The loss that a short fit comes to."""
+def _fit_to_loss(short: Any, block: Block) -> float:
+    """Return the mean training loss of a short fit's last pass; infinite where it diverged."""
     try:
-        with _calm():
+        with _ignore_fit_warnings():
             short.fit(block.rows, block.y, block.sample_weight, client="inline")
     except DivergedError:
         return math.inf
-    loss = float(short.history_.records[-1]["loss"])
+    return _replace_nonfinite(float(short.history_.records[-1]["loss"]))
+
+
+def _replace_nonfinite(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
 @contextmanager
-def _calm() -> Iterator[None]:
-    """A context in which fits by wild rates do not warn: their losses tell."""
+def _ignore_fit_warnings() -> Iterator[None]:
+    """Silence the warnings of fits by wild rates, whose losses tell enough."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
 
 
-def _suggested(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float | None:
+def _suggest_rate(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float | None:
+    """Return the smallest rate with nearly the best gain; None where none gains enough."""
     gains = losses[0] - losses
-    if not (np.isfinite(losses[0]) and gains.max() > _GAIN * abs(losses[0])):
+    if not (np.isfinite(losses[0]) and gains.max() > _LEAST_GAIN * abs(losses[0])):
         return None
-    return float(rates[np.argmax(gains >= _MOST_OF_IT * gains.max())])
+    return float(rates[np.argmax(gains >= _GAIN_SHARE * gains.max())])
+
+
+# --- short fits as one -------------------------------------------------------------------------
+
+
+class _WholeTraining(FoldAssignment):
+    """One split, which trains on all rows."""
+
+    n_splits = 1
+
+    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
+        """Return the role of each code: trained on."""
+        return np.full(len(codes), TRAIN, np.int8)
+
+
+def _fit_batched_to_losses(
+    shorts: Sequence[Any], block: Block, passes: int
+) -> NDArray[np.float64] | None:
+    """Return the losses of short fits made as one; None where they cannot be."""
+    stacks = group_step_estimators(shorts)
+    if stacks is None or len(stacks) != 1 or block.y is None or block.y.ndim > 1:
+        return None
+    classes, y = None, block.y
+    if shorts[0]._classification:
+        classes, y = np.unique(y, return_inverse=True)
+    targets = np.column_stack([y, np.ones(len(y))]).astype(np.float64)
+    collection = as_collection(block.rows, targets, block.sample_weight, multi_output=True)
+    # Without a tolerance, all passes but the last are made in one go.
+    stack = BatchedSteps(
+        [short.set_params(tol=None) for short in shorts], _WholeTraining(), classes
+    )
+    try:
+        weighted = block.sample_weight is not None
+        with stack.opened(collection, weighted, client="inline") as columns:
+            stack.advance(columns, passes - 1)
+            stack.advance(columns, passes)
+    except NotBatchableError:
+        return None
+    return np.array([_read_last_loss(column, passes) for column in columns])
+
+
+def _read_last_loss(column: StepCandidate, passes: int) -> float:
+    """Return the mean training loss of the last pass; infinite where the fit diverged."""
+    there = [column.w, *column.opt_state.values()]
+    if column.n_iter < passes or not all(a is not None and np.isfinite(a).all() for a in there):
+        return math.inf
+    return _replace_nonfinite(float(column.records[-1]["loss"]))
