@@ -1,10 +1,11 @@
-"""Base class of the generalised linear regressors."""
+"""Generalised linear regressors: Poisson, gamma and Tweedie, with what they share."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.losses import Loss, Tweedie
+from daskml_dist.losses import Gamma, Loss, Poisson, Tweedie
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_count, check_number, check_some_weight
 from daskml_dist.parameters.run import Run
@@ -22,7 +23,10 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["GeneralizedLinearRegressor"]
+__all__ = ["GammaRegressor", "GeneralizedLinearRegressor", "PoissonRegressor", "TweedieRegressor"]
+
+
+_LINKS = ("auto", "identity", "log")
 
 
 class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
@@ -175,3 +179,117 @@ def _deviances(
     nothing = mean == 0 and loss.power >= 1  # all targets are 0
     about = 0.0 if nothing else float(weight @ loss.half_deviance(y, np.array(mean)))
     return _Deviances(loss, total, mean, about, float(weight @ loss.half_deviance(y, predicted)))
+
+
+class PoissonRegressor(GeneralizedLinearRegressor):
+    """Poisson regression of counts and rates (y >= 0), to the optimum.
+
+    The prediction is ``exp(X @ coef_ + intercept_)``. The objective is scikit-learn's.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    n_iter_ : int
+        Iterations of the solver.
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import PoissonRegressor
+    >>> reg = PoissonRegressor().fit([[1, 2], [2, 3], [3, 4], [4, 3]], [12, 17, 22, 21])
+    >>> round(reg.score([[1, 2], [2, 3], [3, 4], [4, 3]], [12, 17, 22, 21]), 2)
+    0.99
+    """
+
+    def _deviance(self) -> Poisson:
+        return Poisson()
+
+
+class GammaRegressor(GeneralizedLinearRegressor):
+    """Gamma regression of positive, skewed targets (y > 0), to the optimum.
+
+    The prediction is ``exp(X @ coef_ + intercept_)``. The objective is scikit-learn's.
+
+    Attributes
+    ----------
+    coef_, intercept_, n_iter_, n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.PoissonRegressor`.
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import GammaRegressor
+    >>> reg = GammaRegressor().fit([[1, 2], [2, 3], [3, 4], [4, 3]], [19, 26, 33, 30])
+    >>> round(reg.score([[1, 2], [2, 3], [3, 4], [4, 3]], [19, 26, 33, 30]), 2)
+    0.77
+    """
+
+    def _deviance(self) -> Gamma:
+        return Gamma()
+
+
+class TweedieRegressor(GeneralizedLinearRegressor):
+    """Regression with a distribution of the Tweedie family, to the optimum.
+
+    The objective is scikit-learn's.
+
+    Parameters
+    ----------
+    power : float, default=0.0
+        The variance of a target is its mean to this power: 0 normal, 1 Poisson, between 1 and 2
+        compound Poisson-gamma (y >= 0, with exact zeros), 2 gamma, 3 inverse Gaussian (y > 0). No
+        distribution exists between 0 and 1, and a number there is refused.
+    link : {"auto", "identity", "log"}, default="auto"
+        What the linear model predicts: the mean itself or its logarithm. ``"auto"`` is
+        ``"identity"`` for ``power <= 0``, else ``"log"``.
+
+    Attributes
+    ----------
+    coef_, intercept_, n_iter_, n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.PoissonRegressor`.
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import TweedieRegressor
+    >>> reg = TweedieRegressor().fit([[1, 2], [2, 3], [3, 4], [4, 3]], [2, 3.5, 5, 5.5])
+    >>> round(reg.score([[1, 2], [2, 3], [3, 4], [4, 3]], [2, 3.5, 5, 5.5]), 2)
+    0.84
+    """
+
+    def __init__(
+        self,
+        *,
+        power: float = 0.0,
+        alpha: float = 1.0,
+        fit_intercept: bool = True,
+        link: str = "auto",
+        solver: str = "lbfgs",
+        max_iter: int = 100,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            fit_intercept=fit_intercept,
+            solver=solver,
+            max_iter=max_iter,
+            tol=tol,
+            warm_start=warm_start,
+            verbose=verbose,
+            run=run,
+            device=device,
+            callbacks=callbacks,
+        )
+        self.power = power
+        self.link = link
+
+    def _deviance(self) -> Tweedie:
+        if self.link not in _LINKS:
+            raise InvalidParameterError(f"link={self.link!r}: use one of {list(_LINKS)}.")
+        if not isinstance(self.power, Real):
+            raise InvalidParameterError(f"power={self.power!r}: use a number <= 0 or >= 1.")
+        power = float(self.power)
+        return Tweedie(power, power <= 0 if self.link == "auto" else self.link == "identity")

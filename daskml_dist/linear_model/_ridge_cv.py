@@ -1,19 +1,27 @@
-"""Base class of ridge models that choose their penalty: by leaving rows out, or by folds."""
+"""`RidgeCV` and `RidgeClassifierCV`: the penalty is chosen by leaving rows out, or by folds."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Self
 
+import dask.array as da
 import numpy as np
+from dask.delayed import delayed
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
+from daskml_dist.backends import get_backend
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
-from daskml_dist.estimators.linear.base import BaseLinear
+from daskml_dist.estimators.linear.base import BaseLinear, LinearClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._cross_validated import (
     cut_into_splits,
@@ -22,25 +30,161 @@ from daskml_dist.linear_model._cross_validated import (
     score_test_rows,
     set_history_of_splits,
 )
-from daskml_dist.linear_model._least_squares import check_memory, moments_of
-from daskml_dist.linear_model._rows_left_out import values_left_out
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_memory, moments_of
+from daskml_dist.linear_model.ridge import Ridge
+from daskml_dist.linear_model.ridge_classifier import (
+    RidgeClassifier,
+    check_weights_of_labels,
+    make_sign_model,
+)
+from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.batched import TEST
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.parameters.checks import check_class_weight, check_flag, check_weighed
+from daskml_dist.parameters.checks import (
+    check_class_weight,
+    check_flag,
+    check_one_of,
+    check_weighed,
+)
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.solvers.base import SinglePassSolver
 from daskml_dist.solvers.penalty_paths import (
     PATH_SCORES,
     FoldedReduction,
+    LeaveOneOutErrors,
     LeaveOneOutRidge,
     PathErrorSums,
     PathHits,
     append_intercepts,
     solve_ridge_path,
 )
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
-__all__ = ["BaseRidgeCV"]
+__all__ = ["BaseRidgeCV", "RidgeCV", "RidgeClassifierCV"]
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Values of each row under each penalty.
+
+    Parameters
+    ----------
+    array : ndarray or dask Array of shape (n_rows, n_targets, n_alphas)
+    flat : bool
+        Whether targets have one dimension.
+    """
+
+    array: Any
+    flat: bool
+
+    def of_penalty(self, i: int) -> Any:
+        """Values of shape (n_rows,) or (n_rows, n_targets)."""
+        found = self.array[:, :, i]
+        return found[:, 0] if self.flat else found
+
+    def gathered(self) -> NDArray[np.float64]:
+        """All of them, of shape (n_rows, n_alphas) or (n_rows, n_targets, n_alphas)."""
+        array = self.array.compute() if isinstance(self.array, da.Array) else self.array
+        return np.asarray(array[:, 0] if self.flat else array)
+
+
+def values_left_out(
+    collection: Collection,
+    left_out: LeaveOneOutErrors,
+    model: LinearModel,
+    rows: DatasetInfo,
+    *,
+    squares: bool,
+) -> Values:
+    """Predictions of rows, or their squared errors times their weights."""
+    one = partial(_of_block, left_out, model, rows.classes, _weigher(rows), squares)
+    flat = model.n_targets is None and rows.classes is None
+    if collection.kind == "memory":
+        block = collection.block_maker(0, *collection.parts[0])
+        return Values(one(block), flat)
+    shape = model.width, len(left_out.w)
+    counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
+    lazily = delayed(one, pure=False)
+    pieces = [
+        da.from_delayed(lazily(block), (n, *shape), dtype=np.float64)
+        for n, block in zip(counts, collection.delayed_blocks(), strict=True)
+    ]
+    return Values(da.concatenate(pieces), flat)
+
+
+def _weigher(rows: DatasetInfo) -> Any:
+    if rows.weight_scale is None:
+        return None
+    return partial(_weights, rows.weight_scale, rows.class_weight, rows.classes)
+
+
+def _weights(scale: float, of_class: Any, classes: Any, block: Block) -> NDArray[np.float64]:
+    """Weights as the fit has them."""
+    weight = np.full(block.n_rows, scale)
+    if block.sample_weight is not None:
+        weight *= block.sample_weight
+    if of_class is not None and block.y is not None:
+        weight *= of_class[np.searchsorted(classes, block.y)]
+    return weight
+
+
+def _of_block(
+    left_out: LeaveOneOutErrors,
+    model: LinearModel,
+    classes: Any,
+    weigh: Any,
+    squares: bool,
+    block: Block,
+) -> NDArray[np.float64]:
+    assert block.y is not None
+    backend = get_backend("cpu")
+    y = model.encode(block.y, classes, np.float64)
+    weight = None if weigh is None else weigh(block)
+    X = backend.rows(block.rows, slice(0, block.n_rows))
+    errors = left_out.errors(X, y, weight, backend)
+    if squares:
+        scale = 1.0 if weigh is None else weigh.args[0]
+        found = errors**2 if weight is None else errors**2 * (weight / scale)[:, None, None]
+    else:
+        shift = np.array(model.target_shift) if model.target_shift else 0.0
+        found = (y.reshape(len(y), -1) + shift)[:, None, :] - errors
+    return np.ascontiguousarray(found.transpose(0, 2, 1))
+
+
+def _column(y: Any, j: int) -> Any:
+    return y[y.columns[j]] if hasattr(y, "columns") else y[:, j]
+
+
+class _Predicted(RegressorMixin, BaseEstimator):
+    """Stands for an estimator whose predictions are there already."""
+
+    def predict(self, predicted: Any) -> Any:
+        return predicted
+
+
+class _Decided(ClassifierMixin, BaseEstimator):
+    """Stands for a classifier whose raw predictions are there already."""
+
+    def __init__(self, classes: NDArray[Any], several: bool) -> None:
+        self.classes_, self._several = classes, several
+
+    def decision_function(self, raw: Any) -> Any:
+        return raw
+
+    def predict(self, raw: Any) -> Any:
+        if isinstance(raw, da.Array):
+            drop: Any = {"drop_axis": 1} if raw.ndim == 2 and not self._several else {}
+            lazily: Any = raw.map_blocks
+            found: da.Array = lazily(self._labels, dtype=self.classes_.dtype, **drop)
+            return found
+        return self._labels(raw)
+
+    def _labels(self, raw: NDArray[np.float64]) -> NDArray[Any]:
+        if self._several:
+            return (raw > 0).astype(self.classes_.dtype)
+        best = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
 
 class BaseRidgeCV(BaseLinear, BaseRounds):
@@ -275,3 +419,177 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
                 raise InvalidParameterError(
                     f"cv!=None and {name}=True are incompatible. Leave cv=None."
                 )
+
+
+class RidgeCV(BaseRidgeCV, BaseLeastSquares):
+    """Ridge regression whose penalty is chosen by cross-validation, in two passes over the rows.
+
+    Without `cv` each row is left out once, in closed form (Rifkin and Lippert 2007): a pass for
+    the moments, and one for the errors of all rows under all penalties. With folds, the first pass
+    makes the moments of each fold, of which all fits follow, and the second scores them.
+
+    Parameters
+    ----------
+    scoring : str, callable or None, default=None
+        Larger is better. None: without `cv` the negative mean squared error, with it R^2.
+    cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
+        None: each row is left out once.
+    gcv_mode : {"auto", "svd", "eigen"} or None, default=None
+        Without effect: the way is chosen by the digits that are needed.
+    alpha_per_target : bool, default=False
+        Whether each target has a penalty of its own; without `cv` alone.
+
+    Attributes
+    ----------
+    alpha_ : float or ndarray of shape (n_targets,)
+    best_score_ : float or ndarray of shape (n_targets,)
+    cv_results_ : ndarray of shape (n_rows, n_alphas) or (n_rows, n_targets, n_alphas)
+        Squared errors of rows left out (times their weights), or with `scoring` their predictions.
+    coef_, intercept_
+        As in :class:`~daskml_dist.linear_model.Ridge`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from daskml_dist.linear_model import RidgeCV
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> RidgeCV(alphas=[1e-3, 1e-2, 1e-1, 1]).fit(X, y).alpha_
+    0.01
+    """
+
+    def __init__(
+        self,
+        alphas: Any = (0.1, 1.0, 10.0),
+        *,
+        fit_intercept: bool = True,
+        scoring: Any = None,
+        cv: Any = None,
+        gcv_mode: str | None = None,
+        store_cv_results: bool = False,
+        alpha_per_target: bool = False,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alphas = alphas
+        self.fit_intercept = fit_intercept
+        self.scoring = scoring
+        self.cv = cv
+        self.gcv_mode = gcv_mode
+        self.store_cv_results = store_cv_results
+        self.alpha_per_target = alpha_per_target
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        super()._check_params()
+        check_one_of("gcv_mode", self.gcv_mode, (None, "auto", "svd", "eigen"))
+
+    def _plain(self, alpha: float) -> Any:
+        return Ridge(alpha=alpha, fit_intercept=self.fit_intercept)
+
+    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+        more = {} if weight is None else {"sample_weight": weight}
+        if self.alpha_per_target and predicted.ndim == 2:
+            columns = np.asarray(y) if isinstance(y, list) else y
+            return [
+                scorer(_Predicted(), predicted[:, j], _column(columns, j), **more)
+                for j in range(predicted.shape[1])
+            ]
+        return scorer(_Predicted(), predicted, y, **more)
+
+
+class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
+    """Ridge classifier whose penalty is chosen by cross-validation, in two passes over the rows.
+
+    To :class:`~daskml_dist.linear_model.RidgeClassifier` as
+    :class:`~daskml_dist.linear_model.RidgeCV` is to ridge regression. Rows may have several labels.
+
+    Parameters
+    ----------
+    scoring : str, callable or None, default=None
+        Larger is better. None: without `cv` the negative mean squared error of the signs of
+        labels, with it the accuracy (of several labels a row, the share of rows with all right).
+    cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
+        None: each row is left out once. A number of folds: stratified.
+    class_weight : dict, "balanced" or None, default=None
+        None where rows have several labels.
+
+    Attributes
+    ----------
+    alpha_, best_score_ : float
+    cv_results_ : ndarray of shape (n_rows, n_targets, n_alphas)
+        Squared errors of rows left out (times their weights), or with `scoring` their predictions;
+        a target a class or label, or one for two classes.
+    classes_, coef_, intercept_
+        As in :class:`~daskml_dist.linear_model.RidgeClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from daskml_dist.linear_model import RidgeClassifierCV
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> RidgeClassifierCV(alphas=[1e-3, 1e-2, 1e-1, 1]).fit(X, y).score(X, y) > 0.96
+    True
+    """
+
+    _multi_output = True
+    _multi_label = True
+    _flat_coef = True
+    _own_score = "accuracy"
+
+    def __init__(
+        self,
+        alphas: Any = (0.1, 1.0, 10.0),
+        *,
+        fit_intercept: bool = True,
+        scoring: Any = None,
+        cv: Any = None,
+        class_weight: Any = None,
+        store_cv_results: bool = False,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alphas = alphas
+        self.fit_intercept = fit_intercept
+        self.scoring = scoring
+        self.cv = cv
+        self.class_weight = class_weight
+        self.store_cv_results = store_cv_results
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _loss(self) -> Loss:
+        return SquaredError()
+
+    def _model(self, rows: DatasetInfo) -> LinearModel:
+        return make_sign_model(rows, bool(self.fit_intercept))
+
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+        check_weights_of_labels(self.class_weight, survey.n_targets)
+        return super()._find_classes(survey, classes)
+
+    def _plain(self, alpha: float) -> Any:
+        return RidgeClassifier(alpha=alpha, fit_intercept=self.fit_intercept)
+
+    def _name_classes(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
+        self._several = n_columns is not None
+        check_weights_of_labels(self.class_weight, n_columns)
+        return values if n_columns is None else self._number_label_columns(values, n_columns)
+
+    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+        more = {} if weight is None else {"sample_weight": weight}
+        raw = predicted[:, 0] if predicted.shape[1] == 1 else predicted
+        return scorer(_Decided(self.classes_, self._several), raw, y, **more)

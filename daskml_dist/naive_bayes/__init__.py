@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from daskml_dist.naive_bayes.bernoulli_nb import BernoulliNB
-from daskml_dist.naive_bayes.categorical_nb import CategoricalNB
-from daskml_dist.naive_bayes.complement_nb import ComplementNB
-from daskml_dist.naive_bayes.gaussian_nb import GaussianNB
-from daskml_dist.naive_bayes.multinomial_nb import MultinomialNB
+from daskml_dist.naive_bayes._base import GaussianNB
+from daskml_dist.naive_bayes._discrete import (
+    BernoulliNB,
+    CategoricalNB,
+    ComplementNB,
+    MultinomialNB,
+)
 
 __all__ = ["BernoulliNB", "CategoricalNB", "ComplementNB", "GaussianNB", "MultinomialNB"]

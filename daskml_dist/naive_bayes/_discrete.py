@@ -1,20 +1,46 @@
-"""Base class of the naive Bayes classifiers of counted features: smoothing and priors."""
+"""Naive Bayes of counts and of categories: Bernoulli, multinomial, complement, categorical."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.models.naive_bayes import (
+    RowsByClass,
+    bernoulli_log_likelihood,
+    categorical_log_likelihood,
+    multinomial_log_likelihood,
+)
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
-from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.naive_bayes import ClassCounts
+from daskml_dist.parameters.checks import check_number
+from daskml_dist.parameters.run import Run
+from daskml_dist.solvers import Solution, Statistic
+from daskml_dist.solvers.naive_bayes import (
+    CategoryCountSolver,
+    ClassCounts,
+    LargestCategory,
+    merge_category_counts,
+)
+from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseCountsNB", "BaseDiscreteNB"]
+__all__ = [
+    "BaseCountsNB",
+    "BaseDiscreteNB",
+    "BernoulliNB",
+    "CategoricalNB",
+    "ComplementNB",
+    "MultinomialNB",
+]
+
 
 #: Smoothing that still gives finite logarithms, as in scikit-learn.
 _SMALLEST = 1e-10
@@ -103,3 +129,336 @@ class BaseCountsNB(BaseDiscreteNB):
 
     def _statistic(self) -> Statistic:
         return ClassCounts(signed=False, of=type(self).__name__)
+
+
+class BernoulliNB(BaseDiscreteNB):
+    """Naive Bayes of features that are there or not.
+
+    As scikit-learn's, fitted in one pass over dense or sparse rows.
+
+    Parameters
+    ----------
+    alpha : float or array-like of shape (n_features,), default=1.0
+        Added to each count, so that what was never seen is not impossible.
+    force_alpha : bool, default=True
+        False: an `alpha` below 1e-10 is made that, with a warning.
+    binarize : float or None, default=0.0
+        A feature is there where it is larger than this; None: X holds zeros and ones.
+    fit_prior : bool, default=True
+        Whether the classes' probabilities are their shares of the rows, or all the same.
+    class_prior : array-like of shape (n_classes,), optional
+        The classes' probabilities, if known.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    class_count_ : ndarray of float64 of shape (n_classes,)
+        Weight of the rows of each class.
+    class_log_prior_ : ndarray of float64 of shape (n_classes,)
+    feature_count_ : ndarray of float64 of shape (n_classes, n_features)
+        Weighted sum of the rows of each class.
+    feature_log_prob_ : ndarray of float64 of shape (n_classes, n_features)
+
+    References
+    ----------
+    C. D. Manning, P. Raghavan and H. Schuetze, "Introduction to Information Retrieval", chapter 13,
+    Cambridge University Press, 2008.
+
+    Examples
+    --------
+    >>> from daskml_dist.naive_bayes import BernoulliNB
+    >>> X = [[1, 0], [1, 0], [0, 1], [0, 1]]
+    >>> BernoulliNB().fit(X, [0, 0, 1, 1]).predict([[0, 1]])
+    array([1])
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: Any = 1.0,
+        force_alpha: bool = True,
+        binarize: float | None = 0.0,
+        fit_prior: bool = True,
+        class_prior: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.force_alpha = force_alpha
+        self.binarize = binarize
+        self.fit_prior = fit_prior
+        self.class_prior = class_prior
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        super()._check_params()
+        threshold = self.binarize
+        if threshold is not None and not (isinstance(threshold, Real) and threshold >= 0):
+            raise InvalidParameterError(f"binarize={threshold!r}: use a number >= 0, or None.")
+
+    def _statistic(self) -> Statistic:
+        return ClassCounts(threshold=self.binarize)
+
+    def _log_prob(self, alpha: Any) -> Array:
+        counts = self.class_count_[:, None] + 2 * alpha
+        return np.asarray(np.log(self.feature_count_ + alpha) - np.log(counts))
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return partial(
+            bernoulli_log_likelihood, self.feature_log_prob_, self.class_log_prior_, self.binarize
+        )
+
+
+class MultinomialNB(BaseCountsNB):
+    """Naive Bayes of counts, such as those of words in texts; tf-idf values do too.
+
+    As scikit-learn's, fitted in one pass over dense or sparse rows.
+
+    Parameters
+    ----------
+    alpha, force_alpha, fit_prior, class_prior
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+
+    Attributes
+    ----------
+    classes_, class_count_, class_log_prior_, feature_count_, feature_log_prob_
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+
+    References
+    ----------
+    C. D. Manning, P. Raghavan and H. Schuetze, "Introduction to Information Retrieval", chapter 13,
+    Cambridge University Press, 2008.
+
+    Examples
+    --------
+    >>> from daskml_dist.naive_bayes import MultinomialNB
+    >>> X = [[3, 0, 1], [2, 1, 0], [0, 4, 1]]
+    >>> MultinomialNB().fit(X, ["a", "a", "b"]).predict([[0, 2, 0]])
+    array(['b'], dtype='<U1')
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: Any = 1.0,
+        force_alpha: bool = True,
+        fit_prior: bool = True,
+        class_prior: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.force_alpha = force_alpha
+        self.fit_prior = fit_prior
+        self.class_prior = class_prior
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _log_prob(self, alpha: Any) -> Array:
+        counts = self.feature_count_ + alpha
+        return np.asarray(np.log(counts) - np.log(counts.sum(axis=1, keepdims=True)))
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return partial(multinomial_log_likelihood, self.feature_log_prob_, self.class_log_prior_)
+
+
+class ComplementNB(BaseCountsNB):
+    """Naive Bayes of counts by all other classes, for classes of very different sizes.
+
+    As scikit-learn's, fitted in one pass over dense or sparse rows: a class is told by how badly a
+    text fits the counts of all others together, of which there are more.
+
+    Parameters
+    ----------
+    alpha, force_alpha
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+    fit_prior, class_prior
+        As there; they matter where there is one class alone.
+    norm : bool, default=False
+        Divide the weights of each class by their sum, as of the second step of the paper.
+
+    Attributes
+    ----------
+    classes_, class_count_, class_log_prior_, feature_count_
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+    feature_all_ : ndarray of float64 of shape (n_features,)
+        Weighted sum of all rows.
+    feature_log_prob_ : ndarray of float64 of shape (n_classes, n_features)
+        Weights of the features.
+
+    References
+    ----------
+    J. D. M. Rennie, L. Shih, J. Teevan and D. R. Karger, "Tackling the poor assumptions of naive
+    Bayes text classifiers", ICML 2003.
+
+    Examples
+    --------
+    >>> from daskml_dist.naive_bayes import ComplementNB
+    >>> X = [[3, 0, 1], [2, 1, 0], [0, 4, 1]]
+    >>> ComplementNB().fit(X, ["a", "a", "b"]).predict([[0, 2, 0]])
+    array(['b'], dtype='<U1')
+    """
+
+    feature_all_: Array
+
+    def __init__(
+        self,
+        *,
+        alpha: Any = 1.0,
+        force_alpha: bool = True,
+        fit_prior: bool = True,
+        class_prior: Any = None,
+        norm: bool = False,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.force_alpha = force_alpha
+        self.fit_prior = fit_prior
+        self.class_prior = class_prior
+        self.norm = norm
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _log_prob(self, alpha: Any) -> Array:
+        self.feature_all_ = self.feature_count_.sum(axis=0)
+        others = self.feature_all_ + alpha - self.feature_count_
+        logged = np.log(others / others.sum(axis=1, keepdims=True))
+        if self.norm:
+            return np.asarray(logged / logged.sum(axis=1, keepdims=True))
+        return np.asarray(-logged)
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        prior = self.class_log_prior_ if len(self.classes_) == 1 else np.zeros(len(self.classes_))
+        return partial(multinomial_log_likelihood, self.feature_log_prob_, prior)
+
+
+class CategoricalNB(BaseDiscreteNB):
+    """Naive Bayes of features that are categories, numbered from 0 on.
+
+    As scikit-learn's, fitted in two passes: how many categories there are, and the rows of each.
+    :class:`~daskml_dist.preprocessing.OrdinalEncoder` makes numbers of names. Sparse rows are taken
+    too, and worked on as dense ones, a few at a time.
+
+    Parameters
+    ----------
+    alpha : float, default=1.0
+        Added to each count.
+    force_alpha, fit_prior, class_prior
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+    min_categories : int or array-like of shape (n_features,), optional
+        Categories that a feature has at least. One that the rows of the fit do not hold is an error
+        where it comes later, unless it is counted here.
+
+    Attributes
+    ----------
+    classes_, class_count_, class_log_prior_
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+    category_count_, feature_log_prob_ : list of ndarray of float64 of shape (n_classes, \
+    n_categories)
+        One a feature: weight of the rows of each class that hold each category; smoothed
+        logarithms of their shares.
+    n_categories_ : ndarray of int64 of shape (n_features,)
+
+    Examples
+    --------
+    >>> from daskml_dist.naive_bayes import CategoricalNB
+    >>> X = [[0, 2], [0, 1], [1, 0], [1, 0]]
+    >>> CategoricalNB().fit(X, ["a", "a", "b", "b"]).predict([[1, 1]])
+    array(['b'], dtype='<U1')
+    """
+
+    feature_log_prob_: Any
+    n_categories_: NDArray[np.int64]
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        force_alpha: bool = True,
+        fit_prior: bool = True,
+        class_prior: Any = None,
+        min_categories: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.force_alpha = force_alpha
+        self.fit_prior = fit_prior
+        self.class_prior = class_prior
+        self.min_categories = min_categories
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.categorical = True
+        tags.input_tags.positive_only = True
+        return tags
+
+    def _check_params(self) -> None:
+        super()._check_params()
+        check_number("alpha", self.alpha)
+
+    def _statistic(self) -> Statistic:
+        return LargestCategory()
+
+    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, CategoryCountSolver]:  # type: ignore[override]
+        model, _ = super()._problem(rows)
+        return model, CategoryCountSolver(self._statistic(), self._at_least(model.n_features))
+
+    def _at_least(self, n_features: int) -> tuple[int, ...]:
+        given = np.asarray(0 if self.min_categories is None else self.min_categories)
+        if given.dtype.kind not in "iu":
+            raise InvalidParameterError(
+                f"'min_categories' should have integral type. Got {given.dtype} instead: "
+                f"min_categories={self.min_categories!r}. Use an integer, or one for each feature."
+            )
+        if given.shape not in ((), (n_features,)):
+            raise InvalidParameterError(
+                f"'min_categories' should have shape ({n_features},) when an array-like is "
+                f"provided. Got {given.shape} instead. Give an integer for each feature."
+            )
+        return tuple(np.broadcast_to(given, n_features).tolist())
+
+    def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
+        parts = [(solution.extra["sizes"], self._unscaled(solution.w, rows.weight_scale))]
+        if hasattr(self, "_sums"):
+            parts.append((tuple(self.n_categories_.tolist()), self._sums))
+        sizes, total = merge_category_counts(parts)
+        assert rows.classes is not None
+        self.classes_ = rows.classes
+        self.n_features_in_ = model.n_features
+        self.n_categories_ = np.array(sizes, dtype=np.int64)
+        self._update(total)
+        self._sums = total
+
+    def _log_prob(self, alpha: Any) -> Any:
+        # Counts are of categories here, of a table for each feature.
+        counts = self.__dict__.pop("feature_count_")
+        self.category_count_ = np.split(counts, np.cumsum(self.n_categories_)[:-1], axis=1)
+        found = []
+        for table in self.category_count_:
+            smoothed = table + alpha
+            found.append(np.log(smoothed) - np.log(smoothed.sum(axis=1, keepdims=True)))
+        return found
+
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return partial(categorical_log_likelihood, self.feature_log_prob_, self.class_log_prior_)

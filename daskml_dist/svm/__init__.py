@@ -1,6 +1,5 @@
 """Linear support vector machines, by the names of scikit-learn."""
 
-from daskml_dist.svm.linear_svc import LinearSVC
-from daskml_dist.svm.linear_svr import LinearSVR
+from daskml_dist.svm._liblinear import LinearSVC, LinearSVR
 
 __all__ = ["LinearSVC", "LinearSVR"]
