@@ -30,10 +30,12 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseCentres", "OfCentres"]
+__all__ = ["BaseCentroidEstimator", "BaseCentroidSolver"]
 
 
-class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMixin, BaseOnRows):
+class BaseCentroidEstimator(
+    ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMixin, BaseOnRows
+):
     """Base class of estimators of centres: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).
@@ -188,14 +190,16 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMi
         """The squared distance of each row to its nearest centre."""
         return _Squares(self.cluster_centers_, self._shift)
 
-    def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, *, each: bool = False) -> Any:
+    def _of_rows(
+        self, kind: type[_CentroidFunction], X: Any, dtype: Any, *, each: bool = False
+    ) -> Any:
         """A number for each row, or for each row and centre."""
         self._check_fitted(X)
         function = kind(self.cluster_centers_, self._shift)
         return self._map_rows(function, X, dtype, len(self.cluster_centers_) if each else None)
 
 
-class BaseCentres(OfCentres, BaseUnlabelled):
+class BaseCentroidSolver(BaseCentroidEstimator, BaseUnlabelled):
     """Base class of those that a round solver finds."""
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
@@ -234,7 +238,7 @@ class BaseCentres(OfCentres, BaseUnlabelled):
 
 
 @dataclass(frozen=True, eq=False)
-class _OfCentres(ABC):
+class _CentroidFunction(ABC):
     """Function of rows and centres.
 
     Parameters
@@ -260,7 +264,7 @@ class _OfCentres(ABC):
         return backend.nearest(X, self.shift.astype(dtype), near)
 
 
-class _Labels(_OfCentres):
+class _Labels(_CentroidFunction):
     """Number of the nearest centre of each row."""
 
     def __call__(self, X: Any) -> NDArray[Any]:
@@ -282,14 +286,14 @@ class _Labels(_OfCentres):
         return apply
 
 
-class _Squares(_OfCentres):
+class _Squares(_CentroidFunction):
     """Squared distance of each row to its nearest centre."""
 
     def __call__(self, X: Any) -> NDArray[Any]:
         return self._nearest(X)[1]
 
 
-class _Distances(_OfCentres):
+class _Distances(_CentroidFunction):
     """Distance of each row to each centre."""
 
     def __call__(self, X: Any) -> NDArray[Any]:

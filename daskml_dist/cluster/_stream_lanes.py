@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Client
 
-from daskml_dist.cluster._stream_looks import Looks
+from daskml_dist.cluster._stream_steps import ReassignmentSchedule
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import StreamLayout
@@ -17,27 +17,32 @@ from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["LanesOfCentres"]
+__all__ = ["ClusterCentroidSteps"]
 
 
-class LanesOfCentres(ClusterSteps):
+class ClusterCentroidSteps(ClusterSteps):
     """Steps of centres by lanes on workers; the client, which has the rows, looks for those of few.
 
     Parameters
     ----------
     client, plan, fit, base
         As of :class:`ClusterSteps`.
-    looks : Looks
+    looks : ReassignmentSchedule
 
     Attributes
     ----------
-    looks : Looks
+    looks : ReassignmentSchedule
     inertia : float
         Of the last call that is known to be learned, before its step.
     """
 
     def __init__(
-        self, client: Client, plan: StreamLayout, fit: FitSpec, base: Steps, looks: Looks
+        self,
+        client: Client,
+        plan: StreamLayout,
+        fit: FitSpec,
+        base: Steps,
+        looks: ReassignmentSchedule,
     ) -> None:
         super().__init__(client, plan, fit, base)
         self.looks, self.inertia = looks, 0.0

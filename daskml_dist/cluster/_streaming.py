@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.start import StartedStream
     from daskml_dist.training.spec import FitSpec
 
-__all__ = ["LOOK", "StreamedCentres"]
+__all__ = ["LOOK", "StreamedCentroids"]
 
 #: Rows for each centre between two looks for centres of few rows.
 LOOK = 10
 
 
-class StreamedCentres(BaseSteps):
+class StreamedCentroids(BaseSteps):
     """Estimator of centres that can learn from a stream."""
 
     n_clusters: int
@@ -65,8 +65,11 @@ class StreamedCentres(BaseSteps):
 
     def _stepping(self, started: StartedStream, n_since: int) -> StartedStream:
         """The stream, by steps of centres."""
-        from daskml_dist.cluster._stream_looks import Looks
-        from daskml_dist.cluster._stream_steps import StartedCentres, StepsOfCentres
+        from daskml_dist.cluster._stream_steps import (
+            CentroidSteps,
+            ReassignmentSchedule,
+            StartedCentroidStream,
+        )
 
         model = started.fit.steps.model
         assert isinstance(model, CentroidModel)
@@ -75,8 +78,10 @@ class StreamedCentres(BaseSteps):
         shift = None if model.shift is None else model.shift.tolist()
         started.likeness |= {"first": model.first.tolist(), "shift": shift}
         every = LOOK * int(self.n_clusters)
-        looks = Looks(fit, float(self.reassignment_ratio), every, n_since)
-        return StartedCentres(**vars(started) | {"fit": fit, "steps": StepsOfCentres(fit, looks)})
+        looks = ReassignmentSchedule(fit, float(self.reassignment_ratio), every, n_since)
+        return StartedCentroidStream(
+            **vars(started) | {"fit": fit, "steps": CentroidSteps(fit, looks)}
+        )
 
     def _show_stream(
         self, started: StartedStream, state: ShardState, progress: ProgressiveLoss

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.backends import get_backend
-from daskml_dist.cluster._base import BaseCentres
+from daskml_dist.cluster._base import BaseCentroidSolver
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.row_models import Unlabelled
@@ -25,7 +25,7 @@ from daskml_dist.training.plan import DatasetInfo
 __all__ = ["BisectingKMeans"]
 
 
-class BisectingKMeans(BaseCentres):
+class BisectingKMeans(BaseCentroidSolver):
     """k-means by splits: one cluster at a time is split in two, until there are enough.
 
     Each split is a k-means of two centres over the rows of its cluster, wherever they are.

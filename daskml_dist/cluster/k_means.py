@@ -7,7 +7,7 @@ from typing import Any
 
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.cluster._base import BaseCentres
+from daskml_dist.cluster._base import BaseCentroidSolver
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
@@ -21,7 +21,7 @@ __all__ = ["KMeans"]
 _INITS = ("k-means||", "k-means++", "random")
 
 
-class KMeans(BaseCentres):
+class KMeans(BaseCentroidSolver):
     """k-means over all rows, by Lloyd's steps.
 
     The first centres are found in a few rounds over all rows ("k-means||"); each later step is one

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.cluster._base import OfCentres
+from daskml_dist.cluster._base import BaseCentroidEstimator
 from daskml_dist.cluster._mini_batches import (
     OVERFLOW,
     Settled,
@@ -19,7 +19,7 @@ from daskml_dist.cluster._mini_batches import (
     shift_of,
     step_rows,
 )
-from daskml_dist.cluster._streaming import LOOK, StreamedCentres
+from daskml_dist.cluster._streaming import LOOK, StreamedCentroids
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
@@ -45,7 +45,7 @@ _INITS = ("k-means||", "k-means++", "random")
 _ENTRIES = 1 << 21
 
 
-class MiniBatchKMeans(StreamedCentres, OfCentres, BaseSteps):
+class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     """k-means by steps along small batches, under a policy.
 
     A step moves each centre towards its rows of the batch by the share that these are of all its

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.cluster import MiniBatchKMeans
-from daskml_dist.cluster._stream_looks import Looks
+from daskml_dist.cluster._stream_steps import ReassignmentSchedule
 from daskml_dist.policies import POLICIES, LocalSGD
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.quick import quick
@@ -56,14 +56,14 @@ def _check_same(ours: Any, theirs: Any, found: Any, truth: Any) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each look found centres that began anew."""
-    found, real = [], Looks.after
+    found, real = [], ReassignmentSchedule.after
 
-    def after(self: Looks, state: Any, block: Any) -> Any:
+    def after(self: ReassignmentSchedule, state: Any, block: Any) -> Any:
         changed = real(self, state, block)
         found.append(changed is not None)
         return changed
 
-    monkeypatch.setattr(Looks, "after", after)
+    monkeypatch.setattr(ReassignmentSchedule, "after", after)
     return found
 
 
