@@ -385,8 +385,8 @@ class BaseBoosting(BaseRounds):
             min_samples_leaf=int(p["min_samples_leaf"]),
             l2_regularization=float(p["l2_regularization"]),
             max_features=float(p["max_features"]),
-            signs=signs,
-            groups=resolve_interaction_cst(p["interaction_cst"], d),
+            monotonic_signs=signs,
+            interaction_groups=resolve_interaction_cst(p["interaction_cst"], d),
         )
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:

@@ -422,7 +422,7 @@ class BaseTrees(BaseRounds):
             ccp_alpha=float(p["ccp_alpha"]),
             rate=self._expected_draws(n),
             random_cuts=self._random_cuts,
-            signs=self._resolve_monotonic_cst(d, n_classes, n_outputs),
+            monotonic_signs=self._resolve_monotonic_cst(d, n_classes, n_outputs),
             balanced=p["class_weight"] == "balanced_subsample"
             and self._expected_draws(n) is not None,
         )

@@ -17,7 +17,7 @@ from daskml_dist.losses.base import Array, Loss, diagonal_matrices, sum_over_col
 __all__ = ["Gamma", "Poisson", "Tweedie"]
 
 
-class _Deviance(Loss):
+class _TweedieDeviance(Loss):
     """Half the deviance of a distribution of the Tweedie family, up to a constant in `raw`.
 
     Of a mean m and a target y the deviance is ``2 (c(y) - c(m) - c'(m) (y - m))``, the Bregman
@@ -92,7 +92,7 @@ class _Deviance(Loss):
             )
 
 
-class _LogLinkDeviance(_Deviance):
+class _LogLinkDeviance(_TweedieDeviance):
     """Deviance with a log link: the raw prediction is the logarithm of the mean."""
 
     def link(self, mean: Any) -> Any:
@@ -158,7 +158,7 @@ class Gamma(_LogLinkDeviance):
 
 
 @dataclass(frozen=True)
-class Tweedie(_Deviance):
+class Tweedie(_TweedieDeviance):
     """Half the Tweedie deviance, up to a constant (Jorgensen 1987).
 
     Parameters

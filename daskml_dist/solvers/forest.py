@@ -112,7 +112,7 @@ class _ForestRun:
         bins: Any = known or rows.memory.get("bins")
         # Who has come after a loss knows none.
         if rows.max_trainers(np.array([float(bins is None)]))[0]:
-            n = solver.growth.signs
+            n = solver.growth.monotonic_signs
             bins = find_bins(
                 rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows,
                 compute_forest_bin_edges,

@@ -47,7 +47,7 @@ class ForestParams:
         Draws of a row that are expected; None: each row is taken once.
     random_cuts : bool
         Whether thresholds are drawn.
-    signs : ndarray of int8 of shape (n_features,)
+    monotonic_signs : ndarray of int8 of shape (n_features,)
         Of monotonic constraints, of the second class' share or of the mean.
     balanced : bool
         Whether classes weigh the same in each tree's draws.
@@ -66,7 +66,7 @@ class ForestParams:
     ccp_alpha: float
     rate: float | None
     random_cuts: bool
-    signs: NDArray[np.int8]
+    monotonic_signs: NDArray[np.int8]
     balanced: bool = False
 
     @property
@@ -116,11 +116,11 @@ class ForestContext:
         self.low, self.high = low, high
         self._seed = seed
         self.table = _draw_probabilities(growth.rate)
-        self.bounded = bool(growth.signs.any())
+        self.bounded = bool(growth.monotonic_signs.any())
         weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
         self.shared = ForestFacts(
             self.table, scales.bits, growth.n_sums, growth.n_line, growth.n_outputs,
-            bins.n_features, bins.max_bins, growth.signs, self.bounded, low, high,
+            bins.n_features, bins.max_bins, growth.monotonic_signs, self.bounded, low, high,
         )  # fmt: skip
         self.answers = TreeFinisher(
             growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre,
@@ -208,7 +208,7 @@ class ForestContext:
         room = GrownTree.room(n, growth.n_sums, self.bounded)
         found = grow_tree(
             facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
-            growth.signs, self.low, self.high, *room.arrays,
+            growth.monotonic_signs, self.low, self.high, *room.arrays,
             *make_growth_scratch(facts, growth.n_sums, len(lines), levels),
         )  # fmt: skip
         return room.first(found)

@@ -537,7 +537,7 @@ class JointGrower:
         settle_splits(
             self._facts, self._least, np.array([node.tree for node in nodes]),
             np.array([node.sums for node in nodes]), best,
-            np.ascontiguousarray(best[:, 1]).view(np.float64), self._growth.signs,
+            np.ascontiguousarray(best[:, 1]).view(np.float64), self._growth.monotonic_signs,
             np.array([node.bounds for node in nodes]), np.array([n.path for n in nodes], np.uint64),
             gain, of_children, ways,
         )  # fmt: skip

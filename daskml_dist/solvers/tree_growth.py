@@ -60,9 +60,9 @@ class TreeParams:
     l2_regularization : float
     max_features : float
         Share of the features that a split may use, drawn anew at each node.
-    signs : ndarray of int8 of shape (n_features,)
-        Of monotonic constraints.
-    groups : tuple of tuple of int, or None
+    monotonic_signs : ndarray of int8 of shape (n_features,)
+        Monotonic constraints: 1 rising, -1 falling, 0 none.
+    interaction_groups : tuple of tuple of int, or None
         Features that may meet on a way from the root to a leaf.
     min_hessian : float
     """
@@ -72,8 +72,8 @@ class TreeParams:
     min_samples_leaf: int
     l2_regularization: float
     max_features: float
-    signs: NDArray[np.int8]
-    groups: tuple[tuple[int, ...], ...] | None = None
+    monotonic_signs: NDArray[np.int8]
+    interaction_groups: tuple[tuple[int, ...], ...] | None = None
     min_hessian: float = 1e-3
 
 
@@ -220,7 +220,7 @@ class TreeGrower:
         self._constant = constant
         self._missing = missing
         self._split_facts = SplitFacts(
-            bins.counts, missing, bins.categorical.astype(np.uint8), growth.signs,
+            bins.counts, missing, bins.categorical.astype(np.uint8), growth.monotonic_signs,
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
         shape = d, bins.n_bins, 2 if constant else 3
@@ -299,8 +299,8 @@ class TreeGrower:
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
         growth = self._growth
-        if growth.groups is not None:
-            leaf.groups = tuple(range(len(growth.groups)))
+        if growth.interaction_groups is not None:
+            leaf.groups = tuple(range(len(growth.interaction_groups)))
         if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
             # Reduce-scatter: each trainer gets the summed histograms of its own features.
             leaf.hist = self._rows.sum_own_range(hist)[:, 0]
@@ -389,13 +389,15 @@ class TreeGrower:
             right = Leaf(depth, [], of_both[1], both[1], leaf.low, leaf.high, path=path + 1)
             leaf.children = left, right
             feature = leaf.found[0]
-            if sign := int(self._growth.signs[feature]):
+            if sign := int(self._growth.monotonic_signs[feature]):
                 # A monotonic constraint: descendants stay on their side of the middle.
                 middle = (left.value + right.value) / 2
                 lower, upper = (left, right) if sign > 0 else (right, left)
                 lower.high, upper.low = middle, middle
-            if self._growth.groups is not None:
-                kept = tuple(i for i in leaf.groups if feature in self._growth.groups[i])
+            if self._growth.interaction_groups is not None:
+                kept = tuple(
+                    i for i in leaf.groups if feature in self._growth.interaction_groups[i]
+                )
                 left.groups = right.groups = kept
             if not self._missing[feature]:
                 # Nothing is known of missing values: they go with most rows.
@@ -445,10 +447,10 @@ class TreeGrower:
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
         """Return a mask of the features that a leaf may be split by."""
         growth, allowed = self._growth, self._all
-        if growth.groups is not None:
+        if growth.interaction_groups is not None:
             allowed = np.zeros_like(allowed)
             for i in leaf.groups:
-                allowed[list(growth.groups[i])] = 1
+                allowed[list(growth.interaction_groups[i])] = 1
         if growth.max_features < 1:
             (features,) = np.nonzero(allowed)
             n = max(1, math.ceil(growth.max_features * len(features)))
