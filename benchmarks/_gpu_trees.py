@@ -77,24 +77,26 @@ def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
     """Rows, and how they lie on the GPU and on the CPU."""
     n = _TINY if on.tiny else _MANY
     room, shape = _room(n, mode), (_D, 256, 2 if mode == CONSTANT else 3)
-    (gpu,) = CupyTrees(on.backend).rows([room], shape)
+    (gpu,) = CupyTrees(on.backend).open_rows([room], shape)
     gpu._packed[...] = on.backend.to_device(room.extra["packed"])
-    return n, gpu, HostTrees().rows([room], shape)[0]
+    return n, gpu, HostTrees().open_rows([room], shape)[0]
 
 
 def _gradients(on: Device) -> Measured:
     n, gpu, cpu = _lanes(on, EXACT)
-    found, expected = (lane.gradients(BinomialBoostLoss(), False) for lane in (gpu, cpu))
-    taken = on.milliseconds(lambda: gpu.gradients(BinomialBoostLoss(), False))
+    found, expected = (lane.make_gradients(BinomialBoostLoss(), False) for lane in (gpu, cpu))
+    taken = on.milliseconds(lambda: gpu.make_gradients(BinomialBoostLoss(), False))
     return Measured(taken, n * (8 + 8 + 4 + 4), largest_difference(found, expected))
 
 
 def _whole(mode: int, on: Device) -> Measured:
     """With the index of all rows made anew."""
     n, gpu, cpu = _lanes(on, mode)
-    found = on.backend.to_numpy(gpu.whole(mode, 0))
-    difference = largest_difference(found, cpu.whole(mode, 0))
-    return Measured(on.milliseconds(lambda: gpu.whole(mode, 0)), n * (32 + 8 + 4), difference)
+    found = on.backend.to_numpy(gpu.build_root_histogram(mode, 0))
+    difference = largest_difference(found, cpu.build_root_histogram(mode, 0))
+    return Measured(
+        on.milliseconds(lambda: gpu.build_root_histogram(mode, 0)), n * (32 + 8 + 4), difference
+    )
 
 
 def _parted(on: Device) -> Measured:
@@ -102,10 +104,10 @@ def _parted(on: Device) -> Measured:
     n, gpu, cpu = _lanes(on, EXACT)
     part = [LeafPartition(0, (np.arange(256) < 128).astype(np.uint8), slice(0, n), 1)]
     for lane in (gpu, cpu):
-        lane.whole(EXACT, 0)
-    found = on.backend.to_numpy(gpu.parted(part, EXACT, 0)[0])
-    difference = largest_difference(found, cpu.parted(part, EXACT, 0)[0])
-    taken = on.milliseconds(lambda: gpu.parted(part, EXACT, 0))
+        lane.build_root_histogram(EXACT, 0)
+    found = on.backend.to_numpy(gpu.partition_leaves(part, EXACT, 0)[0])
+    difference = largest_difference(found, cpu.partition_leaves(part, EXACT, 0)[0])
+    taken = on.milliseconds(lambda: gpu.partition_leaves(part, EXACT, 0))
     # Index and a feature's bins twice, the index written twice and read; half of the rows.
     return Measured(taken, n * (2 * (4 + 1) + 3 * 4 + (32 + 8 + 4) // 2), difference)
 
@@ -126,9 +128,9 @@ def _splits(on: Device) -> Measured:
             [SplitLeaf(move(h), none + 1, h[0].sum(axis=0), 0.0, -np.inf, np.inf) for h in hists]
         )
     gpu = CupyTrees(on.backend)
-    gpu.find(kinds[0], 0, facts, scales, told[0])
-    HostTrees().find(kinds[1], 0, facts, scales, told[1])
-    taken = on.milliseconds(lambda: gpu.find(kinds[0], 0, facts, scales, told[0]))
+    gpu.find_best_splits(kinds[0], 0, facts, scales, told[0])
+    HostTrees().find_best_splits(kinds[1], 0, facts, scales, told[1])
+    taken = on.milliseconds(lambda: gpu.find_best_splits(kinds[0], 0, facts, scales, told[0]))
     return Measured(taken, hists.nbytes, "0" if (told[0] == told[1]).all() else "other splits")
 
 

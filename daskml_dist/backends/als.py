@@ -75,6 +75,7 @@ class Regressors(NamedTuple):
 
         The sum of squares keeps its float64 digits: systems that float32 cannot solve need them.
         """
+        # Padded factors are zeros: they change no product.
         width = self.whole_width
         factors, gram = self.factors, self.gram
         if factors.dtype != dtype or width > self.width or factors.ctypes.data % _CACHE_LINE_BYTES:
@@ -119,6 +120,8 @@ class LeastSquares:
         if self.steps is not None:
             self._conjugate(ratings, by, out)
             return np.empty(0, np.intp)
+        # Rows of very many ratings are summed in float64, a piece at a time; all others in one
+        # loop.
         sizes = np.diff(ratings.indptr)
         long = np.flatnonzero(sizes > MAX_RATINGS_AT_ONCE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
@@ -150,6 +153,8 @@ class LeastSquares:
         -------
         ndarray of float64 of shape (n_ratings,)
         """
+        # The factors of a row are A^-1 sum(t y), so a rating's share of the product with another's
+        # factors z is t y' A^-1 z.
         rows = by.factors[ratings.indices, :width].astype(np.float64)
         values = ratings.values.astype(np.float64)
         if self.implicit:
@@ -226,6 +231,7 @@ class LeastSquares:
         self, rows: NDArray[np.intp], ratings: Ratings, by: Regressors, out: NDArray[Any]
     ) -> NDArray[np.intp]:
         """Solve for some rows in float64; those that are singular in it too."""
+        # Ratings of the failed rows alone, renumbered to the factors that they touch.
         starts, sizes = ratings.indptr[rows], np.diff(ratings.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(sizes)])
         at = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], sizes)
@@ -303,6 +309,7 @@ def _make_scratch(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.
 def _allocate_aligned(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
     """Return an uninitialised array whose rows begin at cache lines."""
     size = np.dtype(dtype).itemsize
+    # numpy aligns to 16 or 64 bytes as it likes: a line more is asked for, and the start moved.
     room = np.empty(shape[0] * shape[1] + _CACHE_LINE_BYTES // size, dtype)
     skipped = -room.ctypes.data % _CACHE_LINE_BYTES // size
     return room[skipped : skipped + shape[0] * shape[1]].reshape(shape)

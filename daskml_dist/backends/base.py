@@ -1,4 +1,4 @@
-"""Base class of the backends."""
+"""Base class of the backends, the steps and sparse rows that they take, and nearest centres."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def assign_to_centres(
     for at, rows in _iterate_shifted_rows(backend, X, shift, centres.shape[0]):
         labels, apart = _nearest(backend, rows, centres)
         some = None if weight is None else weight[at]
+        # A column of ones counts the rows; both sums are scatter-adds by label.
         each = ones((apart.shape[0], 1), apart.dtype, like=apart)
         backend.add_rows(each, labels, some, out[:, :1])
         backend.add_rows(rows, labels, some, out[:, 1:])
@@ -133,6 +134,7 @@ def _squared_norms(backend: Any, X: Any) -> Any:
     """Return the squared norm of each row, dense or sparse."""
     if not _is_sparse(X):
         return total(X * X, axis=1)
+    # Of sparse rows: squared entries times a column of ones, which any backend's product does.
     values = X.values
     each = ones((X.shape[1], 1), X.dtype, like=values)
     return namespace(values).reshape(backend.dot(X.with_values(values * values), each), (-1,))

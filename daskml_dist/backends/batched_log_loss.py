@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
-from daskml_dist.backends.margins import CONTRACTED, log_loss
+from daskml_dist.backends.elementary_functions import CONTRACTED, log_loss
 
 __all__ = ["add_log_gradients", "add_log_scores"]
 
@@ -150,6 +150,8 @@ def _differentiate_rows(
 ) -> None:
     """Turn raw predictions of some rows into gradients, wide enough for full vectors."""
     for j in range(len(raw)):
+        # Loss and derivative of y * raw for each model and row; the derivative replaces the
+        # prediction.
         value, slope = log_loss(sign[j] * (raw[j] + bias[j]))
         pull = weight[j] * sign[j] * slope
         raw[j] = pull

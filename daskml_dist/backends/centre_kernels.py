@@ -91,7 +91,9 @@ class _NearestCentres:
         self.centres = np.ascontiguousarray(centres)
         self._scratch, dtype = scratch, centres.dtype
         whole = centres.astype(np.float64)
+        # Scores are |c|^2 / 2 - x c: half squared distances but for the row's own norm.
         self._half = ((whole**2).sum(axis=1) / 2).astype(dtype)
+        # Bound of the relative error of sums over the features.
         eps = (centres.shape[1] + 8) * np.finfo(dtype).eps
         self._eps, self.above = dtype.type(eps), dtype.type(1 + eps)
         self._largest = self.above * np.sqrt(2 * self._half.max(initial=0))
@@ -99,6 +101,7 @@ class _NearestCentres:
         self._in_vain = 0
         self._known = before is not None
         if before is not None:
+            # A row nearer to its centre than half the way to the next centre cannot have another.
             self._alone = ((1 - eps) / 2 * _distances_to_nearest(whole)).astype(dtype)
             ways = (1 + eps) * np.sqrt(((whole - before.astype(np.float64)) ** 2).sum(axis=1))
             self._ways, self._others = ways.astype(dtype), _largest_other_moves(ways).astype(dtype)
@@ -110,6 +113,7 @@ class _NearestCentres:
         next.
         """
         d = X.shape[1]
+        # Slices that a core's cache holds, so that products and sums read rows once from memory.
         step = min(max(_CACHED_BYTES // X.itemsize // max(d, 1), _MIN_TILE_ROWS), _MAX_TILE_ROWS)
         for at in row_slices(len(X), step):
             n = at.stop - at.start
@@ -133,6 +137,7 @@ class _NearestCentres:
             return
         numbers = self._scratch.empty("numbers", (n,), np.int32)
         found = n
+        # First pass: bounds rule out most rows. If they rule out few, the next slices go without.
         if known and not self._in_vain:
             moved = self._ways, self._others, self._alone
             found = _screen_rows(near, self.centres, *moved, self.above, bounds, numbers)
@@ -146,6 +151,7 @@ class _NearestCentres:
         if found < n:
             chosen = self._scratch.empty("chosen", (found, near.shape[1]), near.dtype)
             _copy_chosen_rows(near, numbers, chosen)
+        # Second pass: products with all centres, for the rows that are left.
         for at in row_slices(found, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
             shape = k, at.stop - at.start
             # A row of products for each centre, so that vector instructions compare many rows.

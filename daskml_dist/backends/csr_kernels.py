@@ -1,4 +1,4 @@
-"""numba kernels over chosen rows of a CSR block: no row is copied, the GIL is released.
+"""Compiled loops over chosen rows of CSR blocks: products, sums, and gradients.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
+from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.intrinsics import prefetch
-from daskml_dist.backends.margins import LOSSES_AT_ROW
 
 __all__ = [
     "add_csr_gradient",
@@ -221,6 +221,7 @@ def add_weighted_gram(
     indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any
 ) -> None:
     """Add ``X[rows].T @ diag(weight) @ X[rows]`` to `out`."""
+    # Sparse outer products, row by row: entries times entries of the same row.
     for i in range(len(rows)):
         row = rows[i]
         for a in range(indptr[row], indptr[row + 1]):

@@ -82,10 +82,12 @@ def sort_into_csr(
     for part in some():
         indptr[1:][part.row_of] += np.bincount(part.rows, minlength=len(part.row_of))
     np.cumsum(indptr, out=indptr)
+    # Many entries: two counting sorts, compiled, without a copy of all entries.
     if indptr[-1] >= MIN_COMPILED_ENTRIES:
         from daskml_dist.backends import graph_kernels
 
         return indptr, *graph_kernels.sort_entries(some, indptr, uses, place, dtype)
+    # Few entries: two stable sorts, the last one by row.
     rows = np.concatenate([part.row_of[part.rows] for part in some()])
     columns = np.concatenate([part.column_of[part.columns] for part in some()])
     order = _stable_order(columns, len(uses))

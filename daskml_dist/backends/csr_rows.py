@@ -1,4 +1,4 @@
-"""Rows of a CSR block on the host."""
+"""Chosen rows of CSR blocks on the host, and the columns that batches of them touch."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class TouchedColumns:
         from daskml_dist.backends import csr_kernels
 
         n_features = pieces[0].shape[1]
+        # Marks are as long as all features, and kept between batches; only touched ones are reset.
         if len(self._seen) < n_features:
             self._seen = np.zeros(n_features, dtype=np.bool_)
             self._position = np.empty(n_features, dtype=np.int32)

@@ -18,6 +18,7 @@ from scipy import sparse
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.host_gather import locate_runs
 from daskml_dist.backends.host_update import compile_entry_step, update_at
 from daskml_dist.backends.intrinsics import (
@@ -27,7 +28,6 @@ from daskml_dist.backends.intrinsics import (
     pointer,
     prefetch,
 )
-from daskml_dist.backends.margins import LOSSES_AT_ROW
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import LocalBuffer
 from daskml_dist.backends.team_steps import TeamRun, TeamSteps, announce_turn, await_others
@@ -326,72 +326,41 @@ def _sum_lane_gradients(
 
 
 def _take_csr_team_steps(
-    progress: Any,
-    blocks: Any,
-    parts: Any,
-    counts: Any,
-    losses: Any,
-    busy: Any,
-    rows: Any,
-    rates: Any,
-    rate_sum: Any,
-    longest: Any,
-    numbers: Any,
-    state: Any,
-    row_rate_sums: Any,
-    no_rate_sums: Any,
-    n_penalised: Any,
-    l1: Any,
-    l2: Any,
-    parameters: Any,
-    n_features: Any,
-    like: Any,
-    order: Any,
-    rank: Any,
-    most: Any,
-    head: Any,
-    sizes: Any,
-    index: Any,
-    values: Any,
-    place: Any,
-    union: Any,
-    total: Any,
-    first: Any,
-    own: Any,
-    own_at: Any,
-    all_at: Any,
-    others: Any,
-    patience: Any,
-    yields: Any,
-) -> bool:
-    """Make steps; False where others are waited for, and the loop is to be entered again.
+    progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, row_rate_sums: Any,
+    no_rate_sums: Any, penalty: Any, model: Any, room: Any, first: Any, meeting: Any,
+) -> bool:  # fmt: skip
+    """Take steps; return False where others are waited for, and the loop is to be entered again.
 
     Parameters
     ----------
     progress : int64 (6,)
         Steps that are made, the place in `parts`, whether the own gradients of the next step are
         there, turns that were begun, those of the next step that are over, and bytes written.
-    blocks, parts, parameters, like, place
-        As in `csr_team`; batches follow each other by step, and in a step by own lane.
-    counts, losses, busy, rows, rates, numbers, state, first
+    blocks, parts
+        As in `CSRGather`; batches follow each other by step, and in a step by own lane.
+    batches : tuple
+        counts, losses, busy, rows, rates, as in `team_steps`; then rate_sum and longest of each
+        step, as in `host_update.update_at`, and numbers.
+    state, penalty, first, meeting
         As in `team_steps`.
-    rate_sum, longest : float64 and floats (n_steps,)
-        As in `host_update`.
     row_rate_sums, no_rate_sums : float64 (n_parameters,) and (0,)
-        Likewise; both empty where no penalty is pending.
-    order : int64 (n_lanes, 2)
-        Rank of each lane, and its place there.
-    most, head : int
-        Entries in a place at most, and the bytes before these.
-    sizes : int64 (n_ranks, n)
-        Of each rank's gradients.
-    index, values : int32 and floats (n_ranks, room)
-        Their columns and sums.
-    union, total : int32 (n,) and floats (n, 1)
-        Columns and sums of the whole gradient.
-    own, own_at, all_at, others, patience, yields
-        Of the `Board`.
+        As in `host_update.update_at`; both empty where no penalty is pending.
+    model : tuple
+        parameters of the loss, n_features, and an empty array of the dtype of column indices.
+    room : tuple
+        order, int64 (n_lanes, 2): rank of each lane, and its place there.
+        rank: the own one.
+        most, head: entries in a place at most, and the bytes before these.
+        sizes, int64 (n_ranks, n): of each rank's gradients.
+        index, values, int32 and floats (n_ranks, room): their columns and sums.
+        place, int32 (n_parameters,): where a column is among entries; -1 between uses.
+        union, total, int32 (n,) and floats (n, 1): columns and sums of the whole gradient.
     """
+    counts, losses, busy, rows, rates, rate_sum, longest, numbers = batches
+    n_penalised, l1, l2 = penalty
+    parameters, n_features, like = model
+    order, rank, most, head, sizes, index, values, place, union, total = room
+    own, own_at, all_at, others, patience, yields = meeting
     w = state[0]
     number = w.dtype.type
     while progress[0] < len(rows):
@@ -488,16 +457,15 @@ class CSRTeam(TeamSteps):
         # committed.
         room = len(lanes), widest * n + 1
         union = min(len(order) * n, n)
-        rest_of_loop = (
-            np.empty(0), np.int64(step.n_penalised), number(step.l1), number(step.l2),
-            gather.parameters, gather.n_features, _unify_index_dtype(some), order, board.rank, most,
-            head,
-            np.zeros((len(lanes), widest), np.int64), np.empty(room, np.int32),
-            np.empty(room, step.w.dtype), np.full(n, -1, np.int32), np.empty(union, np.int32),
-            np.empty((union, 1), step.w.dtype),
+        penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
+        model = gather.parameters, gather.n_features, _unify_index_dtype(some)
+        scratch = (
+            order, board.rank, most, head, np.zeros((len(lanes), widest), np.int64),
+            np.empty(room, np.int32), np.empty(room, step.w.dtype), np.full(n, -1, np.int32),
+            np.empty(union, np.int32), np.empty((union, 1), step.w.dtype),
         )  # fmt: skip
         self._l2 = step.l2
-        return loop, rest_of_loop
+        return loop, (np.empty(0), penalty, model, scratch)
 
     def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
         rows, rates, numbers = super()._given(steps)

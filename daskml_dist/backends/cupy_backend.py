@@ -255,6 +255,7 @@ class CupyBackend(Backend):
             return self._fused_softmax(w, X, y, weight, out)
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
+        # Kernels are compiled for one arithmetic dtype; anything else goes the general way.
         arrays = [array for array in (y, weight, w) if array is not None]
         if any(array.dtype != arithmetic_dtype(X) for array in arrays):
             return None
@@ -293,6 +294,7 @@ class CupyBackend(Backend):
                 for call in calls:
                     call()
                 return loss
+        # Two products around one kernel: raw predictions, then gradients in their place.
         raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
         if w.shape[0] > d:
             raw += w[d]
@@ -374,6 +376,7 @@ class CupyBackend(Backend):
             scaled = X if weight is None else X * weight[:, None]
             self._cp.add.at(out, at, scaled.astype(out.dtype, copy=False))
             return
+        # Of sparse rows the sums by group are a product: one-hot groups' transpose times the rows.
         groups = one_hot(at, out.shape[0], X.dtype)
         if weight is not None:
             groups *= cast(weight, X.dtype)[:, None]
@@ -393,6 +396,8 @@ class CupyBackend(Backend):
         k, d = centres.shape
         sums, counts, inertia = (self._cp.zeros(shape) for shape in ((k, d), k, ()))
         found = sums, counts, inertia
+        # Tensor cores shift rows themselves; the plain kernel wants rows near the origin, a slice
+        # at a time.
         if self.calls.has_kmeans_tiles(X, centres):
             self.calls.kmeans(X, shift, centres, weight, *found)()
         else:
@@ -433,6 +438,7 @@ def _find_problem() -> str | None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "there is no NVIDIA driver here (libcuda.so.1). Install one, or use a GPU machine."
+    # From here on CuPy's own checks, each with its remedy.
     import cupy
 
     try:

@@ -112,6 +112,7 @@ class Calls:
 
     def alignment(self, *arrays: Any) -> int:
         """Return the largest power of two, at most 16, that divides the addresses of all arrays."""
+        # The lowest set bit of all addresses together; 16 bytes is the widest load.
         bits = functools.reduce(int.__or__, map(self.address, arrays), 16)
         return bits & -bits
 
@@ -173,6 +174,8 @@ class Calls:
         intercept = w.shape[0] - rows.d
         arrays = rows.X, rows.addresses, rows.y, rows.weight, w, partials
         numbers = rows.n, rows.d, intercept, parameter, count
+        # Two launches: blocks write partial gradients, then one kernel adds them up in a fixed
+        # order.
         total = kernels.launch("sum_partials", at.grid, rows.d, rows.dtype, self._n_sms)
         sums = partials, out, loss, at.grid, rows.d, intercept, int(add)
         return [
@@ -201,6 +204,7 @@ class Calls:
         arrays = *csr, rows.chosen, rows.y, rows.weight, w, out, loss
         numbers = rows.n, rows.d, w.shape[0] - rows.d, parameter, count
         sums = make("csr_gradient", self._launch("csr_gradient", rows), *arrays, *numbers)
+        # Additions are atomic: `out` must hold zeros, or what is to be added to.
         if add:
             return [sums]
         at = kernels.launch("csr_clear", out.size, 1, out.dtype, self._n_sms)

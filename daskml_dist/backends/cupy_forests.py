@@ -63,8 +63,9 @@ class ForestCalls(Calls):
         firsts : ndarray of int64 of shape (n_trees,), or None
             Where the lines of the trees begin; None where nobody asks.
         cuts : ndarray of int64 of shape (n, 3), or None
-            As `ForestLane.part` takes them.
+            As `ForestLane.partition_nodes` takes them.
         """
+        # Several kernels in a row ask for the same nodes: the last table is kept on the device.
         told = self._told
         if told and told[0] is nodes and cuts is None and (firsts is None or told[1] is firsts):
             return told[2]
@@ -73,6 +74,7 @@ class ForestCalls(Calls):
         first = firsts[nodes.tree]
         table[:, 0], table[:, 1] = nodes.start + first, nodes.stop + first
         table[:, 2], table[:, 3] = nodes.path.view(np.int64), nodes.tree
+        # A warp takes a tile of lines; nodes find their tiles by the number of the first.
         tiles = -(-(nodes.stop - nodes.start) // LINES_PER_TILE)
         table[1:, 4] = tiles[:-1].cumsum()
         table[:, 5:7] = np.ascontiguousarray(nodes.bounds[:, :2]).view(np.int64)
@@ -124,6 +126,7 @@ class ForestCalls(Calls):
     def features(self, table: NodeTable, d: int, first: int, last: int) -> Any:
         """Return the features that nodes draw."""
         cp, found = self.cupy, self.cupy.empty((table.n, last - first), np.int32)
+        # Each thread permutes a list of its own; their memory bounds the number of threads.
         most = max(1, _MAX_DRAW_ENTRIES // (d + last))
         at = kernels.launch("forest_features", min(table.n, most), 1, "float32", self._n_sms)
         assert at is not None
@@ -148,7 +151,7 @@ class ForestCalls(Calls):
         self, table: NodeTable, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
         facts: ForestFacts, of_features: tuple[Any, Any, Any],
     ) -> Any:  # fmt: skip
-        """Return facts of the cuts of some jobs; see `ForestDevice.cuts`.
+        """Return facts of the cuts of some jobs; see `ForestDevice.find_cuts`.
 
         `of_features`: signs, smallest and largest values of bins.
         """
@@ -193,12 +196,12 @@ class CupyForests:
         self._calls = ForestCalls(backend.calls.cupy, backend.calls.address)
         self._facts: tuple[ForestFacts, Any] | None = None
 
-    def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> CupyLane:
+    def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> CupyLane:
         """Return the rows of a lane on the GPU."""
-        with self.memory(len(room.rows)):
-            return CupyLane(room, facts, self._backend, self._calls)
+        with self.guard_memory(len(binned.rows)):
+            return CupyLane(binned, facts, self._backend, self._calls)
 
-    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+    def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Say what did not fit in the memory of the GPU."""
         return device_memory(
             f"What trees grow of on {n_rows:,} rows",
@@ -212,33 +215,36 @@ class CupyForests:
         free, _ = cp.cuda.Device().mem_info
         return float(free + cp.get_default_memory_pool().free_bytes())
 
-    def to_host(self, hist: Any) -> Array:
+    def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
         found: Array = self._backend.to_numpy(hist)
         return found
 
-    def to_device(self, summed: Array) -> Any:
+    def copy_to_device(self, summed: Array) -> Any:
         """Return the sums of all trainers on the GPU."""
         return self._backend.to_device(summed)
 
-    def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
+    def draw_features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
         """Return the features that nodes draw."""
         return self._calls.features(self._calls.table(nodes), facts.n_features, first, last)
 
-    def cuts(
+    def find_cuts(
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
         """Return facts of the cuts of some jobs."""
         to_device = self._backend.to_device
         if self._facts is None or self._facts[0] is not facts:
-            self._facts = facts, tuple(map(to_device, (facts.signs, facts.low, facts.high)))
+            self._facts = (
+                facts,
+                tuple(map(to_device, (facts.monotonic_signs, facts.low, facts.high))),
+            )
         return self._calls.cuts(
             self._calls.table(nodes), features, hist, jobs, to_device(sums),
             to_device(of_trees), facts, self._facts[1],
         )  # fmt: skip
 
-    def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
         found = self._calls.best(told, features, one)
         best: NDArray[np.int64] = self._backend.to_numpy(found)
@@ -253,31 +259,32 @@ class CupyLane:
 
     Parameters
     ----------
-    room : solvers.forest_rows.ForestRows
+    binned : solvers.forest_rows.ForestRows
     facts : ForestFacts
     backend : CupyBackend
     calls : ForestCalls
     """
 
-    def __init__(self, room: Any, facts: ForestFacts, backend: Any, calls: ForestCalls) -> None:
+    def __init__(self, binned: Any, facts: ForestFacts, backend: Any, calls: ForestCalls) -> None:
         self._facts, self._backend, self._calls = facts, backend, calls
         to_device = backend.to_device
-        self._bins = to_device(np.ascontiguousarray(room.rows))
+        self._bins = to_device(np.ascontiguousarray(binned.rows))
         self._rows = tuple(
             to_device(np.ascontiguousarray(a))
-            for a in (room.numbers, room.weight, room.slot, room.more)
+            for a in (binned.numbers, binned.weight, binned.slot, binned.more)
         )
         self._table = to_device(facts.table)
         self._firsts = np.zeros(1, np.int64)
         self._lines: list[Any] = []
 
-    def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
+    def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
         """Draw the rows of some trees."""
         cp, facts, to_device = self._calls.cupy, self._facts, self._backend.to_device
         numbers, weight, *_ = self._rows
         n_tiles = max(1, -(-len(numbers) // LINES_PER_TILE))
         counts, keys = cp.empty((len(keys), n_tiles), np.int64), to_device(keys)
         self._calls.count(numbers, weight, keys, self._table, counts)
+        # Counts by tile become places: lines are written without gaps, in the order of the rows.
         ends = cp.cumsum(counts.reshape(-1)).reshape(counts.shape)
         last: NDArray[np.int64] = self._backend.to_numpy(ends[:, -1])
         self._firsts = np.append(0, last[:-1]).astype(np.int64)
@@ -289,7 +296,7 @@ class CupyLane:
         found: list[int] = (last - self._firsts).tolist()
         return found
 
-    def hold(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+    def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
         """Take lines that others have drawn, and where those of each tree begin."""
         own = self._backend.to_device(lines)
         self._lines, self._firsts = [own, self._calls.cupy.empty_like(own)], firsts
@@ -297,9 +304,12 @@ class CupyLane:
     def _of(self, turn: int) -> Any:
         return self._lines[turn % 2]
 
-    def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
+    def add_node_sums(
+        self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+    ) -> None:
         """Add up the sums of nodes."""
         found = self._calls.cupy.zeros(sums.shape, np.int64)
+        # CUDA's atomic maximum takes integers: floats go as integers of the same order.
         of = self._backend.to_device(_to_ordered_integers(reach))
         table = self._calls.table(nodes, self._firsts)
         self._calls.sums(self._of(nodes.turn), table, found, of)
@@ -307,7 +317,7 @@ class CupyLane:
         if self._facts.n_line % 2:  # classes have no reach
             reach[...] = _from_ordered_integers(self._backend.to_numpy(of))
 
-    def histograms(self, nodes: Nodes, features: Any) -> Any:
+    def build_histograms(self, nodes: Nodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
         n, m = features.shape
         hist = self._calls.cupy.zeros((n, m, 256, self._facts.n_sums), np.int64)
@@ -315,8 +325,10 @@ class CupyLane:
         self._calls.histograms(self._bins, self._of(nodes.turn), table, features, hist)
         return hist
 
-    def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def partition_nodes(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bring lines that go left before the others; where the latter begin."""
+        # Kernels count left lines from the front and right ones from the back; `ends` comes back
+        # with the middles.
         first = self._firsts[nodes.tree]
         ends = self._backend.to_device(np.column_stack([nodes.start + first, nodes.stop + first]))
         table, turn = self._calls.table(nodes, self._firsts, cuts), nodes.turn
@@ -326,7 +338,7 @@ class CupyLane:
         middles: NDArray[np.int64] = self._backend.to_numpy(ends)[:, 0] - first
         return middles
 
-    def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+    def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node, in host memory."""
         first = self._firsts[nodes.tree[k]]
         some = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
@@ -335,6 +347,7 @@ class CupyLane:
 
 def _to_ordered_integers(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return float64 values as int64 of the same order, for atomic maxima."""
+    # Bits of negative floats are in the reverse order; flipping all but the sign turns them around.
     bits = np.ascontiguousarray(numbers).view(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 

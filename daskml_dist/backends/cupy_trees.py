@@ -1,7 +1,7 @@
-"""Growing trees on a GPU: the rows of a lane stay there, a byte for each entry.
+"""Trees of boosting on a GPU: growing them on rows that stay there, and adding their answers.
 
-Of a tree the host learns where leaves are, and their best splits; raw predictions come back where
-somebody asks for them (losses of an early stop, medians of leaves).
+Rows are a byte for each entry. Of a tree the host learns where leaves are, and their best splits;
+raw predictions come back where somebody asks for them (losses of an early stop, medians of leaves).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TreeCalls(Calls):
         self, g: Any, h: Any, salt: Any, packed: Any, mode: int, g_scale: float, h_scale: float,
         key: int,
     ) -> Any:  # fmt: skip
-        """Pack the gradients of an output; see `TreeRows.pack`."""
+        """Pack the gradients of an output; see `TreeRows.pack_output_gradients`."""
         sums, n = self.cupy.zeros(2, np.int64), len(g)
         arrays = g, h, salt, packed, sums
         self._tree("tree_gradients", "tree_quantise", n, *arrays, n, mode, key, g_scale, h_scale)
@@ -112,10 +112,13 @@ class TreeCalls(Calls):
         n_groups = words if mode == EXACT else -(-words // _WORDS_PER_BLOCK)
         rows = [part.at.stop - part.at.start for part in parts]
         asked = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)
+        # Rows of a block: as few as fill all multiprocessors, and so many that adding the block's
+        # histogram to memory costs little.
         chunk = -(-asked * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
         chunk = min(max(chunk, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
         tasks, tile, unit, slot = np.zeros((len(parts), 7), np.int64), 0, 0, 0
         for task, part, n in zip(tasks, parts, rows, strict=True):
+            # The words of tree_tasks.cuh.
             task[:] = part.feature, part.at.start, part.at.stop, part.side, slot, tile, unit
             tile += -(-n // _ROWS_PER_TILE)
             if part.side >= 0:
@@ -132,6 +135,8 @@ class TreeCalls(Calls):
     def part(self, work: LeafWork, bins: Any, index: Any, spare: Any) -> None:
         """Bring the rows of leaves that go left before the others, in their order."""
         n_tasks, n_tiles, width = len(work.middles), work.n_tiles, bins.shape[1]
+        # Stable partition in four launches: count by tile, scan, write to the spare index, copy
+        # back.
         counts = self.cupy.empty(n_tiles, np.int32)
         given, ends = (bins, index, work.tasks, work.tables, counts), (n_tasks, n_tiles)
         of_tasks = work.tasks, counts, work.middles
@@ -156,7 +161,7 @@ class TreeCalls(Calls):
         self, leaves: Any, allowed: Any, features: Sequence[Any], facts: SplitFacts,
         scales: Sequence[float], shape: tuple[int, int, int],
     ) -> Any:  # fmt: skip
-        """Find the best splits of some leaves; see `TreeDevice.find`.
+        """Find the best splits of some leaves; see `TreeDevice.find_best_splits`.
 
         Parameters
         ----------
@@ -243,6 +248,7 @@ def pack_nodes(nodes: Any) -> NDArray[np.float64]:
     packed = np.empty(len(nodes.feature), _NODE_DTYPE)
     packed["threshold"], packed["left"] = nodes.threshold, nodes.left
     of_category = nodes.category >= 0
+    # A node of categories has the number of its bitset in the threshold's bits.
     packed["threshold"][of_category] = nodes.category[of_category].astype(np.int64).view(np.float64)
     flags = nodes.missing_left * _MISSING_LEFT + of_category * _CATEGORY
     packed["feature"] = np.where(nodes.feature < 0, -1, nodes.feature * 4 + flags)
@@ -298,24 +304,26 @@ class CupyTrees:
         self._calls = TreeCalls(backend.calls.cupy, backend.calls.address)
         self._facts: tuple[SplitFacts, slice, list[Any]] | None = None
 
-    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> list[CupyTreeRows]:
+    def open_rows(
+        self, binned_rows: Sequence[Any], shape: tuple[int, int, int]
+    ) -> list[CupyTreeRows]:
         """Return the rows of all lanes as one."""
-        with self.memory(sum(room.n for room in rooms)):
-            return [CupyTreeRows(rooms, shape, self._backend, self._calls)]
+        with self.guard_memory(sum(binned.n for binned in binned_rows)):
+            return [CupyTreeRows(binned_rows, shape, self._backend, self._calls)]
 
-    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+    def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Say what did not fit in the memory of the GPU."""
         return device_memory(
             f"What boosting keeps of {n_rows:,} rows of a worker",
             'Use more workers, or device="cpu", whose trees are the same.',
         )
 
-    def to_host(self, hist: Any) -> Array:
+    def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
         found: Array = self._backend.to_numpy(hist)
         return found
 
-    def find(
+    def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
@@ -325,11 +333,13 @@ class CupyTrees:
             told[:, :1].view(np.float64)[:] = -1.0
             return
         if self._facts is None or self._facts[0] is not facts or self._facts[1] != of:
-            arrays = facts.counts, facts.missing, facts.categorical, facts.signs
+            arrays = facts.counts, facts.missing, facts.categorical, facts.monotonic_signs
             self._facts = facts, of, [self._backend.to_device(array[of]) for array in arrays]
         table = np.empty((len(leaves), 8), np.int64)
         numbers = table.view(np.float64)
         for row, of_row, leaf in zip(table, numbers, leaves, strict=True):
+            # The words of `Leaf` in tree_splits.cu: histograms stay where they are, by address and
+            # stride.
             row[0], row[1] = (
                 self._calls.address(leaf.hist),
                 leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES,
@@ -343,6 +353,7 @@ class CupyTrees:
             leaves[0].hist.shape,
         )  # fmt: skip
         told[:] = self._backend.to_numpy(found)
+        # Features are counted from the first that this trainer has.
         told[told[:, :1].view(np.float64)[:, 0] > 0, 1] += first
 
 
@@ -351,7 +362,7 @@ class CupyTreeRows:
 
     Parameters
     ----------
-    rooms : sequence of solvers.binning.BinnedRows
+    binned_rows : sequence of solvers.binning.BinnedRows
         Of each lane, one at least.
     shape : tuple of int
         Of a histogram.
@@ -365,13 +376,24 @@ class CupyTreeRows:
     """
 
     def __init__(
-        self, rooms: Sequence[Any], shape: tuple[int, int, int], backend: Any, calls: TreeCalls
+        self,
+        binned_rows: Sequence[Any],
+        shape: tuple[int, int, int],
+        backend: Any,
+        calls: TreeCalls,
     ) -> None:
-        self.rooms, self._shape, self._backend, self._calls = list(rooms), shape, backend, calls
-        ends = np.cumsum([room.n for room in rooms]).tolist()
-        self._places = [slice(end - room.n, end) for end, room in zip(ends, rooms, strict=True)]
+        self.binned_rows, self._shape, self._backend, self._calls = (
+            list(binned_rows),
+            shape,
+            backend,
+            calls,
+        )
+        ends = np.cumsum([binned.n for binned in binned_rows]).tolist()
+        self._places = [
+            slice(end - binned.n, end) for end, binned in zip(ends, binned_rows, strict=True)
+        ]
         self.n = n = int(ends[-1])
-        cp, k = calls.cupy, len(rooms[0].extra["raw"])
+        cp, k = calls.cupy, len(binned_rows[0].extra["raw"])
         if n > _MAX_ROWS:
             raise InvalidDataError(
                 f"A worker has {n:,} rows, and boosting on a GPU takes {_MAX_ROWS:,}. Use more "
@@ -382,18 +404,20 @@ class CupyTreeRows:
                 f"y has {k:,} classes, and boosting on a GPU takes {_MAX_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
-        self._bins = self._joined([room.rows for room in rooms])
-        self._y = self._joined([room.y for room in rooms])
-        self._salt = self._joined([room.salt for room in rooms])
+        self._bins = self._joined([binned.rows for binned in binned_rows])
+        self._y = self._joined([binned.y for binned in binned_rows])
+        self._salt = self._joined([binned.salt for binned in binned_rows])
         # All rows have weights, or none; of a lane without rows nobody knows.
-        if all(room.weight is None for room in rooms):
+        if all(binned.weight is None for binned in binned_rows):
             self._weight = None
         else:
-            weights = [room.y if room.weight is None else room.weight for room in rooms]
+            weights = [
+                binned.y if binned.weight is None else binned.weight for binned in binned_rows
+            ]
             self._weight = self._joined(weights)
         self._raw = cp.empty((k, n), np.float64)
-        for room, at in zip(rooms, self._places, strict=True):
-            self._raw[:, at] = backend.to_device(room.extra["raw"])
+        for binned, at in zip(binned_rows, self._places, strict=True):
+            self._raw[:, at] = backend.to_device(binned.extra["raw"])
         self._g = cp.empty((k, n), np.float32)
         self._h = None if shape[2] == _CONSTANT_CHANNELS else cp.empty((k, n), np.float32)
         self._packed = cp.empty((k, n), np.int64)
@@ -410,13 +434,13 @@ class CupyTreeRows:
             out[at] = self._backend.to_device(np.ascontiguousarray(part))
         return out
 
-    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+    def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
         largest = self._calls.gradients(loss, self._y, self._raw, self._weight, self._g, self._h)
         found = self._backend.to_numpy(largest).view(np.float32)
         return np.asarray(found, np.float64)
 
-    def pack(
+    def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
         """Pack the gradients of an output."""
@@ -429,13 +453,13 @@ class CupyTreeRows:
         squares, hessians = self._backend.to_numpy(sums).tolist()
         return squares, hessians
 
-    def whole(self, mode: int, output: int) -> Any:
+    def build_root_histogram(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram."""
         self._index[...] = self._first
         every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL_ROWS_SIDE)
         return self._histograms(self._work([every], mode), output)
 
-    def parted(
+    def partition_leaves(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
         """Partition the rows of some leaves; return histograms and where right children begin."""
@@ -458,9 +482,12 @@ class CupyTreeRows:
         self._calls.histograms(work, self._bins, self._packed[output], self._index, out)
         return out.transpose(1, 0, 2, 3)
 
-    def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
+    def add_leaf_values(
+        self, output: int, at: Sequence[slice], values: NDArray[np.float64]
+    ) -> None:
         """Add what leaves answer to the raw predictions of their rows."""
         starts = np.array([s.start for s in at])
+        # The kernel finds a row's leaf by a binary search among the starts, which must be sorted.
         filled = np.flatnonzero([s.stop > s.start for s in at])
         if not len(filled):
             return
@@ -468,16 +495,16 @@ class CupyTreeRows:
         of_leaves = self._calls.copy_together(starts[order], values[order])
         self._calls.answer(self._raw[output], self._index, *of_leaves)
         # Those of the host are behind: nobody may read them, and who goes on makes them anew.
-        for room in self.rooms:
-            room.extra.pop("raw", None)
+        for binned in self.binned_rows:
+            binned.extra.pop("raw", None)
 
-    def bring_raw(self) -> None:
+    def fetch_raw_predictions(self) -> None:
         """Bring raw predictions to the host."""
         raw = self._backend.to_numpy(self._raw)
-        for room, at in zip(self.rooms, self._places, strict=True):
-            room.extra["raw"] = raw[:, at]
+        for binned, at in zip(self.binned_rows, self._places, strict=True):
+            binned.extra["raw"] = raw[:, at]
 
-    def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+    def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return, for each lane, the number of the leaf of each row."""
         index = self._backend.to_numpy(self._index)
         found = np.zeros(self.n, np.int64)

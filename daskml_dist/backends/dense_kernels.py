@@ -19,6 +19,7 @@ import numpy as np
 from numba import types
 
 from daskml_dist.backends.compiled import compiled_in_turn, compiled_inside
+from daskml_dist.backends.elementary_functions import CONTRACTED, curvature, log_loss
 from daskml_dist.backends.intrinsics import (
     VECTOR_BYTES,
     add_vectors,
@@ -32,7 +33,6 @@ from daskml_dist.backends.intrinsics import (
     store_vector,
     zero_vector,
 )
-from daskml_dist.backends.margins import CONTRACTED, curvature, log_loss
 
 __all__ = ["KERNELS", "compile_kernel"]
 

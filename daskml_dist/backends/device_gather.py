@@ -1,4 +1,4 @@
-"""Rows of batches that stay where they are: a kernel is told the address of each."""
+"""Batches on a GPU whose rows stay where they are: gathered by address; steps as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ class RecordedSteps:
 
     def _launch(self, n: int) -> None:
         graph = self._graphs.get(n)
+        # The first launch of a length runs kernel by kernel, the second records, and later ones
+        # replay.
         if graph is None and n in self._graphs:
             graph = self._graphs[n] = self._recorded(n)
         if graph is not None:
@@ -166,6 +168,7 @@ class DeviceGather:
         n_rows = np.zeros(len(batches), np.intp)
         if parts:
             places, blocks, firsts, counts = zip(*parts, strict=True)
+            # All runs of all batches in one table, copied at once: each copy costs microseconds.
             place, block = (
                 np.repeat(each, [len(part) for part in firsts])
                 for each in (places, [self._place[number] for number in blocks])

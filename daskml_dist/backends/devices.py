@@ -1,4 +1,4 @@
-"""From a device's name to its backend, in the process that uses it."""
+"""Devices by name: their backends, memory errors, and arrays that are moved to them once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compiled loops of cuts: where a node is best split by the histogram of a feature.
+"""Compiled criteria and cuts of forests: where a node is best split by a feature.
+
+By sums of a histogram (Gini, entropy, squared error, Poisson), or by medians, which a Fenwick tree
+over the sorted targets keeps (absolute error). The CUDA kernels repeat the criteria's operations.
 
 Importing this module loads numba, so it is imported at first use.
 """
@@ -10,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.compiled import compiled_inside
+from daskml_dist.backends.elementary_functions import LOG_2, logarithm
 from daskml_dist.backends.forest_kernels import draw_next_feature, hash_number, undo_feature_draw
-from daskml_dist.backends.margins import LOG_2, logarithm
 
 __all__ = [
     "ANYWHERE",

@@ -1,4 +1,4 @@
-"""Compiled growth of a tree, or of a part of one, on rows that one trainer has.
+"""Compiled growth of forests: a tree from a node on, and the steps of nodes level by level.
 
 The work at a node follows its rows: where these are fewer than bins, only bins that hold some are
 looked at. Importing this module loads numba, so it is imported at first use.
@@ -91,7 +91,8 @@ def settle_splits(
     least : ndarray of float64 of shape (n_trees,)
         What a split must gain at least.
     best : ndarray of int64 of shape (n, .)
-        As `forests.ForestDevice.best` tells; `worths` are the numbers of its second column.
+        As `forests.ForestDevice.choose_best_cuts` tells; `worths` are the numbers of its second
+        column.
     bounds : ndarray of float64 of shape (n, 3)
     gain : ndarray of float64 of shape (n,)
         -1 where a node is not split.
@@ -149,7 +150,7 @@ def add_job_histograms(
 def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
     """Write the feature of each node's best cut (-1: there is none), and what is told of it.
 
-    See `forests.ForestDevice.best`.
+    See `forests.ForestDevice.choose_best_cuts`.
     """
     width = told.shape[2]
     for q in range(len(told)):

@@ -57,7 +57,7 @@ class ForestFacts:
         Sums of a node, numbers of a line, outputs, features.
     missing : int
         Bin of missing values.
-    signs : ndarray of int8 of shape (n_features,)
+    monotonic_signs : ndarray of int8 of shape (n_features,)
         Of monotonic constraints.
     bounded : bool
         Whether there are any.
@@ -72,7 +72,7 @@ class ForestFacts:
     n_outputs: int
     n_features: int
     missing: int
-    signs: NDArray[np.int8]
+    monotonic_signs: NDArray[np.int8]
     bounded: bool
     low: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -116,7 +116,7 @@ class Nodes:
 class ForestLane(Protocol):
     """The rows of a lane, and the lines of those that some trees draw."""
 
-    def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
+    def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
         """Draw the rows of some trees, numbered from 0; return how many lines each tree has.
 
         Parameters
@@ -127,10 +127,12 @@ class ForestLane(Protocol):
             More weight of each class.
         """
 
-    def hold(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+    def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
         """Take lines that others have drawn, and where those of each tree begin."""
 
-    def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
+    def add_node_sums(
+        self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+    ) -> None:
         """Add up the sums of nodes.
 
         Parameters
@@ -142,16 +144,16 @@ class ForestLane(Protocol):
             Of each output of a regression minus the smallest, and the largest target; raised.
         """
 
-    def histograms(self, nodes: Nodes, features: Any) -> Any:
+    def build_histograms(self, nodes: Nodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
 
-    def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def partition_nodes(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin.
 
         The children's lines are of one turn more.
         """
 
-    def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+    def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node, in host memory."""
 
 
@@ -171,24 +173,24 @@ class ForestDevice(Protocol):
     @property
     def budget(self) -> float: ...
 
-    def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> ForestLane:
+    def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> ForestLane:
         """Return the rows of a lane on the device."""
 
-    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+    def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Return a context that turns the device's out-of-memory error into ours, with
         its remedy.
         """
 
-    def to_host(self, hist: Any) -> Array:
+    def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
 
-    def to_device(self, summed: Array) -> Any:
+    def copy_to_device(self, summed: Array) -> Any:
         """Return the sums of all trainers where the device keeps its arrays."""
 
-    def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
+    def draw_features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
         """Return the features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
 
-    def cuts(
+    def find_cuts(
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
@@ -209,5 +211,5 @@ class ForestDevice(Protocol):
             See `forest_cuts`.
         """
 
-    def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node; of equal ones that of the feature drawn first."""

@@ -22,23 +22,23 @@ class HostForests:
     by_levels = False
     budget = math.inf
 
-    def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> HostLane:
+    def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> HostLane:
         """Return the rows of a lane."""
-        return HostLane(room, facts, make_room)
+        return HostLane(binned, facts, allocate)
 
-    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+    def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Return a context that does nothing: the host's own error stays."""
         return nullcontext()
 
-    def to_host(self, hist: Any) -> Array:
+    def copy_to_host(self, hist: Any) -> Array:
         """Return the histograms themselves."""
         return np.asarray(hist)
 
-    def to_device(self, summed: Array) -> Array:
+    def copy_to_device(self, summed: Array) -> Array:
         """Return the sums of all trainers as they are."""
         return summed
 
-    def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
+    def draw_features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
         """Return the features that nodes draw."""
         from daskml_dist.backends.forest_grow import draw_node_features
 
@@ -46,7 +46,7 @@ class HostForests:
         draw_node_features(nodes.path, first, last, facts.n_features, found)
         return found
 
-    def cuts(
+    def find_cuts(
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
@@ -58,13 +58,14 @@ class HostForests:
         node = np.arange(jobs.start, jobs.stop) // m
         if len(node):
             find_job_cuts(
-                of_trees[nodes.tree[node]], hist, sums[node], facts.signs, nodes.bounds[node],
-                facts.low, facts.high, nodes.path[node], features.reshape(-1)[jobs],
+                of_trees[nodes.tree[node]], hist, sums[node], facts.monotonic_signs,
+                nodes.bounds[node], facts.low, facts.high, nodes.path[node],
+                features.reshape(-1)[jobs],
                 told.reshape(n * m, -1)[jobs],
             )  # fmt: skip
         return told
 
-    def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
         from daskml_dist.backends.forest_grow import choose_best_cuts
 
@@ -76,14 +77,14 @@ class HostForests:
 
 
 def draw_lane_lines(
-    room: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
+    binned: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
 ) -> Array:
     """Write the lines of the rows that a tree draws into `found`; return those that are used."""
     from daskml_dist.backends.forest_kernels import draw_tree_rows
 
     n = draw_tree_rows(
-        room.numbers, key, facts.table, room.weight,
-        np.empty(0, np.int64) if factor is None else factor, room.slot, room.more, facts.bits,
+        binned.numbers, key, facts.table, binned.weight,
+        np.empty(0, np.int64) if factor is None else factor, binned.slot, binned.more, facts.bits,
         found,
     )  # fmt: skip
     drawn: Array = found[:n]
@@ -95,41 +96,43 @@ class HostLane:
 
     Parameters
     ----------
-    room : solvers.forest_rows.ForestRows
+    binned : solvers.forest_rows.ForestRows
     facts : ForestFacts
-    make_room : callable
+    allocate : callable
         As `OwnRows.allocate_zeros`.
     """
 
-    def __init__(self, room: Any, facts: ForestFacts, make_room: Any) -> None:
-        self._room, self._facts, self._make_room = room, facts, make_room
+    def __init__(self, binned: Any, facts: ForestFacts, allocate: Any) -> None:
+        self._binned, self._facts, self._allocate = binned, facts, allocate
         #: Room for what partitions put aside, and for the lines of the trees that grow together.
         self._spaces: list[Array] = []
         self._lines: list[Array] = []
 
     def _space(self, number: int) -> Array:
         while len(self._spaces) <= number:
-            shape = len(self._room.numbers), self._facts.n_line
-            self._spaces.append(self._make_room(shape, np.int64))
+            shape = len(self._binned.numbers), self._facts.n_line
+            self._spaces.append(self._allocate(shape, np.int64))
         return self._spaces[number]
 
-    def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
+    def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
         """Draw the rows of some trees; return how many lines each has."""
         self._lines = [
             draw_lane_lines(
-                self._room, self._facts, key, None if factor is None else factor[k],
+                self._binned, self._facts, key, None if factor is None else factor[k],
                 self._space(k + 1),
             )
             for k, key in enumerate(keys)
         ]  # fmt: skip
         return [len(lines) for lines in self._lines]
 
-    def hold(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+    def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
         """Take lines that others have drawn."""
         ends = [*firsts[1:].tolist(), len(lines)]
         self._lines = [lines[a:b] for a, b in zip(firsts.tolist(), ends, strict=True)]
 
-    def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
+    def add_node_sums(
+        self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+    ) -> None:
         """Add up the sums of nodes."""
         from daskml_dist.backends.forest_kernels import add_node_sums
 
@@ -140,22 +143,23 @@ class HostLane:
         of_tree: Array = self._lines[nodes.tree[k]]
         return of_tree[nodes.start[k] : nodes.stop[k]]
 
-    def histograms(self, nodes: Nodes, features: Any) -> Array:
+    def build_histograms(self, nodes: Nodes, features: Any) -> Array:
         """Return the histograms of some features of nodes."""
         from daskml_dist.backends.forest_grow import add_job_histograms
 
         n, m = features.shape
         hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)
+        # Lines lie by tree; one call for each tree's nodes.
         for tree in np.unique(nodes.tree):
             (which,) = np.nonzero(nodes.tree == tree)
             at = slice(which[0], which[-1] + 1)  # nodes of a tree are neighbours
             add_job_histograms(
-                self._room.rows, self._lines[tree], nodes.start[at], nodes.stop[at], features[at],
+                self._binned.rows, self._lines[tree], nodes.start[at], nodes.stop[at], features[at],
                 hist[at],
             )  # fmt: skip
         return hist
 
-    def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def partition_nodes(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin."""
         from daskml_dist.backends.forest_kernels import partition_lines
 
@@ -163,11 +167,11 @@ class HostLane:
         for k, (feature, last, missing_left) in enumerate(cuts.tolist()):
             some = self._some(nodes, k)
             middles[k] += partition_lines(
-                self._room.rows, some, feature, last, self._facts.missing, missing_left,
+                self._binned.rows, some, feature, last, self._facts.missing, missing_left,
                 spare[: len(some)],
             )  # fmt: skip
         return middles
 
-    def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+    def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node."""
         return self._some(nodes, k).copy()

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.host_update import compile_update
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
-from daskml_dist.backends.margins import LOSSES_AT_ROW
 from daskml_dist.backends.row_slices import Draw
 
 __all__ = ["BatchSteps", "HostGather", "StreamGather", "locate_runs"]
@@ -274,6 +274,7 @@ class HostGather:
         """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1);
         return the loss.
         """
+        # The loop sets a gradient of its own, which is added to `out` in its dtype.
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
         fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
@@ -320,6 +321,7 @@ class BatchSteps:
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps."""
+        # What differs from step to step goes in as arrays: one call for all steps.
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
         numbers = [self._optimizer.coefficients(step.number) for step in steps]
@@ -416,6 +418,8 @@ class StreamGather(HostGather):
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid until the next call."""
+        # Blocks of these batches are held until the next call; blocks that stay are not asked for
+        # again.
         needed = dict.fromkeys(block for batch in batches for block, _, _ in batch)
         had = self._blocks
         self._hold({n: had[n] if n in had else self._find(n) for n in needed})
@@ -436,6 +440,7 @@ def _split_run(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | N
         ]
     if counts.max(initial=0) > _MAX_ROWS_PER_SUM:
         starts, counts = _shorten_runs(starts, counts)
+    # Cut where the running number of rows crosses a multiple of the bound.
     ends = np.cumsum(counts)
     # Where a run crosses a multiple of the bound, the next part begins with it.
     edges = np.flatnonzero(np.diff((ends - 1) // _MAX_ROWS_PER_SUM, prepend=0)).tolist()

@@ -1,8 +1,8 @@
-"""Memory that a process keeps between steps, where its allocator is told to give all of it back.
+"""Host memory that is used again, since new pages cost more than the work on them.
 
 Dask's workers run with ``MALLOC_TRIM_THRESHOLD_``, by which glibc returns every array of 128 KiB to
-the system as soon as it is let go. The next one like it is then filled with zeros page by page
-again, which takes longer than many a step.
+the system as soon as it is let go; the next one like it is filled with zeros page by page again,
+which takes longer than many a step. `Scratch` keeps arrays by use, `keep_freed_memory` tells glibc.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def keep_freed_memory() -> Iterator[None]:
     if not trim.isdecimal() or not hasattr(ctypes.CDLL(None), "mallopt"):
         yield  # the allocator learns by itself
         return
+    # By default glibc raises both thresholds as it learns; setting one of them, as Dask does, ends
+    # that.
     _count_user(1, int(trim))
     try:
         yield

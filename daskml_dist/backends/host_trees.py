@@ -28,19 +28,19 @@ _ALL_LEFT = np.ones(256, np.uint8)
 class HostTrees:
     """The CPU, as trees grow on it."""
 
-    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> list[HostRows]:
+    def open_rows(self, binned_rows: Sequence[Any], shape: tuple[int, int, int]) -> list[HostRows]:
         """Return the rows of each lane, for a thread each."""
-        return [HostRows(room, shape) for room in rooms]
+        return [HostRows(binned, shape) for binned in binned_rows]
 
-    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+    def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Return a context that does nothing: the host's own error stays."""
         return nullcontext()
 
-    def to_host(self, hist: Any) -> Array:
+    def copy_to_host(self, hist: Any) -> Array:
         """Return the histograms themselves."""
         return np.asarray(hist)
 
-    def find(
+    def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
@@ -53,8 +53,9 @@ class HostTrees:
                 [leaf.value, leaf.low, leaf.high, facts.l2, facts.least_hessian, facts.least_rows]
             )
             gain = best_split(
-                leaf.hist, first, facts.counts, facts.missing, facts.categorical, facts.signs,
-                leaf.allowed, leaf.totals, scales, of_leaf, own[1:8], own[8:].view(np.uint64),
+                leaf.hist, first, facts.counts, facts.missing, facts.categorical,
+                facts.monotonic_signs, leaf.allowed, leaf.totals, scales, of_leaf, own[1:8],
+                own[8:].view(np.uint64),
             )  # fmt: skip
             own[:1].view(np.float64)[0] = gain
 
@@ -64,15 +65,15 @@ class HostRows:
 
     Parameters
     ----------
-    room : solvers.binning.BinnedRows
+    binned : solvers.binning.BinnedRows
     shape : tuple of int
         Of a histogram.
     """
 
-    def __init__(self, room: Any, shape: tuple[int, int, int]) -> None:
+    def __init__(self, binned: Any, shape: tuple[int, int, int]) -> None:
         d, _, channels = shape
-        self._room, self._shape = room, shape
-        self.rooms, self.n = [room], int(room.n)
+        self._binned, self._shape = binned, shape
+        self.binned_rows, self.n = [binned], int(binned.n)
         self._one = np.zeros((d, 256), np.int64)
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
         self._out = np.empty(0, np.int64)
@@ -88,25 +89,28 @@ class HostRows:
             self._out = np.empty(size, np.int64)
         return self._out[:size].reshape(d, n, *rest)
 
-    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+    def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; return the largest size of each output."""
         from daskml_dist.backends.tree_kernels import GRADIENT_LOOPS
 
-        room, k = self._room, loss.n_outputs
+        binned, k = self._binned, loss.n_outputs
         g, h = self._room_of(k, constant)
-        compiled = GRADIENT_LOOPS.get(loss.kernel) if room.n > _MAX_ROWS_IN_NUMPY else None
+        # One pass for the log loss; other losses in NumPy, a slice at a time, which a cache holds.
+        compiled = GRADIENT_LOOPS.get(loss.kernel) if binned.n > _MAX_ROWS_IN_NUMPY else None
         if compiled is not None:
             found = np.zeros(2, np.float32)
-            weight = np.empty(0) if room.weight is None else room.weight
-            compiled(room.y, room.extra["raw"][0], weight, g[0], h[0], found)
+            weight = np.empty(0) if binned.weight is None else binned.weight
+            compiled(binned.y, binned.extra["raw"][0], weight, g[0], h[0], found)
             return found.astype(np.float64)[:, None]
         largest = np.zeros((2, k))
-        for start in range(0, room.n, _ROWS_AT_ONCE):
-            at = slice(start, min(room.n, start + _ROWS_AT_ONCE))
-            g_at, h_at = loss.gradients(room.y[at], room.extra["raw"][:, at])
-            if room.weight is not None:
-                g_at = g_at * room.weight[at]
-                h_at = np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * room.weight[at]
+        for start in range(0, binned.n, _ROWS_AT_ONCE):
+            at = slice(start, min(binned.n, start + _ROWS_AT_ONCE))
+            g_at, h_at = loss.gradients(binned.y[at], binned.extra["raw"][:, at])
+            if binned.weight is not None:
+                g_at = g_at * binned.weight[at]
+                h_at = (
+                    np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * binned.weight[at]
+                )
             g[:, at] = g_at
             for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
                 np.maximum(largest[0], end, out=largest[0])
@@ -119,75 +123,79 @@ class HostRows:
         """Return room for gradients and hessians, kept between trees: new pages cost more than
         writing.
         """
-        room = self._room
-        if "given" not in room.extra:
-            shape = k, room.n
-            of_h = (0, room.n) if constant else shape
-            room.extra["given"] = room.room(shape, np.float32), room.room(of_h, np.float32)
-        found: tuple[Array, Array] = room.extra["given"]
+        binned = self._binned
+        if "given" not in binned.extra:
+            shape = k, binned.n
+            of_h = (0, binned.n) if constant else shape
+            binned.extra["given"] = binned.room(shape, np.float32), binned.room(of_h, np.float32)
+        found: tuple[Array, Array] = binned.extra["given"]
         return found
 
-    def pack(
+    def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
         """Pack the gradients of an output."""
         from daskml_dist.backends.tree_kernels import pack_gradients
 
-        extra = self._room.extra
+        extra = self._binned.extra
         g, h = extra["given"]
         h = h[output] if len(h) else g[output, :0]
         squares, sums = pack_gradients(
-            g[output], h, g_scale, h_scale, mode, self._room.salt, np.uint32(key),
+            g[output], h, g_scale, h_scale, mode, self._binned.salt, np.uint32(key),
             extra["packed"][output],
         )  # fmt: skip
         return int(squares), int(sums)
 
-    def whole(self, mode: int, output: int) -> Array:
+    def build_root_histogram(self, mode: int, output: int) -> Array:
         """Put all rows in one leaf, and return its histogram."""
-        room = self._room
-        index = room.extra["index"]
-        for start in range(0, room.n, _ROWS_AT_ONCE):
-            stop = min(room.n, start + _ROWS_AT_ONCE)
+        binned = self._binned
+        index = binned.extra["index"]
+        for start in range(0, binned.n, _ROWS_AT_ONCE):
+            stop = min(binned.n, start + _ROWS_AT_ONCE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
-        if room.n <= _MAX_ROWS_IN_NUMPY:
-            everywhere = LeafPartition(0, _ALL_LEFT, slice(0, room.n), 0)
-            return self.parted([everywhere], mode, output)[0]
+        # Few rows: the partitioning loop, with a split that sends all left, is compiled anyway.
+        if binned.n <= _MAX_ROWS_IN_NUMPY:
+            everywhere = LeafPartition(0, _ALL_LEFT, slice(0, binned.n), 0)
+            return self.partition_leaves([everywhere], mode, output)[0]
         from daskml_dist.backends.tree_kernels import sum_all_rows
 
-        out, packed = self._room_for(1), room.extra["packed"][output]
+        out, packed = self._room_for(1), binned.extra["packed"][output]
         out[:] = 0
-        sum_all_rows(mode, room.rows, packed, self._one, self._two, out)
+        sum_all_rows(mode, binned.rows, packed, self._one, self._two, out)
         return out
 
-    def parted(
+    def partition_leaves(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Array, list[int]]:
         """Partition the rows of some leaves; return histograms and where right children begin."""
         from daskml_dist.backends.tree_kernels import partition_and_sum
 
-        room, extra = self._room, self._room.extra
+        binned, extra = self._binned, self._binned.extra
         hist = self._room_for(sum(part.side >= 0 for part in parts))
         tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
         partition_and_sum(
-            mode, room.columns, room.rows, extra["packed"][output], extra["index"], extra["spare"],
-            tasks, np.stack([part.table for part in parts]), self._one, self._two, hist,
+            mode, binned.columns, binned.rows, extra["packed"][output], extra["index"],
+            extra["spare"], tasks, np.stack([part.table for part in parts]), self._one,
+            self._two, hist,
         )  # fmt: skip
         return hist, tasks[:, 1].tolist()
 
-    def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
+    def add_leaf_values(
+        self, output: int, at: Sequence[slice], values: NDArray[np.float64]
+    ) -> None:
         """Add what leaves answer to the raw predictions of their rows."""
         from daskml_dist.backends.tree_kernels import add_to_leaf
 
-        extra = self._room.extra
+        extra = self._binned.extra
         for of_leaf, value in zip(at, values, strict=True):
             add_to_leaf(extra["raw"][output], extra["index"][of_leaf], value)
 
-    def bring_raw(self) -> None:
+    def fetch_raw_predictions(self) -> None:
         """Do nothing: raw predictions are in host memory."""
 
-    def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+    def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return the number of the leaf of each row."""
-        found = np.zeros(self._room.n, np.int64)
+        found = np.zeros(self._binned.n, np.int64)
         for number, of_leaf in enumerate(at):
-            found[self._room.extra["index"][of_leaf]] = number
+            found[self._binned.extra["index"][of_leaf]] = number
         return [found]

@@ -1,9 +1,8 @@
-"""One reading of parameters, gradient and optimizer state on the host: a whole step in a compiled
-loop.
+"""Steps of an optimizer in compiled loops: over all parameters, and over few rows of them.
 
-NumPy makes a pass over memory for each operation of a step. Here an entry's mean gradient, the l2
-penalty, the optimizer's `elementwise_update` and the l1 penalty follow each other while the entry
-is in a register; what the penalty and the optimizer compute, and so each bit, is the same.
+Each entry's mean gradient, the l2 penalty (or what is pending of it), the optimizer's step and the
+l1 penalty follow each other in one pass, as NumPy's operations on whole arrays would, to the same
+bits.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """

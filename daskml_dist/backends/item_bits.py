@@ -77,6 +77,7 @@ def add_pair_counts(
         return False
     m, rank = len(items), _rank_columns(items, X.shape[1])
     rows = X.X.indptr, X.X.indices, _nonzero_flags(X.X.data), X.rows, rank
+    # Row by row costs the pairs in the rows, bit by bit the pairs of items times the words.
     if count_row_pairs(*rows) * _WORDS_A_PAIR > m * (m - 1) / 2 * (X.shape[0] / 64):
         return False
     count_pairs(*rows, first, end, m, out)
@@ -114,6 +115,7 @@ class ItemBits:
         if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
             n, m = X.shape[0], max(1, len(items))
             width = min(max(_TILE_WORDS // m, _MIN_ITEM_WORDS), _MAX_ITEM_WORDS, -(-n // 64))
+            # Bits larger than the rows themselves are made for one tile at a time, and not kept.
             if isinstance(X, CSRRows) and n * m // 8 > _csr_bytes(X):
                 yield from self._in_turn(X, items, width)
                 return

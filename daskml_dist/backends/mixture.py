@@ -110,6 +110,7 @@ def add_expected(
     ):
         xp = namespace(near)
         shares = log_densities(near, constants, means, factors)
+        # log-sum-exp over components, about the largest.
         top = xp.max(shares, axis=1)
         shares = xp.exp(shares - top[:, None])
         size = total(shares, axis=1)

@@ -29,11 +29,13 @@ def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
     """
     # From the best ones of any sign, as far as they are not negative: near where few are.
     xp, k = namespace(products), gram.shape[0]
+    # A small ridge, so that a singular Gram matrix has an inverse.
     ridge = zeros((k, k), gram.dtype, like=gram)
     for t in range(k):
         ridge[t, t] += 1
     ridge *= _START_RIDGE * (float(total(gram * ridge)) or 1.0)
     W = products @ xp.linalg.inv(gram + ridge)
+    # Clipped at 0, the start of the coordinate descent.
     W = xp.where(W > 0, W, 0 * W)
     descend_coordinates(gram, W @ gram - products, W, most, tol)
     return W
@@ -60,6 +62,7 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
         nonnegative_kernels.descend_rows(np.ascontiguousarray(gram), slope, W, most, tol)
         return
     xp = namespace(W)
+    # All rows take the same sweep side by side; rows that have converged are multiplied by 0.
     going = zeros((W.shape[0],), W.dtype, like=W) + 1
     for _ in range(most):
         change, largest = going * 0, going * 0

@@ -1,4 +1,9 @@
-"""The CPU backend: NumPy for dense blocks, numba kernels for CSR blocks."""
+"""The CPU backend: NumPy and BLAS for dense blocks, compiled loops where they pay.
+
+NumPy makes a product in an array of its own, and another pass over memory then adds it; SciPy's
+BLAS adds as it multiplies. Loading numba takes half a second, and compiling a loop for the first
+time some more: constants here say from which sizes on that is worth it.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +138,8 @@ def rows_per_hessian(X: NDArray[Any]) -> int:
     costs little.
     """
     n, n_features = X.shape
+    # At least 64 rows, so that the product is efficient; at most 4 rows a feature, since adding the
+    # product to the Hessian costs features squared.
     cached = _SCALED_BYTES // (n_features * X.itemsize)
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
 
@@ -277,6 +284,7 @@ class NumpyBackend(Backend):
         from daskml_dist.backends import dense_kernels
 
         run = dense_kernels.compile_kernel(kernel, dtype.char)
+        # The kernel sums in float64; another dtype gets the rounded sum.
         total = sums if sums.dtype == np.float64 else np.zeros(len(sums))
         loss: float = run(X, y, weight, w.reshape(-1), total)[0]
         if total is not sums:
@@ -322,6 +330,8 @@ class NumpyBackend(Backend):
         """Return True once steps have taken about a third of the time in which numba is loaded."""
         if number * n_entries > _MIN_MOVED_ENTRIES:
             return True
+        # Where numba is loaded already, a loop pays sooner; it may be used only where bits are
+        # equal.
         many = number > _MIN_LOADED_UPDATES or number * n_entries > _MIN_LOADED_ENTRIES
         return many and any_way and _LOOPS_MODULE in sys.modules
 
@@ -433,6 +443,7 @@ class NumpyBackend(Backend):
         n = X.shape[0]
         if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK_BYTES:
             return (slice(0, n),)
+        # At least 64 rows: fewer make slow products.
         return row_slices(n, max(64, _BLOCK_BYTES * n // X.nbytes))
 
     def add_gram(self, X: Any, weight: NDArray[Any] | None, out: NDArray[Any]) -> None:
@@ -444,6 +455,7 @@ class NumpyBackend(Backend):
             csr_kernels.add_weighted_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
         if weight is not None:
+            # Rows times the root of their weights: one symmetric product.
             scaled = self._scratch.empty("scaled", X.shape, X.dtype)
             X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
         out += self._square(X)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.margins import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 
 __all__ = ["add_pair_gradients", "find_distinct"]
 

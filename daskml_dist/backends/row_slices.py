@@ -1,4 +1,4 @@
-"""Rows some at a time, so that caches hold what is made of them."""
+"""Rows of arrays in slices: draws of batches, slices that a cache holds, slices for threads."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def run_over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> 
     if n_threads < 2:
         work(slice(0, n_rows))
         return
+    # The calling thread takes the first slice itself.
     own, *others = row_slices(n_rows, -(-n_rows // n_threads))
     with ThreadPoolExecutor(len(others), "daskml-rows") as pool:
         found = [pool.submit(work, at) for at in others]

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
-from daskml_dist.backends.margins import LOSSES_AT_ROW
 
 __all__ = ["RowSteps"]
 
@@ -287,6 +287,7 @@ class RowSteps:
         """Return the blocks' addresses, their longest row's length, and the dtype of their
         indices.
         """
+        # One version of the loop reads all blocks: indices of 64 bits if any block has them.
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
         keys = [(id(X), id(y), wide) for X, y, _ in blocks]
         known = {

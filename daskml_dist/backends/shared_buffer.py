@@ -53,6 +53,7 @@ class SharedBuffer(ABC):
         rank: int = 0,
         size: int = 0,
     ) -> None:
+        #: As compiled loops take them.
         self.numbers: tuple[Any, ...] = own, own_at, all_at, others, patience, yields
         self.lanes, self.rank, self.size = lanes, rank, size
 

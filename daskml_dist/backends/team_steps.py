@@ -127,56 +127,40 @@ def _sum_gradients(at: Any, total: Any) -> None:
 
 
 def _take_team_steps(
-    progress: Any,
-    blocks: Any,
-    parts: Any,
-    counts: Any,
-    losses: Any,
-    busy: Any,
-    rows: Any,
-    rates: Any,
-    numbers: Any,
-    state: Any,
-    scratch: Any,
-    n_penalised: Any,
-    l1: Any,
-    l2: Any,
-    parameters: Any,
-    n_features: Any,
-    first: Any,
-    own: Any,
-    own_at: Any,
-    all_at: Any,
-    others: Any,
-    patience: Any,
-    yields: Any,
-) -> bool:
-    """Make steps; False where others are waited for, and the loop is to be entered again.
+    progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, scratch: Any, penalty: Any,
+    model: Any, first: Any, meeting: Any,
+) -> bool:  # fmt: skip
+    """Take steps; return False where others are waited for, and the loop is to be entered again.
 
     Parameters
     ----------
-    progress : int64 (3,)
+    progress : int64 (6,)
         Steps that are made, the place in `parts`, and whether the own gradients of the next step
-        are there.
-    blocks, parts, parameters
+        are there; the others are `csr_team`'s.
+    blocks, parts
         As in `host_gather`; batches follow each other by step, and in a step by own lane.
-    counts : int64 (n_steps, n_own)
-        Rows of each batch.
-    losses : float64 (n_steps, n_own)
-    busy : int64 (n_own,)
-        Nanoseconds that gradients took are added here.
-    rows, rates : float64 (n_steps,)
-        Rows of all lanes, and learning rate.
-    numbers : (n_steps, n) floats
-        Of the optimizer.
+    batches : tuple
+        counts, int64 (n_steps, n_own): rows of each batch.
+        losses, float64 (n_steps, n_own): set.
+        busy, int64 (n_own,): nanoseconds that gradients took are added.
+        rows, rates, float64 (n_steps,): rows of all lanes, and learning rate.
+        numbers, (n_steps, n) floats: coefficients of the optimizer.
     state : tuple of (n_parameters,) floats
         w and the optimizer's state.
     scratch : (n_parameters,) floats
+    penalty : tuple
+        n_penalised (leading parameters), l1, l2.
+    model : tuple
+        parameters of the loss, n_features.
     first : int
         Turn of the first step.
-    own, own_at, all_at, others, patience, yields
-        Of the `SharedBuffer`.
+    meeting : tuple
+        `SharedBuffer.numbers`.
     """
+    counts, losses, busy, rows, rates, numbers = batches
+    n_penalised, l1, l2 = penalty
+    parameters, n_features = model
+    own, own_at, all_at, others, patience, yields = meeting
     w = state[0]
     number = w.dtype.type
     while progress[0] < len(rows):
@@ -245,7 +229,7 @@ class TeamSteps:
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         scratch = np.empty(len(step.w), step.w.dtype)
-        return loop, (scratch, *penalty, gather.parameters, gather.n_features)
+        return loop, (scratch, penalty, (gather.parameters, gather.n_features))
 
     def serves(self, step: Step) -> bool:
         """Say if a step is of the same arrays: those of a replica change when it is restored."""
@@ -256,11 +240,11 @@ class TeamSteps:
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
     ) -> TeamRun:
         """Return steps that :meth:`TeamRun.run` takes."""
-        rest = *self._given(steps), *self._arrays(steps[0]), *self._rest
+        rest = *self._arrays(steps[0]), *self._rest
         parts = self._parts(lanes)
         # Only now: blocks that are streamed come and go.
         where = np.concatenate([gather.where for gather in self._gathers if gather is not None])
-        return self._run(self._loop, self._board, where, parts, counts, rest)
+        return self._run(self._loop, self._board, where, parts, counts, self._given(steps), rest)
 
     def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
         """Return the numbers of each step."""
@@ -283,6 +267,8 @@ class TeamSteps:
             if gather is None:
                 continue
             parts = gather.parts(batches)
+            # Batches are numbered by step and then by lane; blocks of all gathers are counted
+            # through.
             parts[:, 0] = parts[:, 0] * len(lanes) + place
             parts[:, 1] += blocks
             blocks += len(gather.where)
@@ -313,20 +299,24 @@ class TeamRun:
         where: NDArray[np.int64],
         parts: NDArray[np.int64],
         counts: NDArray[np.int64],
+        of_steps: Sequence[Any],
         rest: Sequence[Any],
     ) -> None:
         self.losses = np.zeros(counts.shape)
         self._loop, self._board = loop, board
         self._progress = np.zeros(6, np.int64)
         self._busy = np.zeros(counts.shape[1], np.int64)
-        self._given = self._progress, where, parts, counts, self.losses, self._busy, *rest
+        batches = counts, self.losses, self._busy, *of_steps
+        self._given = self._progress, where, parts, batches, *rest
 
     def run(self) -> None:
         """Make the steps."""
         board = self._board
         first = board.turn + 1
         try:
-            while not self._loop(*self._given, first, *board.numbers):
+            # The loop returns False when others were waited for in vain: sleep at the pipe, and
+            # enter again.
+            while not self._loop(*self._given, first, board.numbers):
                 board.wait(first + self.turns - 1)
         finally:
             board.took(self.turns, self.written)

@@ -1,7 +1,10 @@
-"""Compiled loops over the rows of growing trees: histograms of whole numbers, and partitions.
+"""Compiled loops of growing trees: gradients, histograms of whole numbers, splits, partitions.
 
-Importing this module loads numba, so it is imported at first use. Nothing here may be reordered
-by a compiler: the same rows give the same bits on every machine.
+Gradients and hessians are rounded to whole numbers and packed into 64 bits, so that a row costs one
+addition a feature and sums do not depend on the order of rows. Nothing here may be reordered by a
+compiler: the same rows give the same bits on every machine, and the CUDA kernels repeat them.
+
+Importing this module loads numba, so it is imported at first use.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import numpy as np
 from numba import types
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
+from daskml_dist.backends.elementary_functions import exponentiate_in_place
 from daskml_dist.backends.intrinsics import prefetch
-from daskml_dist.backends.margins import exponentiate_in_place
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
 
 __all__ = [
@@ -424,8 +427,8 @@ def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
     for j in range(out.shape[0]):
         for b in range(out.shape[2]):
             if mode == CONSTANT:
-                # Fields are taken from the lowest up; what a lower field holds is subtracted first,
-                # since a negative gradient has borrowed from it.
+                # Fields from the lowest up; lower ones are subtracted before a shift, which is
+                # exact for negative sums of gradients too.
                 v = one[j, b]
                 count = v & 0xFFFF
                 out[j, number, b, 0] += (v - count) >> 16

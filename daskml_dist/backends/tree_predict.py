@@ -1,6 +1,11 @@
-"""Compiled loops of rows through trees.
+"""Compiled loops of rows through trees: bins of values, answers of boosted trees and forests.
 
 Importing this module loads numba, so it is imported at first use.
+
+References
+----------
+C. Lucchese et al., "QuickScorer: a fast algorithm to rank documents with additive ensembles of
+regression trees", SIGIR 2015: `add_by_masks`.
 """
 
 from __future__ import annotations

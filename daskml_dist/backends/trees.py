@@ -1,4 +1,4 @@
-"""Door through which trees grow on a device: rows of a lane in leaves, histograms, best splits.
+"""Door through which trees of boosting grow on a device: rows in leaves, histograms, best splits.
 
 All numbers that decide are sums of whole ones, or follow from those by the same operations in
 float64, so every device grows the same trees to the last bit.
@@ -120,7 +120,7 @@ class SplitFacts:
     counts : ndarray of int32 of shape (n_features,)
         Bins of each feature, without that of missing values, which is the last.
     missing, categorical : ndarray of uint8 of shape (n_features,)
-    signs : ndarray of int8 of shape (n_features,)
+    monotonic_signs : ndarray of int8 of shape (n_features,)
         Of monotonic constraints.
     l2, least_hessian : float
     least_rows : int
@@ -129,7 +129,7 @@ class SplitFacts:
     counts: NDArray[np.int32]
     missing: NDArray[np.uint8]
     categorical: NDArray[np.uint8]
-    signs: NDArray[np.int8]
+    monotonic_signs: NDArray[np.int8]
     l2: float
     least_hessian: float
     least_rows: int
@@ -140,24 +140,24 @@ class TreeRows(Protocol):
 
     Attributes
     ----------
-    rooms : list of solvers.binning.BinnedRows
+    binned_rows : list of solvers.binning.BinnedRows
         The rows, those of one after those of another.
     n : int
         How many they are.
     """
 
-    rooms: list[Any]
+    binned_rows: list[Any]
     n: int
 
-    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+    def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make the gradients and hessians of all rows, in float32, and keep them."""
 
-    def pack(
+    def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
         """Pack the gradients of an output as whole numbers; see `tree_kernels.pack_gradients`."""
 
-    def whole(self, mode: int, output: int) -> Any:
+    def build_root_histogram(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram.
 
         Returns
@@ -166,7 +166,7 @@ class TreeRows(Protocol):
             Where the device keeps it; good until the next call.
         """
 
-    def parted(
+    def partition_leaves(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
         """Partition the rows of some leaves; return the histograms of the sides asked for.
@@ -179,35 +179,39 @@ class TreeRows(Protocol):
             Where the rows of the right children begin.
         """
 
-    def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
+    def add_leaf_values(
+        self, output: int, at: Sequence[slice], values: NDArray[np.float64]
+    ) -> None:
         """Add what leaves answer to the raw predictions of their rows."""
 
-    def bring_raw(self) -> None:
+    def fetch_raw_predictions(self) -> None:
         """Bring raw predictions to ``extra["raw"]`` in host memory."""
 
-    def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
-        """Return, for each of `rooms`, the number of the leaf of each row."""
+    def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+        """Return, for each of `binned_rows`, the number of the leaf of each row."""
 
 
 class TreeDevice(Protocol):
     """A device on which trees grow."""
 
-    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> Sequence[TreeRows]:
+    def open_rows(
+        self, binned_rows: Sequence[Any], shape: tuple[int, int, int]
+    ) -> Sequence[TreeRows]:
         """Return the rows of a trainer's lanes in as many parts as the device works on at once.
 
         A CPU's threads take a lane each. A GPU takes the rows of all lanes together: of each lane
         apart it would take as many launches and answers again, which cost more than their work.
         """
 
-    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+    def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Return a context that turns the device's out-of-memory error into ours, with
         its remedy.
         """
 
-    def to_host(self, hist: Any) -> Array:
+    def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
 
-    def find(
+    def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.host_gather import locate_runs
 from daskml_dist.backends.host_update import compile_entry_step
 from daskml_dist.backends.intrinsics import (
@@ -31,7 +32,6 @@ from daskml_dist.backends.intrinsics import (
     store_vector,
     zero_vector,
 )
-from daskml_dist.backends.margins import LOSSES_AT_ROW
 from daskml_dist.backends.row_slices import Draw, run_over_threads
 
 __all__ = [
@@ -94,7 +94,7 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
         counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
-            # The run after next is fetched while this one is copied.
+            # A run some places ahead is fetched while this one is copied.
             ahead = starts[min(r + _ROWS_AHEAD, n_runs - 1)]
             for at in range(X_at + ahead * size, X_at + ahead * size + size, 64):
                 prefetch(at)
@@ -434,6 +434,7 @@ class WideGather:
 
     def worth(self, n_columns: int, n_steps: int = 1) -> int:
         """Return the number of vectors of columns that are worth a thread."""
+        # Threads take whole vectors of columns, each with `_WORTH` products at least.
         return max(1, _WORTH * self.n_lines(n_columns) // max(self.products * n_steps, 1))
 
     def columns(self, lines: slice, n_columns: int) -> slice:
@@ -515,6 +516,7 @@ class WideSteps:
             opt_state = [gather.padded(array, at) for array in self._state[1:]]
             penalties = [_pad_with_zeros(a[at].astype(dtype), own.shape[1]) for a in
                          (optimizer.l1, optimizer.l2)]  # fmt: skip
+            # Padding columns step at rate 1 along a gradient of zeros.
             own_rates = np.ones((len(steps), own.shape[1]), dtype)
             own_rates[:, :n] = rates[:, at]
             totals = np.zeros((len(steps), own.shape[1]))
@@ -526,6 +528,7 @@ class WideSteps:
             for whole, part in zip(self._state, (own, *opt_state), strict=True):
                 whole[:used, at] = part[:used, :n]
             found[:, at] = totals[:, :n]
+            # The last row of the parameters collects each model's losses.
             w[-1, at] += totals[:, :n].sum(axis=0).astype(dtype)
 
         run_over_threads(some, gather.n_lines(n_columns), gather.worth(n_columns, len(steps)))

@@ -300,7 +300,7 @@ class BatchedStepLinear(StepModel):
         if rows.weight is not None:
             mask = mask * rows.weight[:, None]
         if is_host(raw) and width == 1 and each.loss.kernel == "log_loss":
-            from daskml_dist.backends.margins import LOSSES_AT_ROW
+            from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
             from daskml_dist.backends.wide_gather import compile_slopes
 
             raw, losses = np.ascontiguousarray(raw.reshape(n, -1)), np.zeros(n_models)

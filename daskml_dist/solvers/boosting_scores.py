@@ -180,7 +180,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 def _exact_exponential(x: Array) -> Array:
     """Return exponentials in a new array, with the same bits on every machine."""
-    from daskml_dist.backends.margins import exponential
+    from daskml_dist.backends.elementary_functions import exponential
 
     return exponential(x)
 

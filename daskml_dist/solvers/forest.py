@@ -171,7 +171,7 @@ class _ForestRun:
             self._growing,
         )
         lane = (
-            device.lane(whole, growing.shared, self._rows.allocate_zeros)
+            device.open_lane(whole, growing.shared, self._rows.allocate_zeros)
             if device.by_levels
             else None
         )

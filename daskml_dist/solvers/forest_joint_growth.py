@@ -192,7 +192,7 @@ class _LevelGrower:
         facts = self._facts
         sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
         reach = np.full((len(nodes), 2 * facts.n_outputs), -np.inf)
-        self._lane.sums(nodes, sums, reach)
+        self._lane.add_node_sums(nodes, sums, reach)
         store.add(nodes, depth, sums, 1 + N_CUT_FACTS + facts.n_sums + 1)
         may = np.zeros(len(nodes), np.bool_)
         write_splittable(self._of_trees, nodes.tree, sums, reach, depth, may)
@@ -212,7 +212,8 @@ class _LevelGrower:
         ways = np.empty((len(nodes), 2), np.uint64)
         worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
         settle_splits(
-            self._of_trees, self._least, nodes.tree, sums, best, worths, self._facts.signs,
+            self._of_trees, self._least, nodes.tree, sums, best, worths,
+            self._facts.monotonic_signs,
             nodes.bounds, nodes.path, gain, bounds, ways,
         )  # fmt: skip
         (split,) = np.nonzero(gain >= 0)
@@ -220,7 +221,7 @@ class _LevelGrower:
         if not len(split):
             return some, number
         store.split(number, gain[split], best)
-        middles = self._lane.part(some, best[:, [0, 4, 6]])
+        middles = self._lane.partition_nodes(some, best[:, [0, 4, 6]])
         children = Nodes(
             some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
             np.column_stack([middles, some.stop]).reshape(-1), ways[split].reshape(-1),
@@ -234,12 +235,12 @@ class _LevelGrower:
 
         def look(which: Array, of: slice, one: bool) -> Array:
             some, own = nodes.some(which), sums[which]
-            features = device.features(some, facts, of.start, of.stop)
-            hist = self._lane.histograms(some, features)
+            features = device.draw_features(some, facts, of.start, of.stop)
+            hist = self._lane.build_histograms(some, features)
             jobs = slice(0, len(which) * (of.stop - of.start))
             hist = hist.reshape(jobs.stop, 256, facts.n_sums)
-            told = device.cuts(some, features, hist, jobs, own, facts, self._of_trees)
-            return device.best(told, features, one)
+            told = device.find_cuts(some, features, hist, jobs, own, facts, self._of_trees)
+            return device.choose_best_cuts(told, features, one)
 
         return find_best_cuts(
             look, len(nodes), facts, int(self._of_trees[0, _N_FEATURES_FACT]), _HISTOGRAM_BYTES
@@ -260,7 +261,7 @@ def grow_whole_trees(
         left = len(numbers) - len(found)
         many = int(min(left, max(1.0, _LINES_SHARE * device.budget / each)))
         some = numbers[len(found) : len(found) + many]
-        with device.memory(n_rows):
+        with device.guard_memory(n_rows):
             n = _draw_tree_lines(lane, growing, some)
             sums, _ = sum_root_lines(lane, growing, n)
             facts, least = growing.pack_all_settings(sums[:, -2])
@@ -304,9 +305,9 @@ def grow_tree_parts(
         bins, none, np.empty(0), None, growing.low, growing.high, none, none.astype(np.int32),
         np.empty((0, lines.shape[1] - 2), np.int64),
     )  # fmt: skip
-    with device.memory(len(lines)):
-        lane = device.lane(room, growing.shared, np.zeros)
-        lane.hold(lines, np.ascontiguousarray(ends[:-1]))
+    with device.guard_memory(len(lines)):
+        lane = device.open_lane(room, growing.shared, np.zeros)
+        lane.hold_lines(lines, np.ascontiguousarray(ends[:-1]))
         nodes = Nodes(np.arange(n), np.zeros(n, np.int64), np.diff(ends), paths, bounds, 0)
         return grow_by_levels(device, lane, growing.shared, facts, least, nodes, depths)
 
@@ -318,17 +319,17 @@ def sum_root_lines(
     growth = growing.growth
     sums = np.zeros((len(n), growth.n_sums + 2), np.int64)
     reach = np.full((len(n), 2 * growth.n_outputs), -np.inf)
-    lane.sums(_make_roots(growing, n, np.zeros(len(n), np.uint64)), sums, reach)
+    lane.add_node_sums(_make_roots(growing, n, np.zeros(len(n), np.uint64)), sums, reach)
     return sums, reach
 
 
 def _draw_tree_lines(lane: ForestLane, growing: ForestContext, numbers: Sequence[int]) -> list[int]:
     """Let a lane that has all rows draw those of some trees; how many each has."""
     keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
-    n = lane.draw(keys, None)
+    n = lane.draw_lines(keys, None)
     if growing.growth.balanced:
         sums, _ = sum_root_lines(lane, growing, n)
-        n = lane.draw(keys, growing.balance_classes(sums))
+        n = lane.draw_lines(keys, growing.balance_classes(sums))
     return n
 
 
@@ -394,12 +395,12 @@ class JointGrower:
         self._rows, self._rooms, self._growing, self._device = rows, rooms, growing, device
         self._growth = growing.growth
         self._lanes = rows.map_lanes(
-            lambda room: device.lane(room, growing.shared, rows.allocate_zeros), rooms
+            lambda room: device.open_lane(room, growing.shared, rows.allocate_zeros), rooms
         )
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Grow some trees; return them with the impurity of their nodes."""
-        with self._device.memory(sum(len(room.numbers) for room in self._rooms)):
+        with self._device.guard_memory(sum(len(room.numbers) for room in self._rooms)):
             return self._grow_all_levels(numbers)
 
     def _grow_all_levels(self, numbers: range) -> list[tuple[Tree, Array]]:
@@ -434,14 +435,14 @@ class JointGrower:
         """Let trees draw the rows of each own lane; how many lines each has."""
         growing, factor = self._growing, None
         keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
-        drawn = self._rows.map_lanes(lambda lane: lane.draw(keys, factor), self._lanes)
+        drawn = self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
         if not self._growth.balanced:
             return drawn
         sums = sum(
             sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
         )
         factor = growing.balance_classes(self._rows.sum_trainers(np.asarray(sums)))
-        return self._rows.map_lanes(lambda lane: lane.draw(keys, factor), self._lanes)
+        return self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
 
     def _nodes(self, nodes: Sequence[_JointNode], i: int) -> Nodes:
         """Return the nodes of a level as one lane holds them."""
@@ -480,7 +481,7 @@ class JointGrower:
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
         reach = np.full((len(level), 2 * growth.n_outputs), -np.inf)
         for i, lane in enumerate(self._lanes):
-            lane.sums(self._nodes(level, i), sums, reach)
+            lane.add_node_sums(self._nodes(level, i), sums, reach)
         if self._rows.size > 1:
             sums = self._rows.sum_trainers(sums)
             if not growth.classes:
@@ -504,10 +505,10 @@ class JointGrower:
         """Return the best cuts of nodes by some of the features that they draw."""
         device, facts, rows = self._device, self._growing.shared, self._rows
         first, *others = (self._nodes(nodes, i) for i in range(len(self._lanes)))
-        features = device.features(first, facts, of.start, of.stop)
-        total = self._lanes[0].histograms(first, features)
+        features = device.draw_features(first, facts, of.start, of.stop)
+        total = self._lanes[0].build_histograms(first, features)
         for lane, own in zip(self._lanes[1:], others, strict=True):
-            total += lane.histograms(own, features)
+            total += lane.build_histograms(own, features)
         n, m = features.shape
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
@@ -516,17 +517,17 @@ class JointGrower:
             if rows.sums_on_device:
                 total = rows.sum_own_range(total)
             else:
-                total = device.to_device(rows.sum_own_range(device.to_host(total)))
+                total = device.copy_to_device(rows.sum_own_range(device.copy_to_host(total)))
         sums = np.array([node.sums for node in nodes])
-        told = device.cuts(first, features, total, jobs, sums, facts, self._facts)
+        told = device.find_cuts(first, features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
             there = rows.sums_on_device
             told = (
                 rows.sum_trainers(told)
                 if there
-                else device.to_device(rows.sum_trainers(device.to_host(told)))
+                else device.copy_to_device(rows.sum_trainers(device.copy_to_host(told)))
             )
-        return device.best(told, features, one)
+        return device.choose_best_cuts(told, features, one)
 
     def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
         """Split nodes, where that is worth it; their children."""
@@ -561,7 +562,8 @@ class JointGrower:
         """Partition the lines of split nodes, and tell the children where theirs are."""
         cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
         middles = self._rows.map_lanes(
-            lambda i: self._lanes[i].part(self._nodes(some, i), cuts), range(len(self._lanes))
+            lambda i: self._lanes[i].partition_nodes(self._nodes(some, i), cuts),
+            range(len(self._lanes)),
         )
         for i, of_lane in enumerate(middles):
             for k, (node, middle) in enumerate(zip(some, of_lane.tolist(), strict=True)):
@@ -615,7 +617,7 @@ class JointGrower:
         for node in nodes:
             n = 0
             for i, room in enumerate(self._rooms):
-                some = self._lanes[i].lines(self._nodes([node], i), 0)
+                some = self._lanes[i].copy_lines(self._nodes([node], i), 0)
                 index = some[:, 0] & 0xFFFFFFFF
                 some[:, 0] ^= index
                 some[:, 0] |= np.arange(n, n + len(some))

@@ -220,11 +220,11 @@ class _BoostingRun:
         lanes = self._grower.lanes
 
         def of_lane(i: int) -> list[GroupedValues]:
-            lanes[i].bring_raw()
-            groups = lanes[i].leaves([leaf.at[i] for leaf in leaves])
+            lanes[i].fetch_raw_predictions()
+            groups = lanes[i].find_row_leaves([leaf.at[i] for leaf in leaves])
             return [
                 (room.y - room.extra["raw"][0], of_room, room.weight)
-                for room, of_room in zip(lanes[i].rooms, groups, strict=True)
+                for room, of_room in zip(lanes[i].binned_rows, groups, strict=True)
             ]
 
         given = self._rows.map_lanes(of_lane, range(len(lanes)))
@@ -292,17 +292,17 @@ class _BoostingRun:
 
         def add(i: int) -> None:
             lane = self._grower.lanes[i]
-            for room in lane.rooms:
+            for room in lane.binned_rows:
                 # A fit that goes on from an earlier iteration makes the predictions anew.
                 room.extra["n_trees"] += 1
-            lane.answer(output, [leaf.at[i] for leaf in leaves], values)
+            lane.add_leaf_values(output, [leaf.at[i] for leaf in leaves], values)
 
         self._rows.map_lanes(add, range(len(self._grower.lanes)))
 
     def _score_rows(self) -> None:
         """Score the rows as they are predicted now."""
         if self._solver.stopping is not None:
-            self._rows.map_lanes(lambda lane: lane.bring_raw(), self._grower.lanes)
+            self._rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), self._grower.lanes)
             self._scores.score_for_stopping()
 
 
@@ -357,7 +357,7 @@ class GradientPacker:
     def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
         """Make the gradients of all rows for some trees; how each output's are packed."""
         made = self._rows.map_lanes(
-            lambda lane: lane.gradients(self._loss, self._constant), self._lanes
+            lambda lane: lane.make_gradients(self._loss, self._constant), self._lanes
         )
         # The largest gradient and hessian of all trainers give the units.
         largest = self._rows.max_trainers(np.max(made, axis=0).ravel())
@@ -391,7 +391,7 @@ class GradientPacker:
         key = int(draw_by_hash([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
         of_g, of_h = _packing_units(units, bits)
         found = self._rows.map_lanes(
-            lambda lane: lane.pack(k, mode, 1 / of_g, 1 / of_h, key), self._lanes
+            lambda lane: lane.pack_output_gradients(k, mode, 1 / of_g, 1 / of_h, key), self._lanes
         )
         own = np.array(found, np.int64).sum(axis=0)
         total: list[int] = (self._rows.sum_trainers(own) if mode == ROUNDED else own).tolist()

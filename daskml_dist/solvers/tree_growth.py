@@ -224,7 +224,7 @@ class TreeGrower:
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
         shape = d, bins.n_bins, 2 if constant else 3
-        self.lanes = device.rows(rooms, shape)
+        self.lanes = device.open_rows(rooms, shape)
         self._all = np.ones(d, np.uint8)
         self._max_splits_at_once = max(
             _MIN_SPLITS_AT_ONCE, _HISTOGRAM_BYTES // (8 * math.prod(shape))
@@ -237,7 +237,7 @@ class TreeGrower:
         leaves.
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
-        with self._device.memory(sum(lane.n for lane in self.lanes)):
+        with self._device.guard_memory(sum(lane.n for lane in self.lanes)):
             return self._grow_best_first()
 
     def _grow_best_first(self) -> tuple[Tree, list[Leaf]]:
@@ -293,9 +293,9 @@ class TreeGrower:
     def _make_root(self) -> Leaf:
         at = [slice(0, lane.n) for lane in self.lanes]
         hist = self._sum_histograms(
-            self._rows.map_lanes(lambda lane: lane.whole(*self._packed), self.lanes)
+            self._rows.map_lanes(lambda lane: lane.build_root_histogram(*self._packed), self.lanes)
         )
-        totals = self._rows.sum_trainers(self._device.to_host(hist[0, 0].sum(axis=0)))
+        totals = self._rows.sum_trainers(self._device.copy_to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
         growth = self._growth
@@ -364,14 +364,14 @@ class TreeGrower:
         some = [
             LeafPartition(feature, table, at[i], side, n) for feature, table, at, side, n in tasks
         ]
-        return self.lanes[i].parted(some, *self._packed)
+        return self.lanes[i].partition_leaves(some, *self._packed)
 
     def _sum_histograms(self, parts: Sequence[Any]) -> Any:
         """Return the sum of all lanes' histograms, in host memory where trainers sum them there."""
         total, *others = parts
         for part in others:
             total += part
-        return total if self._histograms_stay else self._device.to_host(total)
+        return total if self._histograms_stay else self._device.copy_to_host(total)
 
     def _make_children(self, some: Sequence[Leaf]) -> None:
         """Make the children of leaves, as far as their splits alone tell of them."""
@@ -432,7 +432,7 @@ class TreeGrower:
             for leaf in some
         ]
         own = told[self._rows.rank]
-        self._finder.find(leaves, self._own.start, self._split_facts, self._scales, own)
+        self._finder.find_best_splits(leaves, self._own.start, self._split_facts, self._scales, own)
         # Ranks fill their own row of a table of zeros, so that a sum gathers it.
         if self._rows.size > 1:
             told = self._rows.sum_trainers(told)

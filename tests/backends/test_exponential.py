@@ -6,8 +6,8 @@ from math import factorial, ldexp
 
 import numpy as np
 
-from daskml_dist.backends import margins as exponential_module
-from daskml_dist.backends.margins import exponential
+from daskml_dist.backends import elementary_functions as exponential_module
+from daskml_dist.backends.elementary_functions import exponential
 
 
 def test_it_is_the_exponential():

@@ -15,10 +15,10 @@ from daskml_dist.backends.cupy_forests import (
     _from_ordered_integers,
     _to_ordered_integers,
 )
+from daskml_dist.backends.elementary_functions import logarithm
 from daskml_dist.backends.forest_cuts import ENTROPY, GINI, POISSON, SQUARED
 from daskml_dist.backends.forests import ForestFacts, Nodes
 from daskml_dist.backends.host_forests import HostForests
-from daskml_dist.backends.margins import logarithm
 from tests.backends.kernel_problems import needs_compiler
 from tests.backends.test_tree_kernels import _Guards
 from tests.cuda_emulation import EmulatedCupy, library_of
@@ -64,7 +64,7 @@ def _both(device, kind, n, n_outputs=1, table=True, seed=0):
         slot=rng.integers(0, 3 if kind < SQUARED else 1, n).astype(np.int32),
     )  # fmt: skip
     host = HostForests()
-    lanes = [where.lane(room, facts, np.empty) for where in (host, device)]
+    lanes = [where.open_lane(room, facts, np.empty) for where in (host, device)]
     return facts, host, lanes
 
 
@@ -96,7 +96,7 @@ def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
     rng = np.random.default_rng(1)
     keys = rng.integers(2**64, size=2, dtype=np.uint64)
     factor = rng.integers(1, 9, (2, 3)) if kind == GINI and n_outputs == 1 else None
-    counts = [lane.draw(keys, factor) for lane in lanes]
+    counts = [lane.draw_lines(keys, factor) for lane in lanes]
     assert counts[0] == counts[1]
     nodes = _roots(counts[0], rng, facts.bounded)
     for _ in range(3):
@@ -104,14 +104,14 @@ def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
         for lane in lanes:
             sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
             reach = np.full((len(nodes), 2 * n_outputs), -np.inf)
-            lane.sums(nodes, sums, reach)
+            lane.add_node_sums(nodes, sums, reach)
             made.append((sums, reach))
         np.testing.assert_array_equal(made[1][0], made[0][0])
         np.testing.assert_array_equal(made[1][1], made[0][1])
         for first, last in ((0, 2), (1, 5)):
-            features = [where.features(nodes, facts, first, last) for where in (host, device)]
+            features = [where.draw_features(nodes, facts, first, last) for where in (host, device)]
             np.testing.assert_array_equal(features[1], features[0])
-            hists = [lane.histograms(nodes, features[0]) for lane in lanes]
+            hists = [lane.build_histograms(nodes, features[0]) for lane in lanes]
             np.testing.assert_array_equal(hists[1], hists[0])
         cuts = np.column_stack(
             [
@@ -120,7 +120,7 @@ def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
                 rng.integers(0, 2, len(nodes)),
             ]
         )
-        middles = [lane.part(nodes, cuts) for lane in lanes]
+        middles = [lane.partition_nodes(nodes, cuts) for lane in lanes]
         paths = rng.integers(2**64, size=2 * len(nodes), dtype=np.uint64)
         np.testing.assert_array_equal(middles[1], middles[0])
         nodes = Nodes(
@@ -129,7 +129,7 @@ def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
             nodes.bounds.repeat(2, axis=0), nodes.turn + 1,
         )  # fmt: skip
         for k in range(len(nodes)):
-            own = [_sorted(lane.lines(nodes, k)) for lane in lanes]
+            own = [_sorted(lane.copy_lines(nodes, k)) for lane in lanes]
             np.testing.assert_array_equal(own[1], own[0])
 
 
@@ -140,17 +140,17 @@ def test_best_cuts(kind, drawn, n, n_outputs, device):
     facts, host, lanes = _both(device, kind, n, n_outputs, seed=n)
     rng = np.random.default_rng(2)
     keys = rng.integers(2**64, size=2, dtype=np.uint64)
-    (counts, _) = [lane.draw(keys, None) for lane in lanes]
+    (counts, _) = [lane.draw_lines(keys, None) for lane in lanes]
     nodes, of_trees = _roots(counts, rng, facts.bounded), _facts_of(kind, drawn)
     sums, reach = np.zeros((2, facts.n_sums + 2), np.int64), np.full((2, 2 * n_outputs), -np.inf)
-    lanes[0].sums(nodes, sums, reach)
+    lanes[0].add_node_sums(nodes, sums, reach)
     for jobs in (slice(0, 10), slice(3, 9), slice(4, 4)):
         told = []
         for where, lane in zip((host, device), lanes, strict=True):
-            features = where.features(nodes, facts, 0, D)
-            hist = lane.histograms(nodes, features).reshape(10, 256, facts.n_sums)[jobs]
+            features = where.draw_features(nodes, facts, 0, D)
+            hist = lane.build_histograms(nodes, features).reshape(10, 256, facts.n_sums)[jobs]
             hist = np.ascontiguousarray(hist)
-            told.append(where.cuts(nodes, features, hist, jobs, sums, facts, of_trees))
+            told.append(where.find_cuts(nodes, features, hist, jobs, sums, facts, of_trees))
         worths = [np.ascontiguousarray(t[:, :, 0]).view(np.float64) for t in told]
         np.testing.assert_array_equal(worths[1], worths[0])
         np.testing.assert_array_equal(told[1][:, :, 2], told[0][:, :, 2])
@@ -160,7 +160,7 @@ def test_best_cuts(kind, drawn, n, n_outputs, device):
             assert found.sum() >= 3
             assert not told[0][:, :, 2].all()  # one feature does not vary
             for one in (False, True):
-                best = [where.best(told[0], features, one) for where in (host, device)]
+                best = [where.choose_best_cuts(told[0], features, one) for where in (host, device)]
                 np.testing.assert_array_equal(best[1], best[0])
 
 
@@ -176,9 +176,9 @@ def test_cuts_behind_missing_values_alone(device):
     nodes = _roots([50, 50], np.random.default_rng(0), False)
     for drawn in (0, 1):
         told = [
-            where.cuts(
-                nodes, where.features(nodes, facts, 0, 1), hist.copy(), slice(0, 2), sums, facts,
-                _facts_of(GINI, drawn),
+            where.find_cuts(
+                nodes, where.draw_features(nodes, facts, 0, 1), hist.copy(), slice(0, 2), sums,
+                facts, _facts_of(GINI, drawn),
             )
             for where in (host, device)
         ]  # fmt: skip

@@ -623,7 +623,7 @@ TABLES = {
         "test_both_ways_give_the_same_bins": "tree_predict: _grid_cell _write_bins",
     },
     "tests.backends.test_exponential": {
-        "test_few_numbers_have_the_bits_of_many": "margins: exponentiate_in_place",
+        "test_few_numbers_have_the_bits_of_many": "elementary_functions: exponentiate_in_place",
     },
     "tests.backends.test_host_gather": {
         "test_gradients_of_all_sizes_around_unrolled_loops": (

@@ -102,9 +102,9 @@ def _both(room, shape, backend):
     """The same rows on the CPU and on the GPU."""
     own = SimpleNamespace(**vars(room))
     own.extra = {name: array.copy() for name, array in room.extra.items()}
-    (device,) = CupyTrees(backend).rows([own], shape)
+    (device,) = CupyTrees(backend).open_rows([own], shape)
     device._packed[:] = room.extra["packed"]
-    return HostTrees().rows([room], shape)[0], device, own
+    return HostTrees().open_rows([room], shape)[0], device, own
 
 
 def _table(rng, share):
@@ -117,10 +117,10 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     room = _room(n, d, mode, n_bins=n_bins)
     shape = d, n_bins, 2 if mode == CONSTANT else 3
     host, device, own = _both(room, shape, backend)
-    few = host.whole(mode, 0).copy()
-    np.testing.assert_array_equal(device.whole(mode, 0), few)
+    few = host.build_root_histogram(mode, 0).copy()
+    np.testing.assert_array_equal(device.build_root_histogram(mode, 0), few)
     monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
-    np.testing.assert_array_equal(host.whole(mode, 0), few)
+    np.testing.assert_array_equal(host.build_root_histogram(mode, 0), few)
     rng = np.random.default_rng(1)
     at = [slice(0, n)]
     for sides in ([0], [1, -1], [-1, 0, 1, 1]):
@@ -130,14 +130,14 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
             LeafPartition(int(rng.integers(d)), _table(rng, share), of_leaf, side)
             for share, of_leaf, side in zip(shares, at, sides, strict=False)
         ]
-        expected, middles = host.parted(parts, mode, 0)
-        found, starts = device.parted(parts, mode, 0)
+        expected, middles = host.partition_leaves(parts, mode, 0)
+        found, starts = device.partition_leaves(parts, mode, 0)
         np.testing.assert_array_equal(found, expected)
         assert starts == middles
         # A second time rows lie as they are to, and what is known is not asked for.
         for part, middle in zip(parts, middles, strict=True):
             part.n_left = middle - part.at.start
-        found, starts = device.parted(parts, mode, 0)
+        found, starts = device.partition_leaves(parts, mode, 0)
         np.testing.assert_array_equal(found, expected)
         assert starts == middles
         np.testing.assert_array_equal(device._index, room.extra["index"])
@@ -147,11 +147,11 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
         ]  # fmt: skip
     values = rng.normal(size=len(at))
     for lane in (host, device):
-        lane.answer(0, at, values)
+        lane.add_leaf_values(0, at, values)
     assert "raw" not in own.extra  # what the host has is behind
-    device.bring_raw()
+    device.fetch_raw_predictions()
     np.testing.assert_array_equal(own.extra["raw"], room.extra["raw"])
-    np.testing.assert_array_equal(device.leaves(at), host.leaves(at))
+    np.testing.assert_array_equal(device.find_row_leaves(at), host.find_row_leaves(at))
 
 
 #: Around the widths of unrolled loops (2 and 4 rows), of what they ask for ahead (16), and of the
@@ -164,8 +164,8 @@ def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
     for n, small in itertools.product(SIZES, (0, host_trees._MAX_ROWS_IN_NUMPY)):
         monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", small)
         room, d = _room(n, 3, mode, seed=n, n_bins=5), 3
-        (lane,) = HostTrees().rows([room], (d, 5, 2 if mode == CONSTANT else 3))
-        found = lane.whole(mode, 0)
+        (lane,) = HostTrees().open_rows([room], (d, 5, 2 if mode == CONSTANT else 3))
+        found = lane.build_root_histogram(mode, 0)
         packed, expected = room.extra["packed"][0], np.zeros((d, 5, 3), np.int64)
         g_at, h_bits = {CONSTANT: (16, 0), EXACT: (32, 32), ROUNDED: (38, 25)}[mode]
         h = (packed >> (13 if mode == ROUNDED else 0)) & ((1 << h_bits) - 1)
@@ -182,8 +182,8 @@ def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
     monkeypatch.setattr(cupy_trees, "_MIN_CHUNK_ROWS", cupy_trees._MAX_CHUNK_ROWS)
     room = _room(2 * cupy_trees._MAX_CHUNK_ROWS + 100, 1, mode, largest=True)
     host, device, _ = _both(room, (1, 256, 2 if mode == CONSTANT else 3), backend)
-    found = device.whole(mode, 0)
-    np.testing.assert_array_equal(found, host.whole(mode, 0))
+    found = device.build_root_histogram(mode, 0)
+    np.testing.assert_array_equal(found, host.build_root_histogram(mode, 0))
     assert found[0, 0, 7, -1] == room.n
 
 
@@ -215,8 +215,8 @@ def test_gradients(name, weighted, backend):
         room.extra["raw"][:, :8] = [0, -0.0, 40, -40, 700, -700, 1e-310, 1e-40][:n]
         host, device, _ = _both(room, (1, 256, 2 if constant else 3), backend)
         with np.errstate(over="ignore"):
-            largest = host.gradients(loss, constant)
-        np.testing.assert_array_equal(device.gradients(loss, constant), largest)
+            largest = host.make_gradients(loss, constant)
+        np.testing.assert_array_equal(device.make_gradients(loss, constant), largest)
         given = room.extra["given"]
         np.testing.assert_array_equal(device._g, given[0])
         assert constant or (device._h == given[1]).all()
@@ -225,7 +225,9 @@ def test_gradients(name, weighted, backend):
         for c, mode in itertools.product(range(k), [CONSTANT] if constant else [EXACT, ROUNDED]):
             most = [np.abs(made[c]).max(initial=1e-30) for made in given if len(made)]
             scales = [2.0 ** (12 - int(np.frexp(value)[1])) for value in (*most, 1.0)[:2]]
-            sums = [lane.pack(c, mode, *scales, 0x9E3779B9) for lane in (device, host)]
+            sums = [
+                lane.pack_output_gradients(c, mode, *scales, 0x9E3779B9) for lane in (device, host)
+            ]
             assert sums[0] == sums[1]
             np.testing.assert_array_equal(device._packed[c], room.extra["packed"][c])
 
@@ -236,7 +238,7 @@ def test_what_is_not_a_number_is_the_largest(name, backend):
     room.extra["raw"][0, 70] = np.nan
     host, device, _ = _both(room, (1, 256, 3), backend)
     for lane in (host, device):
-        assert np.isnan(lane.gradients(LOSSES[name], False)).all()
+        assert np.isnan(lane.make_gradients(LOSSES[name], False)).all()
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -248,8 +250,8 @@ def test_compiled_gradients_are_those_of_the_loss(name, weighted, monkeypatch):
     room = _room(n, 1, CONSTANT, weighted=weighted)
     room.y = np.arange(n) % 2.0
     room.extra["raw"][0] = 5 * np.random.default_rng(0).normal(size=n)
-    (lane,) = HostTrees().rows([room], (1, 256, 3))
-    largest = lane.gradients(loss, False)
+    (lane,) = HostTrees().open_rows([room], (1, 256, 3))
+    largest = lane.make_gradients(loss, False)
     wanted = [
         part * (room.weight if weighted else 1.0)
         for part in loss.gradients(room.y, room.extra["raw"])
@@ -302,8 +304,8 @@ def test_best_splits(n_bins, channels, few, backend):
             for k in range(n_leaves)
         ]
         told = np.zeros((2, n_leaves, 12), np.int64)
-        HostTrees().find(leaves, 0, facts, scales, told[0])
-        CupyTrees(backend).find(leaves, 0, facts, scales, told[1])
+        HostTrees().find_best_splits(leaves, 0, facts, scales, told[0])
+        CupyTrees(backend).find_best_splits(leaves, 0, facts, scales, told[1])
         # Of a number, the loop leaves there what categories before it left.
         told[:, :, 8:] *= told[:, :, 7:8]
         np.testing.assert_array_equal(told[1], told[0])
@@ -328,7 +330,7 @@ def test_splits_of_as_few_rows_as_may_be(feature, backend):
     leaves = [SplitLeaf(hist[:, 0], allowed, totals, 0.0, -np.inf, np.inf)]
     told = np.zeros((2, 1, 12), np.int64)
     for device, own in zip((HostTrees(), CupyTrees(backend)), told, strict=True):
-        device.find(leaves, 0, facts, np.ones(2), own)
+        device.find_best_splits(leaves, 0, facts, np.ones(2), own)
     np.testing.assert_array_equal(told[1], told[0])
     expected = (
         [feature, 0, 0, -90, 45, 45, 1, 0b111] if feature == 0 else [1, 1, 0, -60, 45, 45, 0, 0]

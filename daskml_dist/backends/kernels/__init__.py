@@ -171,6 +171,7 @@ def source(name: str) -> str:
         lines = []
         for number, line in enumerate(text.splitlines(), 1):
             found = re.fullmatch(r'#include "(.*)"', line)
+            # NVRTC gets one text: includes are written in, once each, with #line for its messages.
             if found is None:
                 lines.append("" if line == "#pragma once" else line)
             elif found[1] not in seen:
@@ -205,6 +206,7 @@ def options(
     }
     more: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
+        # The layout is compiled in: loops over it unroll.
         teams = _plan_teams(d, stored, alignment, capability)
         if teams is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored}")

@@ -35,6 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) csr_adagrad(
     const A lr = static_cast<A>(numbers[1]), epsilon = static_cast<A>(numbers[3]);
     if (rows == 0) return;
     const auto step = [&](long long j) {
+        // A column that several rows touch: the first lane to come takes the whole sum, later ones
+        // find 0.
         const A g = static_cast<A>(take(gradient + j) / rows);
         if (g == 0) return;
         const A sum = accumulator[j] + g * g;

@@ -42,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) csr_gradient(
             const long long first = indptr[i];
             row = {data + first, indices + first, indptr[i + 1] - first};
         }
+        // Lanes share the row's entries; a butterfly gives all of them the product.
         A raw = 0;
         for (long long k = lane; k < row.count; k += 32)
             raw += static_cast<A>(number(row.data[k])) * w[row.indices[k]];

@@ -25,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_count(
     long long *__restrict__ counts, long long n, long long n_trees, long long n_tiles,
     long long n_table) {
     for (long long e = first_warp(); e < n_trees * n_tiles; e += all_warps()) {
+        // First pass: count, so that each tile of each tree knows where its lines go.
         const unsigned long long key = keys[e / n_tiles];
         const long long start = e % n_tiles * TILE;
         int count = 0;
@@ -57,6 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_draw(
             const long long i = start + from + threadIdx.x % 32;
             long long w = i < n ? weight[i] : 0;
             const int times = w ? times_drawn(numbers[i], keys[tree], table, n_table) : 0;
+            // Second pass: lanes that draw their row write its line behind those of the lanes
+            // below, in the rows' order.
             const unsigned drawn = __ballot_sync(ALL_LANES, times > 0);
             if (times) {
                 if (factor) w *= factor[tree * n_classes + slot[i]];
@@ -97,6 +100,8 @@ __device__ inline void raise_warp(long long *at, long long value) {
 __device__ inline void add_slots(long long *sums, long long slot, long long value) {
     unsigned left = __ballot_sync(ALL_LANES, slot >= 0);
     while (left) {
+        // Classes of 32 lines repeat: one addition a distinct class of the warp, instead of 32 that
+        // meet at one address.
         const int from = lowest(left);
         const long long own = __shfl_sync(ALL_LANES, slot, from);
         add_warp(sums + own, slot == own ? value : 0);
@@ -122,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_sums(
         long long *own = sums + at * (n_sums + 2), *of = reach + at * 2 * n_outputs;
         for (long long from = start; from < stop; from += 32) {
             const bool there = from + threadIdx.x % 32 < stop;
+            // Lanes behind the end read a line that is there, and add zeros.
             const long long *line = lines + (there ? from + threadIdx.x % 32 : from) * n_line;
             const long long packed = there ? line[1] : 0;
             add_warp(own + n_sums, packed);
@@ -169,6 +175,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_part(
             const unsigned of_right = __ballot_sync(ALL_LANES, there && !goes);
             long long left = 0, right = 0;
             if (threadIdx.x % 32 == 0) {
+                // The warp's first lane takes room for all: from the front for left, from the back
+                // for right. The order within a node may differ from the CPU's, but sums of whole
+                // numbers do not depend on it.
                 left = add_to(ends + 2 * at, __popc(of_left));
                 right = add_to(ends + 2 * at + 1, -__popc(of_right)) - __popc(of_right);
             }

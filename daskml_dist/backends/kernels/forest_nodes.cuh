@@ -36,6 +36,7 @@ __device__ inline long long node_of(const Node *nodes, long long n_nodes, long l
 }
 
 __device__ inline unsigned long long hash_of(unsigned long long number) {
+    // splitmix64, as `forest_kernels.hash_number`.
     number *= 0x9E3779B97F4A7C15ull;
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9ull;
     number = (number ^ number >> 27) * 0x94D049BB133111EBull;

@@ -37,6 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_features(
     if (thread >= n_threads) return;
     for (long long at = thread; at < n_nodes; at += n_threads) {
         const unsigned long long path = nodes[at].path;
+        // Fisher-Yates, with the draws of `forest_kernels.draw_next_feature`; a thread has a node,
+        // and lists lie column by column, so that threads of a warp touch neighbours.
         for (long long k = 0; k < last; ++k) {
             const unsigned long long draw =
                 hash_of(path + 0x5851F42D4C957F2Dull * static_cast<unsigned long long>(k + 1));
@@ -48,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_features(
             order[k * n_threads + thread] = feature;
             if (k >= first) features[at * (last - first) + k - first] = feature;
         }
+        // Back to 0, 1, ..., d - 1 for the thread's next node.
         for (long long k = last - 1; k >= 0; --k) {
             const long long from = swaps[k * n_threads + thread];
             const int feature = order[from * n_threads + thread];
@@ -69,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_histograms(
     long long n_nodes, long long n_tiles, long long m, long long width, long long n_line,
     long long n_sums) {
     for (long long unit = first_warp(); unit < n_tiles * m; unit += all_warps()) {
+        // A warp takes a tile of a node's lines and one of the node's features.
         const long long tile = unit / m, k = unit % m, at = node_of(nodes, n_nodes, tile);
         const long long start = nodes[at].start + (tile - nodes[at].first_tile) * TILE;
         const long long stop = nodes[at].stop < start + TILE ? nodes[at].stop : start + TILE;
@@ -78,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_histograms(
             const long long *line = lines + q * n_line;
             const long long packed = line[1];
             long long *sums = own + bins[(line[0] & ROW) * width + feature] * n_sums;
+            // Odd lines are of regression, even ones of classes; see forest_kernels.
             if (n_line % 2) {
                 add_to(sums, packed);
                 for (long long v = 1; v < n_sums; ++v) add_to(sums + v, line[1 + v]);
@@ -103,6 +108,8 @@ struct Side {
 // Weight of a node times what its impurity lacks of a constant.
 __device__ inline double worth(long long kind, const Side &sums, long long n_sums, long long total,
                                long long bits) {
+    // The operations of `forest_cuts.node_worth`, in their order: fused or reordered, the last bits
+    // would choose other splits.
     const double weight = static_cast<double>(total >> bits);
     double found = 0.0;
     if (kind == SQUARED) {
@@ -168,6 +175,7 @@ __device__ inline int most_of_warp(int value) { return -least_of_warp(-value); }
 // Make each bin's sums those of all bins up to it.
 __device__ inline void cumulate(long long *hist, int own, long long n_sums) {
     const int lane = threadIdx.x % 32;
+    // For each sum: the lane's eight bins, a scan over lanes, and prefixes back into the histogram.
     for (long long v = 0; v < n_sums; ++v) {
         long long sum = 0;
         for (int k = 0; k < own; ++k) sum += hist[(OWN * lane + k) * n_sums + v];
@@ -196,6 +204,7 @@ __device__ inline void look_at(Cut &best, const long long *facts, const long lon
                                int side, const long long *sums, long long n_sums, int sign,
                                const Node &node) {
     const long long *missing = hist + facts[MISSING] * n_sums;
+    // Prefix sums in the histogram are the left child; the right one is the node's sums less these.
     const Side left = {hist + b * n_sums, missing, sums, side != 0, false};
     const Side right = {hist + b * n_sums, missing, sums, side != 0, true};
     long long l_total = 0;
@@ -213,6 +222,7 @@ __device__ inline int drawn_cut(const double *low, const double *high, unsigned 
                                 int last, unsigned long long draw, double &at) {
     at = not_a_number();
     if (first == last) return first;
+    // 53 bits of the draw, as a number of [0, 1).
     const double share = static_cast<double>(draw >> 11) * (1.0 / 9007199254740992.0);
     at = low[first] + share * (high[last] - low[first]);
     int stop = last;
@@ -265,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_cuts(
         long long *own = hist + (job - first_job) * BINS * n_sums;
         long long *says = told + job * (TOLD + n_sums + 1);
         const int missing = static_cast<int>(of_fit[MISSING]);
+        // Bit k: this lane's k-th bin holds rows.
         unsigned mine = 0;
         bool there = false;
         int n_own = missing - OWN * lane;  // without the bin of missing values
@@ -289,6 +300,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_cuts(
         if (varies) {
             cumulate(own, n_own, n_sums);
             __syncwarp();
+            // Extremely randomised trees: one drawn cut. Else all cuts, with missing values right
+            // and then left.
             if (of_fit[ANYWHERE]) {
                 const unsigned long long draw =
                     hash_of(hash_of(node.path ^ 0xD1B54A32D192ED03ull) +
@@ -314,6 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_cuts(
         }
         for (int offset = 16; offset > 0; offset /= 2) {
             const double value = __shfl_xor_sync(ALL_LANES, best.value, offset);
+            // The best of the lanes; of equal ones the first in the order of the CPU's loops.
             const int place = __shfl_xor_sync(ALL_LANES, best.place, offset);
             if (place >= 0 && (best.place < 0 || value > best.value ||
                                (value == best.value && place < best.place)))
@@ -349,6 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_best(
     long long *__restrict__ best, long long n_nodes, long long m, long long width, long long one) {
     for (long long at = first_warp(); at < n_nodes; at += all_warps()) {
         const long long *own = told + at * m * width;
+        // Features in the order in which the node drew them: strictly better ones replace.
         double most = -infinity();
         long long which = -1;
         bool varies = false;

@@ -39,6 +39,7 @@ __device__ inline void each_row(const B *blocks, const Run *runs, long long n, A
     const long long stride = static_cast<long long>(gridDim.x) * (THREADS / 32);
     for (long long r = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; r < n;
          r += stride) {
+        // Lanes take the run's rows side by side.
         const Run run = runs[r];
         const B block = blocks[run.block];
         for (int k = threadIdx.x % 32; k < run.count; k += 32) {

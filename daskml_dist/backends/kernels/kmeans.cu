@@ -51,10 +51,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
             label[r] = -1;
         }
         for (long long from = 0; from < k; from += GROUP) {
+            // A lane has CENTRES centres, and scores of them for all rows of its warp.
             A score[ROWS][CENTRES] = {}, half[CENTRES] = {};
             for (long long left = 0; left < d; left += 32) {
                 const int filled = d - left < 32 ? static_cast<int>(d - left) : 32;
                 __syncthreads();  // the last tile is done with
+                // GROUP + 1 apart: lanes then write and read different banks of shared memory.
                 for (int e = threadIdx.x; e < 32 * GROUP; e += THREADS) {
                     const int c = e / 32, j = e % 32;
                     tile[j * (GROUP + 1) + c] =
@@ -78,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
                     }
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
+                        // Lane j hands its entry of the row to all: one multiply-add a centre.
                         const A entry = __shfl_sync(ALL_LANES, x[r], j);
 #pragma unroll
                         for (int m = 0; m < CENTRES; ++m) score[r][m] -= entry * c[m];
@@ -89,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
 #pragma unroll
                 for (int m = 0; m < CENTRES; ++m) {
                     const long long c = from + m * 32 + lane;
+                    // Strictly less: the first of equal centres stays.
                     const A at = score[r][m] + half[m];
                     if (c < k && (label[r] < 0 || at < least[r])) {
                         least[r] = at;
@@ -101,12 +105,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
 #pragma unroll
             for (int offset = 16; offset > 0; offset /= 2) {
                 const A at = __shfl_xor_sync(ALL_LANES, least[r], offset);
+                // Over the lanes, of equal scores the smaller number.
                 const int c = __shfl_xor_sync(ALL_LANES, label[r], offset);
                 if (c >= 0 && (label[r] < 0 || at < least[r] || (at == least[r] && c < label[r]))) {
                     least[r] = at;
                     label[r] = c;
                 }
             }
+            // The squared distance, |x|^2 + 2 (|c|^2 / 2 - x.c).
             const A square = team_sum<32>(norm[r]) + 2 * least[r];
             const long long i = first + r;
             if (i >= n) continue;
@@ -119,6 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
                 else
                     atomicAdd(counts + label[r], static_cast<double>(scale));
             }
+            // The row's entries are read again, from the cache, and added to its centre's sums.
             for (long long j = lane; j < d; j += 32) {
                 const A entry = scale * static_cast<A>(number(X[i * d + j]));
                 if (SHARED)

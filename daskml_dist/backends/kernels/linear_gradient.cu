@@ -39,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
     A *columns = reinterpret_cast<A *>(slopes + WARPS);
     const int width = static_cast<int>(d);
     if (count) n = static_cast<long long>(*count);
+    // w goes to shared memory once a block, with zeros behind it, so that loops need no bounds.
     for (int j = threadIdx.x; j < LANES * CHUNKS * VECTOR; j += THREADS)
         columns[j] = j < width ? w[j] : A(0);
     const A bias = intercept ? w[width] : A(0);
@@ -46,12 +47,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
     const int lane = threadIdx.x % LANES;
     __syncthreads();
 
+    // The gradient of this lane's columns, in registers until the end.
     Vector<A, VECTOR> sums[CHUNKS] = {};
     double loss_sum = 0, slope_sum = 0;
     const long long step = ROWS * TEAMS;
     const long long stride = step * WARPS * gridDim.x;
     long long first = step * (static_cast<long long>(blockIdx.x) * WARPS + warp);
     for (; first < n; first += stride) {  // the same for all lanes of a warp
+        // All loads of ROWS rows are issued before the first is used: memory latency is paid once.
         Loaded<T, VECTOR> x[ROWS][CHUNKS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -67,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
                     x[r][c] = *reinterpret_cast<const Loaded<T, VECTOR> *>(row + j);
             }
         }
+        // Each lane's share of the products with w.
         A dots[ROWS] = {};
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
@@ -96,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
 #pragma unroll
         for (int offset = ROWS; offset < LANES; offset *= 2)
             raw += __shfl_xor_sync(ALL_LANES, raw, offset);
+        // The loss and its derivative of this lane's row.
         A slope = 0;
         const long long i = first + mine * TEAMS + team;
         if (i < n) {
@@ -112,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
         }
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
+            // Second use of the rows, still in registers: slope times entries.
             const A g = __shfl_sync(ALL_LANES, slope, r, LANES);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
@@ -121,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
         }
     }
 
+    // Teams of a warp hold the same columns: add them up by shuffles.
 #pragma unroll
     for (int offset = LANES; offset < 32; offset *= 2)
 #pragma unroll
@@ -134,6 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
         losses[warp] = loss_sum;
         slopes[warp] = slope_sum;
     }
+    // Warps add one after the other, in a fixed order, where w was: deterministic, without atomic
+    // operations.
     for (int turn = 0; turn < WARPS; ++turn) {
         __syncthreads();  // at first: w is needed no more
         if (warp == turn && team == 0)
@@ -146,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
                 }
     }
     __syncthreads();
+    // A block's sums; `sum_partials` adds up the blocks.
     double *out = partials + blockIdx.x * (d + 2);
     for (int j = threadIdx.x; j < width; j += THREADS) out[j] = columns[j];
     if (threadIdx.x == 0) {
@@ -168,6 +178,8 @@ extern "C" __global__ void __launch_bounds__(32 * SUMMERS) sum_partials(
     long long n_blocks, long long d, long long intercept, long long add) {
     extern __shared__ __align__(16) unsigned char shared[];
     double *sums = reinterpret_cast<double *>(shared);
+    // A warp's lanes read neighbouring columns; 16 threads share a column's blocks, in a fixed
+    // order.
     const long long column = blockIdx.x * 32ll + threadIdx.x;
     double sum = 0;
     if (column < d + 2)

@@ -68,6 +68,7 @@ __device__ inline float half_of_word(const Half *, unsigned word, bool upper) {
 }
 
 __device__ inline float half_of_word(const Bfloat16 *, unsigned word, bool upper) {
+    // A bfloat16 is the upper half of a float32.
     return __uint_as_float(upper ? word & 0xffff0000u : word << 16);
 }
 
@@ -99,6 +100,7 @@ using Loaded = typename LoadedAs<sizeof(S) == 2 && N % 2 == 0, S, N>::Type;
 // Sum over teams of TEAM lanes. Every lane gets the same bits, since a + b is b + a.
 template <int TEAM, typename S>
 __device__ inline S team_sum(S value) {
+    // A butterfly: after log2(TEAM) exchanges every lane has the whole sum.
 #pragma unroll
     for (int offset = TEAM / 2; offset > 0; offset /= 2)
         value += __shfl_xor_sync(ALL_LANES, value, offset);

@@ -125,6 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) optimizer_update(
     A *__restrict__ state1, A *__restrict__ state2, long long n, long long penalised, double l1,
     double l2, double rows, double lr, double decay, double p, double q, double r, double s,
     double t, double u, double v, const double *__restrict__ numbers) {
+    // Recorded steps (CUDA graphs) find the step's numbers in memory; single ones get them as
+    // arguments.
     const auto pick = [&](int i, double given) { return numbers ? numbers[i] : given; };
     const Numbers at = {pick(0, rows),  pick(1, lr),    pick(2, decay), A(pick(3, p)),
                         A(pick(4, q)),  A(pick(5, r)),  A(pick(6, s)),  A(pick(7, t)),

@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_gradient(
         }
 #pragma unroll
         for (int offset = LANES / 2; offset > 0; offset /= 2) {
+            // The largest of the row over its lanes: powers of e are taken about it.
             const A other = __shfl_xor_sync(ALL_LANES, most, offset);
             most = other > most ? other : most;
         }
@@ -45,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_gradient(
         const A scale = weight ? weight[i] : A(1), logarithm = log(total);
 #pragma unroll 1
         for (long long c = lane; c < k; c += LANES)
+            // Gradient: softmax minus the one-hot target, times the weight.
             row[c] = scale * (exp(row[c] - most - logarithm) - (c == codes[i] ? A(1) : A(0)));
         if (lane == 0) losses[i] = scale * (logarithm - (target - most));
     }

@@ -26,6 +26,8 @@
 template <int HALF>
 __device__ inline void exchange_rows(A (&dots)[ROWS][PADDED], int lane) {
     if constexpr (HALF > 0) {
+        // Recursive halving: a lane keeps one half of the rows and gives the other away, so that
+        // sums take HALF shuffles instead of all lanes adding everything.
         const bool upper = lane & HALF;
 #pragma unroll
         for (int r = 0; r < HALF; ++r)
@@ -92,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
     const int lane = threadIdx.x % LANES;
     const int span = SPREAD ? warp : 0;
     for (int e = threadIdx.x; e < SPANS * SPAN * CLASSES; e += THREADS) {
+        // Transposed, so that a lane's vector of one class lies together and lanes read neighbours.
         const int chunk = e / (VECTOR * LANES * CLASSES), k = e / (VECTOR * LANES) % CLASSES;
         const int j = chunk * LANES * VECTOR + e % (LANES * VECTOR);
         columns[e] = j < width ? w[j * CLASSES + k] : A(0);

@@ -3,7 +3,7 @@
 // to the last bit. Compiled without fused multiply-adds.
 #include "tree_tasks.cuh"
 
-// Exponential by the operations of `daskml_dist.backends.margins`, in their order.
+// Exponential by the operations of `daskml_dist.backends.elementary_functions`, in their order.
 __device__ inline double exponential(double x) {
     if (x != x) return x;
     const double in_range = x < -746.0 ? -746.0 : (x > 710.0 ? 710.0 : x);
@@ -43,6 +43,7 @@ struct Slopes {
 
 __device__ inline Slopes multinomial(double y, const double *raw, long long c, long long k,
                                      long long n) {
+    // Softmax about the largest raw prediction; `!(<=)` lets NaN win, as NumPy's maximum does.
     double most = raw[0];
     for (long long other = 1; other < k; ++other)
         if (!(raw[other * n] <= most)) most = raw[other * n];
@@ -53,6 +54,8 @@ __device__ inline Slopes multinomial(double y, const double *raw, long long c, l
 }
 
 __device__ inline Slopes binomial(double y, double raw) {
+    // Of the smaller of both probabilities, so that nothing overflows; the operations of
+    // `write_binomial_gradients`.
     double small = exponential(-fabs(raw));
     const double larger = 1 / (1 + small);
     small *= larger;
@@ -78,6 +81,8 @@ __device__ inline Slopes slopes_of(long long loss, double parameter, double y, c
 }
 
 __device__ inline void note(unsigned *most, float value) {
+    // A look before the atomic operation: the largest value is found early, and most threads then
+    // skip it.
     const unsigned bits = __float_as_uint(value) & 0x7fffffffu;
     if (bits > *most) atomicMax(most, bits);
 }
@@ -92,6 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tree_gradients(
     unsigned *__restrict__ largest, long long n, long long k, long long loss, double parameter) {
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned *most = reinterpret_cast<unsigned *>(shared);
+    // Largest values by block in shared memory first: one atomic operation a block goes to global
+    // memory.
     for (long long e = threadIdx.x; e < 2 * k; e += THREADS) most[e] = 0;
     __syncthreads();
     const long long stride = static_cast<long long>(gridDim.x) * THREADS;
@@ -128,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_quantise(
     const long long stride = static_cast<long long>(gridDim.x) * THREADS;
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < n;
          i += stride) {
+        // Rounding and fields as in `tree_kernels.pack_gradients`.
         const double of_g = to_double(g[i]) * g_scale;
         if (mode == CONSTANT) {
             packed[i] = (static_cast<long long>(rint(of_g)) << 16) + 1;
@@ -139,6 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_quantise(
                         static_cast<long long>(rint(of_h));
             continue;
         }
+        // Stochastic rounding, by the same hash as on the CPU.
         unsigned x = (salt[i] ^ static_cast<unsigned>(key)) * 0x9E3779B1u;
         x = (x ^ x >> 15) * 0x85EBCA77u;
         x ^= x >> 13;

@@ -12,6 +12,7 @@
 #define SHARED 32768
 
 __device__ inline void add_64(unsigned *low, unsigned *high, unsigned long long value) {
+    // Low half first; a sum that wrapped is smaller than what was there, which is the carry.
     const unsigned part = static_cast<unsigned>(value);
     const unsigned before = atomicAdd(low, part);
     const unsigned carry = before + part < before;
@@ -41,9 +42,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_histograms(
     long long n_bins, long long mode, long long feature_stride, long long slot_stride) {
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned *sums = reinterpret_cast<unsigned *>(shared);
+    // EXACT needs two numbers a bin, so 8 features fill the shared memory; else 16 do.
     const int own_words = mode == EXACT ? 1 : 2;
     const int plane = own_words * 8 * BINS;  // the halves of numbers lie in planes of their own
     for (long long unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        // Which leaf, which features, and which of its rows this block takes.
         const long long at = place_of<&Task::first_unit>(tasks, n_tasks, unit);
         const Task task = tasks[at];
         const long long group = (unit - task.first_unit) % n_groups;
@@ -55,18 +58,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_histograms(
         __syncthreads();              // the last unit's sums are read
         for (int e = threadIdx.x; e < SHARED / 4; e += THREADS) sums[e] = 0;
         __syncthreads();
+        // A thread takes a row and a word, 8 bins, at a time.
         for (long long e = threadIdx.x; e < (stop - start) * own_words; e += THREADS) {
             const long long row = index[start + e / own_words];
             const int part = static_cast<int>(e % own_words);
             const long long word = group * own_words + part;
             if (word >= words) continue;
             const unsigned long long of_row = bins[row * words + word];
+            // For EXACT the packed number is split: gradients in one sum, hessians and a count in
+            // the other.
             const long long value = packed[row];
             const unsigned long long first =
                 mode == EXACT ? static_cast<unsigned long long>(value >> 32)
                               : static_cast<unsigned long long>(value);
             const unsigned long long second =
                 ((static_cast<unsigned long long>(value) & 0xffffffffu) << 16) + 1;
+            // Rows of one bin meet at one address; additions are atomic, and exact in any order.
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 if (word * 8 + k >= d) break;
@@ -77,6 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_histograms(
             }
         }
         __syncthreads();
+        // Unpack each bin, as `_unpack_sums` of the CPU, and add it to the leaf's histogram: a
+        // leaf's rows are spread over many blocks.
         for (int e = threadIdx.x; e < plane; e += THREADS) {
             const long long j = group * own_words * 8 + e / BINS, b = e % BINS;
             if (j >= d || b >= n_bins) continue;

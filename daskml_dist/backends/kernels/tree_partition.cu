@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_count(
         const long long at = place_of<&Task::first_tile>(tasks, n_tasks, tile);
         const Task task = tasks[at];
         const long long start = task.start + (tile - task.first_tile) * TILE;
+        // Rows of the tile that go left: by thread, by warp, and by block.
         int count = 0;
         for (int k = threadIdx.x; k < TILE; k += THREADS)
             if (start + k < task.stop)
@@ -56,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_scan(
     for (long long at = blockIdx.x; at < n_tasks; at += gridDim.x) {
         const long long first = tasks[at].first_tile;
         const long long last = at + 1 < n_tasks ? tasks[at + 1].first_tile : n_tiles;
+        // A block scans a task's tiles: each thread sums a run of them, sees what lies before, and
+        // writes the places of its own.
         const long long each = (last - first + THREADS - 1) / THREADS;
         const long long from = first + each * threadIdx.x;
         const long long to = from + each < last ? from + each : last;
@@ -65,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_scan(
         sums[threadIdx.x] = own;
         __syncthreads();
         int before = 0;
+        // 256 sums in shared memory: a loop costs less than a tree of barriers.
         for (int k = 0; k < static_cast<int>(threadIdx.x); ++k) before += sums[k];
         for (long long tile = from; tile < to; ++tile) {
             const int count = counts[tile];
@@ -89,6 +93,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_part(
         const long long at = place_of<&Task::first_tile>(tasks, n_tasks, tile);
         const Task task = tasks[at];
         const long long start = task.start + (tile - task.first_tile) * TILE;
+        // Where this tile's rows begin on either side: a stable partition, so that the order is the
+        // CPU's.
         long long left = task.start + counts[tile];
         long long right = middles[at] + start - task.start - counts[tile];
         for (int from = 0; from < TILE && start + from < task.stop; from += THREADS) {
@@ -96,6 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_part(
             const bool there = place < task.stop;
             const int row = there ? index[place] : 0;
             const bool goes = there && goes_left(bins, width, tables + at * 256, task, row);
+            // A lane's place is the number of lanes below it, of warps before its own, and of
+            // rounds before, on its side.
             const unsigned of_left = __ballot_sync(ALL_LANES, goes);
             const unsigned of_right = __ballot_sync(ALL_LANES, there && !goes);
             __syncthreads();  // the last round's are read
@@ -146,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_answer(
     const long long stride = static_cast<long long>(gridDim.x) * THREADS;
     for (long long q = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; q < n;
          q += stride) {
+        // The leaf of a place in the index, by binary search.
         long long low = 0, high = n_leaves;
         while (high - low > 1) {
             const long long middle = (low + high) / 2;

@@ -56,12 +56,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_predict(
         const T *row = X + i * d;
         for (long long t = 0; t < n_trees; ++t) {
             long long k = roots[t];
+            // One load of 16 bytes a level; lanes of a warp diverge, and caches hold the upper
+            // levels.
             Node node = nodes[k];
             while (node.feature_and_flags >= 0) {
                 const long long j = node.feature_and_flags >> 2;
                 double x = to_double(row[j]);
                 if (node.feature_and_flags & CATEGORY)
                     x = number_of(x, edges + firsts[j], firsts[j + 1] - firsts[j]);
+                // Missing values, categories and numbers, in the order in which the CPU tests them.
                 bool goes;
                 if (x != x)
                     goes = node.feature_and_flags & MISSING_LEFT;

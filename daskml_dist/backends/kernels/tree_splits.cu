@@ -34,6 +34,8 @@ struct Split {
 };
 
 __device__ inline double value_of(double g, double h, const Leaf &leaf, double l2) {
+    // Newton's step, within the bounds of monotonic constraints: the operations of
+    // `tree_kernels._leaf_value`, in their order.
     const double value = -g / (h + l2 + 1e-15);
     if (value < leaf.low) return leaf.low;
     if (value > leaf.high) return leaf.high;
@@ -54,6 +56,7 @@ __device__ inline double gain_of(double gl, double hl, double gr, double hr, dou
 __device__ inline double gain_at(long long g, long long h, long long n, bool is_left, int sign,
                                  const Leaf &leaf, const Bounds &bounds) {
     if (n < bounds.least_n || leaf.n - n < bounds.least_n) return -1.0;
+    // Whole numbers become gradients only here, as on the CPU: sums are exact before.
     const double g_all = leaf.g * bounds.g_unit, h_all = leaf.h * bounds.h_unit;
     const double g_own = g * bounds.g_unit, h_own = h * bounds.h_unit, h_other = h_all - h_own;
     if (h_own < bounds.least_h || h_other < bounds.least_h) return -1.0;
@@ -72,6 +75,7 @@ __device__ inline void keep_better(Split &best, const Split &other) {
 __device__ inline long long sum_below(long long value) {
     const int lane = threadIdx.x % 32;
     long long sum = value;
+    // An inclusive scan over the warp (Hillis and Steele 1986), less the own value.
     for (int offset = 1; offset < 32; offset *= 2) {
         const long long other = __shfl_sync(ALL_LANES, sum, lane < offset ? lane : lane - offset);
         if (lane >= offset) sum += other;
@@ -98,6 +102,8 @@ __device__ inline void write_split(const Split &split, long long feature, bool o
 __device__ inline Split split_by_number(const long long *hist, int count, bool missing, int sign,
                                         int channels, const Leaf &leaf, const Bounds &bounds) {
     const int lane = threadIdx.x % 32;
+    // Eight neighbouring bins a lane: their sums, a scan of these over the lanes, and then each
+    // bin's prefix.
     const int first = lane * OWN, last = count < first + OWN ? count : first + OWN;
     long long g = 0, h = 0, n = 0;
     for (int b = first; b < last; ++b) {
@@ -119,6 +125,7 @@ __device__ inline Split split_by_number(const long long *hist, int count, bool m
         n += hist[b * channels + channels - 1];
         if (b < count - 1 + missing) {
             const double gain = gain_at(g, h, n, true, sign, leaf, bounds);
+            // Places count in the order of the CPU's loops, so that ties fall to the same split.
             keep_better(best, {gain, b, b, 0, g, h, n});
         }
         if (missing && b < count - 1) {
@@ -130,6 +137,7 @@ __device__ inline Split split_by_number(const long long *hist, int count, bool m
         }
     }
     for (int offset = 16; offset > 0; offset /= 2) {
+        // The best of all lanes, by exchanges; keep_better does not depend on the order.
         Split other;
         other.gain = __shfl_xor_sync(ALL_LANES, best.gain, offset);
         other.place = __shfl_xor_sync(ALL_LANES, best.place, offset);
@@ -156,6 +164,7 @@ __device__ inline Split split_by_category(const long long *hist, int count, bool
                                           int last_bin, int sign, int channels, const Leaf &leaf,
                                           const Bounds &bounds, Categories &some) {
     const int lane = threadIdx.x % 32;
+    // As `tree_kernels._find_best_categories`.
     const double support = leaf.n / (leaf.h * bounds.h_unit), least = 10.0;
     int n = 0;
     for (int from = 0; from < count + missing; from += 32) {
@@ -173,6 +182,7 @@ __device__ inline Split split_by_category(const long long *hist, int count, bool
     }
     __syncwarp();
     for (int k = lane; k < n; k += 32) {
+        // Sorting by counting: a category's place is the number of smaller ones. 256 at most.
         int rank = 0;
         for (int other = 0; other < n; ++other)
             rank += some.values[other] < some.values[k] ||
@@ -181,6 +191,7 @@ __device__ inline Split split_by_category(const long long *hist, int count, bool
     }
     __syncwarp();
     Split best = {-1.0, 0, 0, 0, 0, 0, 0};
+    // The prefixes are few: one lane goes through them, as the CPU does.
     if (lane > 0 || n <= 1) return best;
     for (int direction = 0; direction < 2; ++direction) {
         long long g = 0, h = 0, rows = 0;
@@ -227,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_splits(
     const long long stride = static_cast<long long>(gridDim.x) * WARPS;
     for (long long e = static_cast<long long>(blockIdx.x) * WARPS + warp; e < n_leaves * d;
          e += stride) {
+        // Warps take (leaf, feature) pairs.
         const long long j = e % d;
         const Leaf leaf = leaves[e / d];
         const long long *hist = leaf.hist + j * leaf.stride;
@@ -252,6 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_best(
     const long long stride = static_cast<long long>(gridDim.x) * WARPS;
     for (long long leaf = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
          leaf < n_leaves; leaf += stride) {
+        // Lanes take features in turns; of equal gains the first feature counts.
         Split own = {-1.0, d, 0, 0, 0, 0, 0};
         for (long long j = lane; j < d; j += 32)
             keep_better(own, {__longlong_as_double(told[(leaf * d + j) * TOLD]), j, 0, 0, 0, 0, 0});

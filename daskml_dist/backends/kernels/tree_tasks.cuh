@@ -22,6 +22,7 @@ struct Task {
 // Place of the last task that begins at or before a tile (or unit).
 template <long long Task::*FIRST>
 __device__ inline long long place_of(const Task *tasks, long long n_tasks, long long number) {
+    // Tasks are few: a search from the last one on.
     long long at = n_tasks - 1;
     while (at > 0 && tasks[at].*FIRST > number) --at;
     return at;
