@@ -1,10 +1,10 @@
 """Elementary functions for compiled loops: exp, log, and the log loss of a margin.
 
 `log_loss` and `curvature` are made so that LLVM makes vectors of the loops around them.
-`exponential` and `logarithm` are made of additions, multiplications and a division alone, which IEEE 754 fixes:
-they have the same bits on every machine, which those of math libraries and NumPy have not, with
-errors below two units of the last place. The CUDA kernels of trees and forests repeat their
-operations in the same order.
+`exponential` and `logarithm` are made of additions, multiplications and a division alone, which
+IEEE 754 fixes: they have the same bits on every machine, which those of math libraries and NumPy
+have not, with errors below two units of the last place. The CUDA kernels of trees and forests
+repeat their operations in the same order.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 
