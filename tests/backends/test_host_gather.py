@@ -77,7 +77,9 @@ def test_loops_of_other_parts_have_other_names() -> None:
 
     assert rising.__code__.co_code == falling.__code__.co_code
     falling.__qualname__ = rising.__qualname__
-    loops = [compiled_with(host_gather._write_losses, _loss=part) for part in (rising, falling)]
+    loops = [
+        compiled_with(host_gather._write_losses, _loss_at_row=part) for part in (rising, falling)
+    ]
     assert loops[0].py_func.__qualname__ != loops[1].py_func.__qualname__
 
 
