@@ -84,7 +84,7 @@ class TreeCalls(Calls):
 
         Parameters
         ----------
-        loss : solvers.boosting_losses.BoostLoss
+        loss : BoostLoss
         y, weight : array of float64 of shape (n,); weight or None
         raw : array of float64 of shape (n_outputs, n)
         g, h : array of float32 of shape (n_outputs, n); h or None, where all are 1
