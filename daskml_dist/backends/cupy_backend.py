@@ -1,6 +1,7 @@
-"""The GPU backend: CuPy arrays, and kernels of our own where CuPy reads rows more than once.
+"""Backend for one NVIDIA GPU: CuPy arrays, and CUDA kernels of this package.
 
-CuPy is imported where it is used, so that this module loads where there is none.
+The kernels compute in one reading of the rows what CuPy's operations would read them several times
+for. CuPy is imported only where it is used, so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ def thread_pinned_copy(cupy: Any) -> PinnedCopy:
     """Return the calling thread's copier, whose pinned memory is allocated once."""
     if not hasattr(_THREAD_STATE, "copy"):
         _THREAD_STATE.copy = PinnedCopy(cupy, import_module("cupyx").empty_pinned)
-    copy: PinnedCopy = _THREAD_STATE.copy
-    return copy
+    pinned_copy: PinnedCopy = _THREAD_STATE.copy
+    return pinned_copy
 
 
 class PinnedCopy:
-    """Copies large arrays to the device through two pinned buffers, filled in turns.
+    """Copier of large arrays to the device through two pinned buffers (double buffering).
 
-    While one is on its way the next is filled, and the device computes meanwhile, since the
-    copies have a stream of their own. Used by one thread.
+    While one buffer is transferred the other is filled. Transfers have their own stream, so that
+    the device computes meanwhile. For use by one thread.
     """
 
     def __init__(self, cupy: Any, empty_pinned: Any) -> None:
@@ -57,21 +58,21 @@ class PinnedCopy:
         self._sent = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
     def __call__(self, array: NDArray[Any]) -> Any:
-        """Return a C-ordered array's copy on the device, complete when this returns."""
+        """Return a copy of a C-ordered array on the device; wait until it is complete."""
         cp, stream = self._cp, self._stream
         out = cp.empty(array.shape, array.dtype)
-        # The memory may have been freed by work that is queued and not done yet.
+        # CuPy's pool may reuse memory that queued work still reads: the transfer waits for it.
         stream.wait_event(cp.cuda.get_current_stream().record())
         source = array.reshape(-1).view(np.uint8)
         for turn, start in enumerate(range(0, source.nbytes, _PINNED_BUFFER_BYTES)):
             buffer, sent = self._buffers[turn % 2], self._sent[turn % 2]
-            part = source[start : start + _PINNED_BUFFER_BYTES]
-            sent.synchronize()
-            buffer[: part.nbytes] = part
+            chunk = source[start : start + _PINNED_BUFFER_BYTES]
+            sent.synchronize()  # until the buffer's previous transfer is done
+            buffer[: chunk.nbytes] = chunk
             cp.cuda.runtime.memcpyAsync(
                 out.data.ptr + start,
                 buffer.ctypes.data,
-                part.nbytes,
+                chunk.nbytes,
                 cp.cuda.runtime.memcpyHostToDevice,
                 stream.ptr,
             )
@@ -80,13 +81,13 @@ class PinnedCopy:
         return out
 
 
-#: Bytes from which a copy to the device goes through pinned memory.
+#: Bytes from which a copy to the device goes through pinned memory (1 MiB).
 _MIN_PINNED_BYTES = 1 << 20
-#: Rows whose products are added up in float32, where sums are float64.
+#: Most rows that are summed in float32 before the sum is added to a float64 total.
 _FLOAT32_SUM_ROWS = 1 << 16
-#: Where it is set, work of several threads is in no order.
+#: Environment variable that gives each thread a stream: work of several threads is then unordered.
 _STREAMS_VARIABLE = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
-#: Rows, columns and entries of a sparse block at most; here they are counted with 32 bits.
+#: Most rows, columns and entries of a sparse block: cupyx indexes them with int32.
 _MAX_INT32 = 2**31 - 1
 
 
@@ -101,7 +102,7 @@ class CupyRows(SparseRows):
     __slots__ = ("X", "shape")
 
     def __init__(self, X: Any) -> None:
-        #: Its columns are numbered anew by :meth:`CupyBackend.columns`.
+        #: Replaced by :meth:`CupyBackend.columns`, which renumbers the columns.
         self.X = X
         self.shape = X.shape
 
@@ -125,9 +126,9 @@ class CupyRows(SparseRows):
 
     def __getitem__(self, at: slice) -> CupyRows:
         """Return the rows of a slice."""
-        # CuPy copies them, and waits for the device.
-        every = at.indices(self.shape[0]) == (0, self.shape[0], 1)
-        return self if every else CupyRows(self.X[at])
+        # Slicing in CuPy copies and waits for the device: not for a slice of all rows.
+        is_whole = at.indices(self.shape[0]) == (0, self.shape[0], 1)
+        return self if is_whole else CupyRows(self.X[at])
 
 
 class CupyBackend(Backend):
@@ -138,7 +139,7 @@ class CupyBackend(Backend):
     Parameters
     ----------
     cupy, sparse : module, optional
-        CuPy and ``cupyx.scipy.sparse``; others stand for them where their use is tested.
+        CuPy and ``cupyx.scipy.sparse``; tests pass substitutes that run on the host.
     """
 
     name = "cupy"
@@ -164,7 +165,7 @@ class CupyBackend(Backend):
             )
 
     def to_device(self, array: Any) -> Any:
-        """Copy a host array; return the array itself where it is there already."""
+        """Return a copy of a host array on the device; arrays already there are returned as is."""
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
         if isinstance(array, np.ndarray) and array.nbytes >= _MIN_PINNED_BYTES:
@@ -172,6 +173,7 @@ class CupyBackend(Backend):
         return self._cp.asarray(array, order="C")
 
     def _csr_to_device(self, X: Any) -> Any:
+        """Return a copy of a scipy CSR matrix on the device, with int32 indices."""
         if max(X.nnz, *X.shape) > _MAX_INT32:
             n_rows, n_columns = X.shape
             raise InvalidDataError(
@@ -182,14 +184,14 @@ class CupyBackend(Backend):
         indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
         parts = tuple(map(self.to_device, (X.data, indices, indptr)))
         moved = self._sparse.csr_matrix(parts, shape=X.shape)
-        # Known here; CuPy would find out, and wait, at each product.
+        # Passed on, since CuPy would compute it at each product and wait for the device.
         moved.has_canonical_format = X.has_canonical_format
         return moved
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """Copy an array to the host, once all work on it is done."""
-        copy: NDArray[Any] = self._cp.asnumpy(array)
-        return copy
+        """Return a copy of an array on the host; wait for queued work on it."""
+        host_array: NDArray[Any] = self._cp.asnumpy(array)
+        return host_array
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
         """Return chosen rows; a view of dense ones for a slice."""
@@ -199,8 +201,8 @@ class CupyBackend(Backend):
         return X[rows] if isinstance(rows, slice) else self._cp.take(X, rows, axis=0)
 
     def row_numbers(self, rows: Any) -> Any:
-        """Return row numbers on the device, copied behind the work that is queued there."""
-        # `to_device` would wait for it in every step.
+        """Return row numbers on the device; do not wait for the work queued there."""
+        # `to_device` could wait, in every step.
         return rows if isinstance(rows, slice) else self._cp.asarray(rows)
 
     def columns(self, pieces: list[CupyRows]) -> NDArray[np.int64]:
@@ -209,10 +211,10 @@ class CupyBackend(Backend):
         columns = cp.unique(cp.concatenate([piece.X.indices for piece in pieces]))
         for piece in pieces:
             X = piece.X
-            at = cp.searchsorted(columns, X.indices).astype(np.int32)
+            new_indices = cp.searchsorted(columns, X.indices).astype(np.int32)
             shape = X.shape[0], columns.shape[0]
-            piece.X = self._sparse.csr_matrix((X.data, at, X.indptr), shape=shape)
-            piece.X.has_canonical_format = X.has_canonical_format  # their order is the same
+            piece.X = self._sparse.csr_matrix((X.data, new_indices, X.indptr), shape=shape)
+            piece.X.has_canonical_format = X.has_canonical_format  # renumbering keeps the order
         return self.to_numpy(columns).astype(np.int64)
 
     def dot(self, X: Any, w: Any) -> Any:
@@ -220,19 +222,20 @@ class CupyBackend(Backend):
         factor = w[:, 0] if w.shape[1] == 1 else w
         if X.dtype == w.dtype or not X.shape[0]:
             return _matrix_of_rows(X).dot(factor)
-        at = row_slices(X.shape[0], _FLOAT32_SUM_ROWS)
-        return self._cp.concatenate([_matrix_of_rows(X[a]).astype(w.dtype).dot(factor) for a in at])
+        # X is cast to the dtype of w slice by slice, to bound the memory of the copy.
+        slices = row_slices(X.shape[0], _FLOAT32_SUM_ROWS)
+        return self._cp.concatenate(
+            [_matrix_of_rows(X[rows]).astype(w.dtype).dot(factor) for rows in slices]
+        )
 
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` in place."""
-        for at in self._pieces(X, out):
-            product = _matrix_of_rows(X[at]).astype(g.dtype, copy=False).T.dot(g[at])
+        for rows in self._accumulation_slices(X, out):
+            product = _matrix_of_rows(X[rows]).astype(g.dtype, copy=False).T.dot(g[rows])
             out += product[:, None] if product.ndim == 1 else product
 
-    def _pieces(self, X: Any, out: Any) -> Iterable[slice]:
-        """Return slices whose products may be summed in the dtype of X before the sum
-        is `out`'s.
-        """
+    def _accumulation_slices(self, X: Any, out: Any) -> Iterable[slice]:
+        """Return slices of rows whose sums are made in the dtype of X before they go to `out`."""
         n_rows = X.shape[0]
         return row_slices(n_rows, n_rows if X.dtype == out.dtype else _FLOAT32_SUM_ROWS)
 
@@ -246,13 +249,15 @@ class CupyBackend(Backend):
         out: Any,
         parameters: tuple[float, ...] = (),
     ) -> Any | None:
-        """Add the gradient in one reading of the rows, for losses with a kernel and one output.
+        """Add the gradient to `out` in one reading of the rows; return the loss, or None.
 
-        Sums of dense rows have the same digits each time; of sparse rows not the last ones, as
-        threads add to the same columns in any order.
+        None: there is no kernel for this loss, shape or dtype. The softmax of several classes may
+        take more than one reading (:meth:`_add_fused_softmax`). Sums of dense rows are
+        deterministic. Those of sparse rows can differ in the last bits, since threads add to the
+        same columns atomically, in any order.
         """
         if kernel == "log_loss" and w.shape[1] > 1 and y.ndim == 1:
-            return self._fused_softmax(w, X, y, weight, out)
+            return self._add_fused_softmax(w, X, y, weight, out)
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         # Kernels are compiled for one arithmetic dtype; anything else goes the general way.
@@ -262,39 +267,40 @@ class CupyBackend(Backend):
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
             return None
         loss = self._cp.zeros((), np.float64)
-        rows = self._described(X, y, weight)
+        rows = self._kernel_rows(X, y, weight)
         if not self.calls.has_gradient(rows):
             return None
         for call in self.calls.gradient(kernel, _kernel_parameter(parameters), rows, w, out, loss):
             call()
         return loss
 
-    def _described(self, X: Any, y: Any, weight: Any) -> DenseRows | CsrRows:
-        """Return rows in the form that kernel calls take."""
+    def _kernel_rows(self, X: Any, y: Any, weight: Any) -> DenseRows | CsrRows:
+        """Return rows as the kernels take them: addresses and shapes of dense or CSR arrays."""
         if isinstance(X, CupyRows):
             return self.calls.csr_rows(X.X, y, weight)
         return self.calls.rows(X, y, weight)
 
-    def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
-        """Add the softmax gradient, in one reading of narrow rows and few classes.
+    def _add_fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
+        """Add the softmax gradient to `out`; return the loss, or None if no kernel fits.
 
-        Else two products, and one launch between them. The kernels read `y` and `weight` as
-        neighbours.
+        Rows with few features and classes are read once, by one kernel. Others take two matrix
+        products, with one kernel in between that turns raw predictions into their gradients.
         """
         d = _matrix_of_rows(X).shape[1]
         if y.dtype != np.int32 or (weight is not None and weight.dtype != w.dtype):
             return None
+        # The kernels expect contiguous targets and weights.
         y, weight = (None if a is None else self._cp.ascontiguousarray(a) for a in (y, weight))
         if not isinstance(X, CupyRows) and w.dtype == arithmetic_dtype(X):
             loss = self._cp.zeros((), np.float64)
             rows = self.calls.rows(X, y, weight)
-            contiguous = w.flags.c_contiguous and out.flags.c_contiguous
-            calls = self.calls.softmax_rows(rows, w, out, loss) if contiguous else None
+            is_contiguous = w.flags.c_contiguous and out.flags.c_contiguous
+            calls = self.calls.softmax_rows(rows, w, out, loss) if is_contiguous else None
             if calls is not None:
                 for call in calls:
                     call()
                 return loss
-        # Two products around one kernel: raw predictions, then gradients in their place.
+        # Row d of w, if there is one, holds the intercepts.
         raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
         if w.shape[0] > d:
             raw += w[d]
@@ -306,7 +312,7 @@ class CupyBackend(Backend):
         return losses.sum(dtype=np.float64)
 
     def update(self, optimizer: Any, step: Step) -> bool:
-        """Take an optimizer's step in one launch over the flat parameters."""
+        """Take an optimizer's step in one kernel launch; False if the arrays do not allow it."""
         _, *opt_state = step.state(optimizer)
         arrays = [step.w, step.grad, *opt_state]
         if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
@@ -322,7 +328,7 @@ class CupyBackend(Backend):
         n_rows: int,
         few: bool = False,
     ) -> DeviceGather | None:
-        """Return a gather for kernels that read rows by their addresses, or None."""
+        """Return a gather whose kernels read batch rows in place from the blocks, or None."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)
         if loss.kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
@@ -340,35 +346,36 @@ class CupyBackend(Backend):
         return gather if self.calls.has_gradient(gather.rows(0)) else None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> RecordedSteps:
-        """Return steps that are captured as a CUDA graph and replayed."""
+        """Return a recorder that captures steps as a CUDA graph and replays them."""
         return RecordedSteps(gather, optimizer, step)
 
     @functools.cached_property
     def calls(self) -> Calls:
-        """Return the launches of this backend's kernels."""
+        """Return the object that prepares launches of the kernels."""
         return Calls(self._cp, self._address)
 
     @staticmethod
     def _address(array: Any) -> int:
+        """Return the device address of an array's first element."""
         return int(array.data.ptr)
 
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X`` to `out` in place."""
-        for at in self._pieces(X, out):
-            rows, factor = X[at], None if weight is None else weight[at]
+        for slice_ in self._accumulation_slices(X, out):
+            rows, factor = X[slice_], None if weight is None else weight[slice_]
             if isinstance(rows, CupyRows):
-                scaled = rows.X if factor is None else self._weighted(rows.X, factor)
+                scaled = rows.X if factor is None else self._scale_csr_rows(rows.X, factor)
                 out += rows.X.T.dot(scaled).toarray()
             else:
                 rows = cast(rows, arithmetic_dtype(rows))
                 scaled = rows if factor is None else rows * cast(factor, rows.dtype)[:, None]
                 out += rows.T.dot(scaled)
 
-    def _weighted(self, X: Any, weight: Any) -> Any:
-        """Return CSR rows times their weights."""
-        # The row of each entry: how many rows begin at or before it.
-        row = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
-        return _replace_entries(X, X.data * cast(weight[row], X.dtype))
+    def _scale_csr_rows(self, X: Any, weight: Any) -> Any:
+        """Return a CSR matrix whose rows are multiplied by weights."""
+        # Row of each entry: the number of rows that begin at or before it, minus one.
+        row_of_entry = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
+        return _replace_entries(X, X.data * cast(weight[row_of_entry], X.dtype))
 
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
@@ -388,40 +395,41 @@ class CupyBackend(Backend):
         self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> Any:  # fmt: skip
-        """Add dense rows to their nearest centres' sums in one launch; last digits vary between
-        calls.
+        """Add dense rows to the sums of their nearest centres; return the inertia.
+
+        One kernel launch where shape and dtype suit the tile kernel, else one launch per slice of
+        rows that are copied and centred first. The last bits vary between calls (atomic adds).
         """
         if shift is None or isinstance(X, CupyRows):
             return super().assign(X, shift, centres, weight, out)
         k, d = centres.shape
         sums, counts, inertia = (self._cp.zeros(shape) for shape in ((k, d), k, ()))
-        found = sums, counts, inertia
-        # Tensor cores shift rows themselves; the plain kernel wants rows near the origin, a slice
-        # at a time.
+        totals = sums, counts, inertia
         if self.calls.has_kmeans_tiles(X, centres):
-            self.calls.kmeans(X, shift, centres, weight, *found)()
+            self.calls.kmeans(X, shift, centres, weight, *totals)()
         else:
-            for at in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
-                near = cast(X[at], centres.dtype) - shift
-                some = None if weight is None else weight[at]
-                self.calls.kmeans(near, None, centres, some, *found)()
+            for rows in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
+                shifted = cast(X[rows], centres.dtype) - shift
+                slice_weight = None if weight is None else weight[rows]
+                self.calls.kmeans(shifted, None, centres, slice_weight, *totals)()
         out += self._cp.hstack([counts[:, None], sums])
         return inertia
 
 
 def _kernel_parameter(parameters: tuple[float, ...]) -> float:
-    """Return a loss's parameter as a kernel takes it: a float, 0 where it has none."""
+    """Return the one parameter that a loss's kernel takes; 0.0 if the loss has none."""
     return float(parameters[0]) if parameters else 0.0
 
 
 def _matrix_of_rows(X: Any) -> Any:
-    """Return the matrix of rows, dense or sparse, that has `dot`."""
+    """Return the CuPy array or the cupyx CSR matrix of rows."""
     return X.X if isinstance(X, CupyRows) else X
 
 
 def _replace_entries(X: Any, data: Any) -> Any:
     """Return a CSR matrix with other entries in the same places."""
-    # A new one would wait for the device, which checks it, and not know that it is canonical.
+    # A shallow copy: the constructor would validate the indices, wait for the device, and lose the
+    # flag of the canonical format.
     changed = copy.copy(X)
     changed.data = data
     return changed
@@ -429,12 +437,13 @@ def _replace_entries(X: Any, data: Any) -> Any:
 
 @functools.cache
 def _find_problem() -> str | None:
+    """Return why this process cannot use a GPU, with a remedy; None if it can."""
     if importlib.util.find_spec("cupy") is None:
         return 'CuPy is not installed here. Install it: pip install "daskml-dist[gpu]".'
     if os.environ.get(_STREAMS_VARIABLE, "0") not in ("", "0"):
         return f"threads of this process have streams of their own. Unset {_STREAMS_VARIABLE}."
     try:
-        # Before CuPy, whose import takes half a second.
+        # Checked before the import of CuPy, which takes half a second.
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "there is no NVIDIA driver here (libcuda.so.1). Install one, or use a GPU machine."
@@ -444,7 +453,7 @@ def _find_problem() -> str | None:
     try:
         if not cupy.cuda.runtime.getDeviceCount():
             return "there is no CUDA device here. Check nvidia-smi."
-        _try_libraries(cupy)
+        _check_libraries(cupy)
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         return f"{_suggest_remedy(cupy, error)} (CUDA says: {error})"
     except (ImportError, RuntimeError) as error:
@@ -456,18 +465,17 @@ def _find_problem() -> str | None:
     return None
 
 
-def _try_libraries(cupy: Any) -> None:
-    """Use the parts of CUDA that CuPy loads late and a fit needs, so that a missing one
-    shows now.
-    """
+def _check_libraries(cupy: Any) -> None:
+    """Load the CUDA libraries that CuPy loads lazily; raise if one that a fit needs is missing."""
     for library in ("cublas", "cusparse"):
-        # Asking loads it. A later CuPy may have no such name.
+        # The access loads it; `hasattr`, since later versions of CuPy may not have the name.
         hasattr(cupy.cuda, library)
-    # With the headers, by NVRTC; and the device has to take it.
+    # Needs NVRTC, the CUDA headers, and a device that runs the result.
     cupy.RawModule(code='extern "C" __global__ void nothing() {}').compile()
 
 
 def _suggest_remedy(cupy: Any, error: Exception) -> str:
+    """Return what an error of the CUDA runtime means and how to mend it."""
     if "InsufficientDriver" in str(error):
         needed = cupy.cuda.runtime.runtimeGetVersion() // 1000
         return (

@@ -1,8 +1,8 @@
-"""Rows that boosting holds out or is given to be scored, and the scores of early stopping.
+"""Validation rows of boosting, and the scorers of early stopping.
 
-`join_rows` puts the sets that a user gives behind the rows of the fit, so that one pass bins them
-all; `JoinedRows` finds them again. `choose_held_out_rows` draws rows where none are given, and
-`make_scorer` lets any scorer of scikit-learn score the raw predictions of a fit under way.
+`join_validation_sets` puts the user's sets behind the rows of the fit, so that one pass
+bins them all; `JoinedRanges` finds them again. `draw_holdout` draws rows if none are given, and
+`make_stopping_scorer` lets any scorer of scikit-learn score the raw predictions of a fit under way.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from daskml_dist.solvers.boosting_scores import Scorer
 from daskml_dist.training.dataset_info import DataSummary
 
 __all__ = [
-    "GivenSets",
-    "JoinedRows",
+    "JoinedRanges",
+    "ValidationSets",
     "check_scoring",
-    "choose_held_out_rows",
-    "compute_probabilities",
-    "join_rows",
-    "make_scorer",
+    "class_probabilities",
+    "draw_holdout",
+    "join_validation_sets",
+    "make_stopping_scorer",
 ]
 
 Inputs = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class GivenSets:
-    """Sets of rows that the user gives beside those of the fit.
+class ValidationSets:
+    """Validation sets that the user gives to `fit` (`X_val`, `eval_set`).
 
     Parameters
     ----------
     inputs : tuple of (X, y, sample_weight)
-        The set to stop early by comes last.
+        The sets of `eval_set`, then `X_val` if it is given. The last set decides early stopping.
     arguments : tuple of (str, str, str)
-        Names of the inputs of each set, for errors.
+        What errors call the three inputs of each set.
     keys : tuple of str
-        Keys of the scores that are watched, in the records of the fit.
+        Keys of the watched scores in the records of the fit, for each set and scoring.
     scorings : tuple of str, callable or None
-        Scores that are watched, of each of the first sets; the last one stops the fit.
+        Scorings that are watched on each set of `eval_set`. Without `X_val`, the last of them also
+        stops the fit; with `X_val`, the estimator's parameter `scoring` does.
     has_stopping_set : bool
-        Whether the last set is not watched.
+        Whether the last set is `X_val`, which stops the fit and is not watched.
     """
 
     inputs: tuple[Inputs, ...]
@@ -69,55 +70,60 @@ class GivenSets:
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedRows:
-    """Ranges of the rows of the fit, and of each set behind them, among the joined rows.
+class JoinedRanges:
+    """Ranges of the rows of the fit and of each validation set in the concatenated rows.
 
     Parameters
     ----------
     ends : tuple of int
-        Rows up to the end of those of the fit and of each set; blocks where `of_blocks`.
-    of_blocks : bool
+        Where the rows of the fit end, then where each set ends; counted in blocks if
+        `counts_blocks`.
+    counts_blocks : bool
+        Whether `ends` counts blocks, as the number of rows of some input is not known yet.
     target : ndarray or None
-        Targets of the fit, where all are in memory.
+        Targets of the fit if all inputs are in memory, else None.
     weight : ndarray or None
-        Weights of the fit, likewise.
-    targets_are_called : str
-        Names of the targets of the sets, for errors.
+        Weights of the fit if all inputs are in memory, else None.
+    target_names : str
+        What errors call the targets of the sets.
     """
 
     ends: tuple[int, ...]
-    of_blocks: bool
+    counts_blocks: bool
     target: Any
     weight: Any
-    targets_are_called: str
+    target_names: str
 
-    def row_ends(self, survey: DataSummary) -> list[int]:
-        """Return the number of rows up to the end of those of the fit, and of each set."""
-        if not self.of_blocks:
+    def count_row_ends(self, survey: DataSummary) -> list[int]:
+        """Return the row number at which the rows of the fit end, then those of each set."""
+        if not self.counts_blocks:
             return list(self.ends)
         return [self._take_first_blocks(survey, end).n_rows for end in self.ends]
 
     def label_weights(self, survey: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the weight of each class in the fit: a sum of weights, or a number of rows."""
-        # Lazy targets were counted by block; those in memory are counted here, without the sets.
+        """Return the sum of weights (or number of rows) of each class in the rows of the fit."""
+        # Lazy targets were counted block by block, and blocks of the sets are left out. Targets in
+        # memory can share a block with a set: they are counted here.
         if self.target is None:
-            of_fit = self._find_blocks_of_fit(survey)
-            sums, found = of_fit.label_weights(classes), of_fit.classes
+            fit_blocks = self._find_fit_blocks(survey)
+            sums, labels = fit_blocks.label_weights(classes), fit_blocks.classes
         else:
-            found, at = np.unique(np.asarray(self.target), return_inverse=True)
+            labels, codes = np.unique(np.asarray(self.target), return_inverse=True)
             sums = np.zeros(len(classes))
             weight = None if self.weight is None else np.asarray(self.weight, np.float64)
-            sums[np.searchsorted(classes, found)] = np.bincount(at, weight, minlength=len(found))
-        if len(strange := np.setdiff1d(classes, found)):
+            sums[np.searchsorted(classes, labels)] = np.bincount(
+                codes, weight, minlength=len(labels)
+            )
+        if len(unseen := np.setdiff1d(classes, labels)):
             raise InvalidDataError(
-                f"{self.targets_are_called} contains previously unseen labels: "
-                f"{strange.tolist()[:5]}. Hold out rows of the classes that y has."
+                f"{self.target_names} contains previously unseen labels: "
+                f"{unseen.tolist()[:5]}. Hold out rows of the classes that y has."
             )
         return sums
 
-    def _find_blocks_of_fit(self, survey: DataSummary) -> DataSummary:
-        """Return the summary of the blocks that hold the rows of the fit alone."""
-        if self.of_blocks:
+    def _find_fit_blocks(self, survey: DataSummary) -> DataSummary:
+        """Return the summary of the leading blocks, which hold the rows of the fit."""
+        if self.counts_blocks:
             return self._take_first_blocks(survey, self.ends[0])
         infos, n_rows = sorted(survey.infos, key=lambda info: info.index), 0
         for number, info in enumerate(infos):
@@ -127,56 +133,59 @@ class JoinedRows:
         return DataSummary(infos)
 
     def _take_first_blocks(self, survey: DataSummary, n: int) -> DataSummary:
+        """Return the summary of the first `n` blocks."""
         return DataSummary(sorted(survey.infos, key=lambda info: info.index)[:n])
 
 
-def join_rows(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
-    """Return X, y and weights with those of the sets behind them."""
+def join_validation_sets(given: Inputs, sets: ValidationSets) -> tuple[Inputs, JoinedRanges]:
+    """Return X, y and weights with those of the validation sets appended, and their ranges."""
     _check_lengths(given, ("X", "y", "sample_weight"))
     for inputs, arguments in zip(sets.inputs, sets.arguments, strict=True):
         _check_same_form(given[0], inputs[0], arguments[0])
         _check_lengths(inputs, arguments)
-    every = [given, *sets.inputs]
-    # Either all inputs have weights, or none has.
-    if len({inputs[2] is None for inputs in every}) > 1:
-        every = [_with_unit_weights(inputs) for inputs in every]
-    lazy = any(is_dask(a) for inputs in every for a in inputs)
-    counts = [_count_known_rows(X) for X, _, _ in every]
-    of_blocks = any(n is None for n in counts)
-    if of_blocks:
-        # Where some lengths are unknown, blocks are counted; rows in memory become one.
-        counts = [_count_blocks(X) for X, _, _ in every]
-    where = JoinedRows(
+    all_inputs = [given, *sets.inputs]
+    # If any has weights, the others get weights of 1, so that they can be concatenated.
+    if len({inputs[2] is None for inputs in all_inputs}) > 1:
+        all_inputs = [_with_unit_weights(inputs) for inputs in all_inputs]
+    is_lazy = any(is_dask(array) for inputs in all_inputs for array in inputs)
+    counts = [_count_known_rows(X) for X, _, _ in all_inputs]
+    counts_blocks = any(n is None for n in counts)
+    if counts_blocks:
+        # Some length is unknown: count blocks. Rows in memory become one block.
+        counts = [_count_blocks(X) for X, _, _ in all_inputs]
+    ranges = JoinedRanges(
         tuple(accumulate(n or 0 for n in counts)),
-        of_blocks,
-        None if lazy else every[0][1],
-        None if lazy else every[0][2],
+        counts_blocks,
+        None if is_lazy else all_inputs[0][1],
+        None if is_lazy else all_inputs[0][2],
         " or ".join(dict.fromkeys(names[1] for names in sets.arguments)),
     )
-    columns = zip(*every, strict=True)
-    found: Any = tuple(
-        None if parts[0] is None else _concatenate_rows(parts, -1 if of_blocks else "auto")
+    # All X, all y, all weights.
+    columns = zip(*all_inputs, strict=True)
+    joined: Any = tuple(
+        None if parts[0] is None else _concatenate_rows(parts, -1 if counts_blocks else "auto")
         for parts in columns
     )
-    return found, where
+    return joined, ranges
 
 
 def _check_same_form(X: Any, X_val: Any, name: str) -> None:
+    """Raise unless a set's rows have the type and the columns of those of the fit."""
     if issparse(X) or issparse(X_val):
         raise sparse_rows_error()
-    frames = is_dataframe_like(X), is_dataframe_like(X_val)
-    if frames[0] != frames[1]:
+    is_frame, val_is_frame = is_dataframe_like(X), is_dataframe_like(X_val)
+    if is_frame != val_is_frame:
         raise InvalidDataError(
-            f"X {'is' if frames[0] else 'is not'} a dataframe, and {name} "
-            f"{'is' if frames[1] else 'is not'}. Give both in one form."
+            f"X {'is' if is_frame else 'is not'} a dataframe, and {name} "
+            f"{'is' if val_is_frame else 'is not'}. Give both in one form."
         )
-    if frames[0] and list(X.columns) != list(X_val.columns):
+    if is_frame and list(X.columns) != list(X_val.columns):
         raise InvalidDataError(
             "The feature names should match those that were passed during fit: X has "
             f"{list(X.columns)[:8]}, {name} {list(X_val.columns)[:8]}. Order the columns alike: "
             "X_val[list(X.columns)]."
         )
-    if not frames[0] and X.ndim == X_val.ndim == 2 and X.shape[1] != X_val.shape[1]:
+    if not is_frame and X.ndim == X_val.ndim == 2 and X.shape[1] != X_val.shape[1]:
         raise InvalidDataError(
             f"{name} has {X_val.shape[1]} features, but {X.shape[1]} are expected: X has as many. "
             "Give both the same columns."
@@ -184,21 +193,22 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
 
 
 def _check_lengths(inputs: Inputs, names: tuple[str, str, str]) -> None:
-    for what in (_count_known_rows, _count_partitions):
+    """Raise unless X, y and weights have as many rows, or partitions if rows are unknown."""
+    for count in (_count_known_rows, _count_partitions):
         known = {
-            name: n for name, a in zip(names, inputs, strict=True) if (n := what(a)) is not None
+            name: n for name, a in zip(names, inputs, strict=True) if (n := count(a)) is not None
         }
         if len(set(known.values())) > 1:
-            told = ", ".join(f"{name} has {n}" for name, n in known.items())
-            unit = "rows" if what is _count_known_rows else "partitions"
+            sizes = ", ".join(f"{name} has {n}" for name, n in known.items())
+            unit = "rows" if count is _count_known_rows else "partitions"
             raise InvalidDataError(
-                f"Found input variables with inconsistent numbers of samples: {told} {unit}. Pass "
+                f"Found input variables with inconsistent numbers of samples: {sizes} {unit}. Pass "
                 "the same rows in each, in the same order."
             )
 
 
 def _with_unit_weights(inputs: Inputs) -> Inputs:
-    """Return the inputs with weights of 1 where there are none."""
+    """Return the inputs, with weights of 1 if they have none."""
     X, y, weight = inputs
     if weight is not None:
         return inputs
@@ -213,12 +223,13 @@ def _with_unit_weights(inputs: Inputs) -> Inputs:
 
 
 def _make_unit_weights(y: Any) -> Any:
-    # By way of objects: a categorical or nullable dtype would keep its kind.
+    """Return a float series of ones with the index of `y`."""
+    # As objects first: categorical and nullable dtypes would survive `map`.
     return y.astype(object).map(lambda _: 1.0).astype(float)
 
 
 def _count_known_rows(X: Any) -> int | None:
-    """Return the number of rows; None where it is not known before they are read."""
+    """Return the number of rows; None if it is not known before the rows are computed."""
     if X is None or np.isscalar(X):
         return None
     if is_dask(X) and (is_dataframe_like(X) or is_series_like(X) or np.isnan(X.shape[0])):
@@ -227,12 +238,12 @@ def _count_known_rows(X: Any) -> int | None:
 
 
 def _count_partitions(X: Any) -> int | None:
-    """Return the number of partitions of rows of unknown number; else None."""
+    """Return the number of partitions if the number of rows is unknown, else None."""
     return int(X.npartitions) if is_dask(X) and _count_known_rows(X) is None else None
 
 
 def _count_blocks(X: Any) -> int:
-    """Return the number of blocks that rows have when `_concatenate_rows` has joined them."""
+    """Return the number of blocks that an input takes in the result of `_concatenate_rows`."""
     if not is_dask(X):
         return 1
     is_frame = is_dataframe_like(X) or is_series_like(X)
@@ -240,9 +251,9 @@ def _count_blocks(X: Any) -> int:
 
 
 def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
-    """Return the rows of some inputs of one kind, one behind the other.
+    """Return the concatenation of inputs, lazy if any of them is.
 
-    Where some are lazy, an array in memory is cut into `chunks` (-1: one block).
+    Arrays in memory are then divided into `chunks` (-1: a single block).
     """
     first = parts[0]
     if any(np.isscalar(part) for part in parts):
@@ -265,6 +276,7 @@ def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
 
 
 def _concatenate_frames(parts: Sequence[Any]) -> Any:
+    """Return the Dask concatenation of frames or series, those in memory as one partition."""
     import dask.dataframe as dd
     import pandas as pd
 
@@ -277,34 +289,35 @@ def _concatenate_frames(parts: Sequence[Any]) -> Any:
     return dd.concat(lazy)
 
 
-def choose_held_out_rows(
-    survey: DataSummary, classes: NDArray[Any] | None, share: float, seed: int
+def draw_holdout(
+    survey: DataSummary, classes: NDArray[Any] | None, size: float, seed: int
 ) -> StratifiedHoldout:
-    """Return the rows to hold out, of each class in proportion to its rows."""
-    # Rows of each class in each block: a worker can then draw its part of the held-out rows alone.
+    """Return the rows to hold out, stratified; `size`: number of rows (>= 1) or share."""
+    # The number of rows of each class in each block lets every worker draw its own held-out rows.
     infos = sorted(survey.infos, key=lambda info: info.index)
     counts = np.zeros((len(infos), 1 if classes is None else len(classes)), np.int64)
-    for of_block, info in zip(counts, infos, strict=True):
+    for block_counts, info in zip(counts, infos, strict=True):
         if classes is None:
-            of_block[0] = info.n_rows
+            block_counts[0] = info.n_rows
         elif info.labels is not None and info.label_rows is not None:
-            of_block[np.searchsorted(classes, info.labels)] = info.label_rows
+            block_counts[np.searchsorted(classes, info.labels)] = info.label_rows
     n_rows = counts.sum(axis=1)
-    first, n = n_rows.cumsum() - n_rows, int(n_rows.sum())
-    held = int(share) if share >= 1 else ceil(share * n)
-    if held > n - counts.shape[1]:
+    first_rows, n = n_rows.cumsum() - n_rows, int(n_rows.sum())
+    n_held = int(size) if size >= 1 else ceil(size * n)
+    # Each class keeps at least one row to train on.
+    if n_held > n - counts.shape[1]:
         raise InvalidDataError(
-            f"Early stopping leaves {max(n - held, 0)} rows to train on and {held} to validate "
+            f"Early stopping leaves {max(n - n_held, 0)} rows to train on and {n_held} to validate "
             "with. Change validation_fraction, or set early_stopping=False."
         )
-    return StratifiedHoldout(first[n_rows > 0], counts[n_rows > 0], held, seed)
+    return StratifiedHoldout(first_rows[n_rows > 0], counts[n_rows > 0], n_held, seed)
 
 
 Array = NDArray[Any]
 
 
 def check_scoring(scoring: Any) -> None:
-    """Check the parameter `scoring` of a fit."""
+    """Raise unless `scoring` is "loss", None, a function or the name of a scorer."""
     if scoring is None or callable(scoring) or scoring == "loss":
         return
     if not isinstance(scoring, str) or scoring not in get_scorer_names():
@@ -315,35 +328,37 @@ def check_scoring(scoring: Any) -> None:
         )
 
 
-def make_scorer(
+def make_stopping_scorer(
     scoring: Any, classes: Array | None, inverse_link: Callable[[Array], Array] | None
 ) -> Scorer | None:
-    """Return the scorer of a parameter that is checked; None for the loss."""
+    """Return the scorer for a checked `scoring`; None for "loss", which needs no scorer."""
     if isinstance(scoring, str) and scoring == "loss":
         return None
-    return _StoppingScore(scoring, classes, inverse_link)
+    return _RawPredictionScorer(scoring, classes, inverse_link)
 
 
-def compute_probabilities(raw: Array) -> Array:
-    """Return the probabilities of the classes from raw predictions."""
+def class_probabilities(raw: Array) -> Array:
+    """Return class probabilities from raw predictions: log odds (1-d) or one column a class."""
     if raw.ndim == 1:
-        found = np.empty((len(raw), 2))
-        expit(raw, out=found[:, 1])
-        np.subtract(1, found[:, 1], out=found[:, 0])
-        return found
+        probabilities = np.empty((len(raw), 2))
+        expit(raw, out=probabilities[:, 1])
+        np.subtract(1, probabilities[:, 1], out=probabilities[:, 0])
+        return probabilities
     return np.asarray(softmax(raw, axis=1))
 
 
 @dataclass(frozen=True, eq=False)
-class _StoppingScore:
-    """Score of some rows by their raw predictions.
+class _RawPredictionScorer:
+    """Scorer that applies a scikit-learn scoring to raw predictions instead of an estimator.
+
+    The scoring is called with a stand-in estimator that looks up the predictions of each row.
 
     Parameters
     ----------
     scoring : str, callable or None
     classes : ndarray or None
     inverse_link : callable or None
-        From raw predictions to targets; of a regressor alone, which has no classes.
+        Maps raw predictions of a regressor to the scale of the target; None for classifiers.
     """
 
     scoring: Any
@@ -355,49 +370,50 @@ class _StoppingScore:
         raw = raw[:, 0] if raw.shape[1] == 1 else raw
         estimator: Any
         if self.inverse_link is not None:
-            estimator = _KnownRegressor(self.inverse_link(raw))
+            estimator = _LookupRegressor(self.inverse_link(raw))
         else:
             assert self.classes is not None
-            estimator, y = _KnownClassifier(raw, self.classes), self.classes[y.astype(np.intp)]
-        # X holds the row numbers, so that a user's function may score a part of the rows.
-        given = (estimator, np.arange(len(y))[:, None], y)
-        more = {} if weight is None else {"sample_weight": weight}
-        # scikit-learn's scorers get an error of the package; a user's function keeps its own.
+            estimator, y = _LookupClassifier(raw, self.classes), self.classes[y.astype(np.intp)]
+        # X holds row numbers, so that a user's function may also score a subset of the rows.
+        arguments = (estimator, np.arange(len(y))[:, None], y)
+        keywords = {} if weight is None else {"sample_weight": weight}
+        # Errors of scikit-learn's scorers are translated; those of a user's function are not.
         if isinstance(self.scoring, str):
             try:
-                return float(get_scorer(self.scoring)(*given, **more))
+                return float(get_scorer(self.scoring)(*arguments, **keywords))
             except (AttributeError, TypeError, ValueError) as error:
                 raise InvalidDataError(
                     f"scoring={self.scoring!r} cannot score the rows: {error}. Use a scorer of "
                     'such targets and predictions, or "loss".'
                 ) from error
-        found = (self.scoring or _score_by_estimator)(*given, **more)
+        score = (self.scoring or _score_by_estimator)(*arguments, **keywords)
         try:
-            return float(found)
+            return float(score)
         except (TypeError, ValueError) as error:
             raise InvalidDataError(
-                f"scoring={self.scoring!r} answered {type(found).__name__}. Return one number."
+                f"scoring={self.scoring!r} answered {type(score).__name__}. Return one number."
             ) from error
 
 
 def _score_by_estimator(
     estimator: Any, X: Array, y: Array, sample_weight: Array | None = None
 ) -> Any:
+    """Return the estimator's own `score`, the scoring of ``scoring=None``."""
     return estimator.score(X, y, sample_weight)
 
 
-class _KnownRegressor(RegressorMixin, BaseEstimator):
-    """Regressor whose predictions are known, and looked up by the row numbers in X."""
+class _LookupRegressor(RegressorMixin, BaseEstimator):
+    """Regressor that looks its predictions up by the row numbers in X."""
 
-    def __init__(self, answers: Array) -> None:
-        self.answers = answers
+    def __init__(self, predictions: Array) -> None:
+        self.predictions = predictions
 
     def predict(self, X: Array) -> Array:
-        return np.asarray(self.answers[np.asarray(X)[:, 0]])
+        return np.asarray(self.predictions[np.asarray(X)[:, 0]])
 
 
-class _KnownClassifier(ClassifierMixin, BaseEstimator):
-    """Classifier whose raw predictions are known, and looked up by the row numbers in X."""
+class _LookupClassifier(ClassifierMixin, BaseEstimator):
+    """Classifier that looks its raw predictions up by the row numbers in X."""
 
     def __init__(self, raw: Array, classes: Array) -> None:
         self.raw, self.classes = raw, classes
@@ -407,7 +423,7 @@ class _KnownClassifier(ClassifierMixin, BaseEstimator):
         return np.asarray(self.raw[np.asarray(X)[:, 0]])
 
     def predict_proba(self, X: Array) -> Array:
-        return compute_probabilities(self.decision_function(X))
+        return class_probabilities(self.decision_function(X))
 
     def predict(self, X: Array) -> Array:
         raw = self.decision_function(X)

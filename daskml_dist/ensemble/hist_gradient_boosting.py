@@ -33,13 +33,13 @@ from daskml_dist.ensemble._boosting_inputs import (
     suggest_categories,
 )
 from daskml_dist.ensemble._boosting_validation import (
-    GivenSets,
-    JoinedRows,
+    JoinedRanges,
+    ValidationSets,
     check_scoring,
-    choose_held_out_rows,
-    compute_probabilities,
-    join_rows,
-    make_scorer,
+    class_probabilities,
+    draw_holdout,
+    join_validation_sets,
+    make_stopping_scorer,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.classifier import BaseClassifier
@@ -165,8 +165,8 @@ class BaseBoosting(BaseRounds):
     max_bins: int
     _made_share = 0.5
     #: During a fit: sets of rows given beside it, and their ranges among the joined rows.
-    _given_sets: GivenSets | None = None
-    _joined_rows: JoinedRows | None = None
+    _given_sets: ValidationSets | None = None
+    _joined_rows: JoinedRanges | None = None
     _is_encoded: bool = False
     #: Whether rows were weighted; counts of nodes do not tell.
     _has_weights: bool = False
@@ -195,7 +195,9 @@ class BaseBoosting(BaseRounds):
             taken = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
             # Categories that only a held-out set has are missing values, as in a prediction.
             inputs = tuple((self._encode_categories(X_val), *others) for X_val, *others in taken)
-            rows, self._joined_rows = join_rows(rows, replace(self._given_sets, inputs=inputs))
+            rows, self._joined_rows = join_validation_sets(
+                rows, replace(self._given_sets, inputs=inputs)
+            )
         self._is_encoded = True  # for `_align_inputs`, which the base class calls
         try:
             found = super()._make_collection(*rows, reset=reset)
@@ -302,7 +304,7 @@ class BaseBoosting(BaseRounds):
             self.__dict__.pop("_is_encoded", None)
         return self
 
-    def _collect_given_sets(self, val: Any, eval_set: Any, scoring: Any) -> GivenSets | None:
+    def _collect_given_sets(self, val: Any, eval_set: Any, scoring: Any) -> ValidationSets | None:
         """Return the sets of rows that a call of `fit` gives; None where it gives none."""
         if eval_set is None:
             if scoring is not None:
@@ -311,7 +313,7 @@ class BaseBoosting(BaseRounds):
                     "eval_set=(X, y). What stops early is scored by the parameter of the "
                     f"constructor, {type(self).__name__}(scoring=...)."
                 )
-            return None if val is None else GivenSets((val,), (_VALIDATION_ARGUMENTS,))
+            return None if val is None else ValidationSets((val,), (_VALIDATION_ARGUMENTS,))
         # All sets are scored by all scorings; X_val comes last, and stops the fit without being
         # watched.
         sets = name_eval_sets(eval_set)
@@ -324,7 +326,7 @@ class BaseBoosting(BaseRounds):
         if val is not None:
             inputs, arguments = (*inputs, val), (*arguments, _VALIDATION_ARGUMENTS)
         keys = tuple(record_keys(sets, scores))
-        return GivenSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
+        return ValidationSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
 
     def _clear_fitted(self) -> None:
         if not self.warm_start:
@@ -358,7 +360,8 @@ class BaseBoosting(BaseRounds):
     ) -> DatasetInfo:
         """Return the facts of the rows, with weights as given: hessian sums have bounds."""
         given, where = self._given_sets, self._joined_rows
-        # Weights of one set give all rows weights, of 1 where none are given (`join_rows`).
+        # Weights of one set give all rows weights, of 1 where none are given
+        # (`join_validation_sets`).
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
@@ -446,7 +449,7 @@ class BaseBoosting(BaseRounds):
         p, given = self._params(), self._given_sets
         ends = [rows.survey.n_rows]
         if self._joined_rows is not None:
-            ends = self._joined_rows.row_ends(rows.survey)
+            ends = self._joined_rows.count_row_ends(rows.survey)
         stops = p["early_stopping"]
         if isinstance(stops, str):
             stops = ends[0] > _AUTO_EARLY_STOPPING_ROWS
@@ -456,7 +459,7 @@ class BaseBoosting(BaseRounds):
         aside: HoldoutMask | None = None
         watching, within = None, None
         if given is not None:
-            # Given sets lie behind the rows of the fit (`join_rows`).
+            # Given sets lie behind the rows of the fit (`join_validation_sets`).
             aside = TrailingRows(ends[0], rows.class_weight)
             ranges = list(pairwise(ends))
             _check_sets_not_empty(ranges, given.arguments)
@@ -469,9 +472,7 @@ class BaseBoosting(BaseRounds):
             return None, aside, watching
         # Without given rows a share of the fit's is held out; without a share, all are scored.
         if given is None and p["validation_fraction"] is not None:
-            aside = choose_held_out_rows(
-                rows.survey, rows.classes, p["validation_fraction"], self._seed
-            )
+            aside = draw_holdout(rows.survey, rows.classes, p["validation_fraction"], self._seed)
         stopping = StoppingRule(
             int(p["n_iter_no_change"]), float(p["tol"]), aside is not None,
             self._make_scorer(self._stop_scoring, rows), within,
@@ -488,7 +489,7 @@ class BaseBoosting(BaseRounds):
         # A regressor's scores are of targets, a classifier's of raw predictions.
         regressor: Any = self
         inverse_link = regressor._inverse_link() if rows.classes is None else None
-        return make_scorer(scoring, rows.classes, inverse_link)
+        return make_stopping_scorer(scoring, rows.classes, inverse_link)
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         state = solution.extra
@@ -719,7 +720,7 @@ def _write_two_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    out[...] = compute_probabilities(raw)
+    out[...] = class_probabilities(raw)
 
 
 _LOSSES_BY_NAME: dict[str, type[BoostLoss]] = {

@@ -51,30 +51,31 @@ from daskml_dist.solvers.penalty_paths import (
 
 __all__ = ["ElasticNetCV", "LassoCV"]
 
-#: Bytes of what the quasi-Newton steps of columns remember at once.
-_REMEMBERED = 1 << 30
-#: Vectors of the parameters' size that one column remembers.
-_VECTORS = 24
+#: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB).
+_MAX_HISTORY_BYTES = 1 << 30
+#: Vectors of the parameters' size that a candidate keeps; most are the pairs of L-BFGS.
+_VECTORS_PER_CANDIDATE = 24
 
 
 @dataclass(frozen=True)
 class PathSettings:
-    """Parameters of the paths.
+    """Settings of the paths, as :class:`ElasticNetCV` has them.
 
     Parameters
     ----------
     ratios : ndarray of shape (n_ratios,)
+        Values of `l1_ratio`.
     grid : AlphaGrid or None
-        How strengths are chosen; None: they are given.
-    given : ndarray
-        Strengths in falling order.
+        Rule by which alphas follow from the data; None: the user gave them.
+    given : ndarray of shape (n_alphas,)
+        The alphas that the user gave, in decreasing order.
     max_iter : int
     tol : float
     positive : bool
     selection : {"cyclic", "random"}
     random_state : int, RandomState or None
     seed : int
-        Of the last fit.
+        Seed of the refit on all rows.
     """
 
     ratios: NDArray[np.float64]
@@ -88,14 +89,17 @@ class PathSettings:
     seed: int
 
 
-class Paths(ABC):
-    """Elastic nets of all strengths, shares of l1 and splits.
+class ElasticPaths(ABC):
+    """Elastic nets for each alpha, `l1_ratio` and training set of a split.
 
     Attributes
     ----------
     alphas : ndarray of shape (n_ratios, n_alphas)
-    w : ndarray of shape (n_splits, n_ratios * n_alphas, n_rows, 1)
+        In decreasing order.
+    w : ndarray of shape (n_splits, n_ratios * n_alphas, n_parameters, 1)
+        Coefficients, and the intercept as the last row if one is fitted.
     converged : bool
+        Whether all fits of the paths converged.
     """
 
     alphas: NDArray[np.float64]
@@ -103,151 +107,169 @@ class Paths(ABC):
     converged: bool
 
     @abstractmethod
-    def last(self, alpha: float, ratio: float) -> Solution:
-        """The fit to all rows."""
+    def refit(self, alpha: float, ratio: float) -> Solution:
+        """Return the fit to all rows with the chosen penalty."""
 
 
-class GramPaths(Paths):
-    """By coordinate descent on the Gram matrix of each split.
+class GramPaths(ElasticPaths):
+    """Paths by coordinate descent on the Gram matrix of each split's training rows.
 
     Parameters
     ----------
     stack : BatchedModels
     model : LinearModel
-    asked : PathSettings
+    settings : PathSettings
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, asked: PathSettings) -> None:
-        self._model, self._asked, self._moments = model, asked, moments_of(stack.rows)
-        least = asked.grid or float(asked.given[-1])
-        found = stack(stack.model(model), FoldedReduction(l2=least, of_mean=True, **self._moments))
-        *reduced, self._reduced = found.extra["reduced"]
-        n_rows = found.extra["n_rows"]
+    def __init__(self, stack: BatchedModels, model: LinearModel, settings: PathSettings) -> None:
+        self._model, self._settings, self._moments = model, settings, moments_of(stack.rows)
+        # One pass gives the moments of all training sets. Where these are not exact enough for the
+        # smallest alpha (or for the grid's), further passes refine them.
+        smallest_alpha_or_grid = settings.grid or float(settings.given[-1])
+        reduction = FoldedReduction(l2=smallest_alpha_or_grid, of_mean=True, **self._moments)
+        solution = stack(stack.model(model), reduction)
+        # The last problem and the last number of rows are those of all rows.
+        *split_problems, self._full_problem = solution.extra["reduced"]
+        n_rows = solution.extra["n_rows"]
         self._n_rows = n_rows[-1]
-        if asked.grid is None:
-            self.alphas = np.tile(asked.given, (len(asked.ratios), 1))
+        if settings.grid is None:
+            self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
         else:
-            self.alphas = make_alpha_grid(asked.grid, self._reduced, self._n_rows)
+            self.alphas = make_alpha_grid(settings.grid, self._full_problem, self._n_rows)
         path = ElasticNetPath(
-            max_iter=asked.max_iter,
-            tol=asked.tol,
-            positive=asked.positive,
-            selection=asked.selection,
-            random_state=asked.random_state,
+            max_iter=settings.max_iter,
+            tol=settings.tol,
+            positive=settings.positive,
+            selection=settings.selection,
+            random_state=settings.random_state,
         )
         w, self.converged = [], True
-        for one, n in zip(reduced, n_rows, strict=False):
+        for problem, n in zip(split_problems, n_rows, strict=False):
             paths = [
-                path(one, n, of, ratio) for of, ratio in zip(self.alphas, asked.ratios, strict=True)
+                path(problem, n, alphas, ratio)
+                for alphas, ratio in zip(self.alphas, settings.ratios, strict=True)
             ]
-            self.converged &= all(found.converged for found in paths)
-            coefs = np.concatenate([found.coefs for found in paths])[:, :, None]
-            w.append(append_intercepts(one, coefs) if model.fit_intercept else coefs)
+            self.converged &= all(path_of_ratio.converged for path_of_ratio in paths)
+            coefs = np.concatenate([path_of_ratio.coefs for path_of_ratio in paths])[:, :, None]
+            w.append(append_intercepts(problem, coefs) if model.fit_intercept else coefs)
         self.w = np.array(w)
 
-    def last(self, alpha: float, ratio: float) -> Solution:
-        """As in :class:`Paths`; no pass."""
+    def refit(self, alpha: float, ratio: float) -> Solution:
+        """Return the fit to all rows from their Gram matrix, without a pass over the rows."""
         solver = CoordinateDescent(
             alpha=alpha,
             l1_ratio=ratio,
             n_rows=self._n_rows,
-            max_iter=self._asked.max_iter,
-            tol=self._asked.tol,
-            positive=self._asked.positive,
-            selection=self._asked.selection,
-            seed=self._asked.seed,
+            max_iter=self._settings.max_iter,
+            tol=self._settings.tol,
+            positive=self._settings.positive,
+            selection=self._settings.selection,
+            seed=self._settings.seed,
             **self._moments,
         )
-        return solver.of_reduced(self._model, self._reduced, self._n_rows)
+        return solver.of_reduced(self._model, self._full_problem, self._n_rows)
 
 
-class WidePaths(Paths):
-    """By orthant-wise quasi-Newton steps: some strengths of all splits at once, as columns.
+class QuasiNewtonPaths(ElasticPaths):
+    """Paths by orthant-wise quasi-Newton steps (OWL-QN), for many features.
 
-    A strength begins where the one before ended.
+    Candidates (an alpha on a split) are solved together in chunks of consecutive alphas, as many as
+    their history fits in memory. All alphas of a chunk start from the solution of the last alpha
+    of the chunk before.
 
     Parameters
     ----------
     stack : BatchedModels
     model : LinearModel
-    asked : PathSettings
+    settings : PathSettings
 
     Raises
     ------
     InvalidParameterError
-        Coefficients are to be positive.
+        If ``positive=True``.
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, asked: PathSettings) -> None:
-        if asked.positive:
+    def __init__(self, stack: BatchedModels, model: LinearModel, settings: PathSettings) -> None:
+        if settings.positive:
             raise InvalidParameterError(
                 f"positive=True needs the Gram matrix of {model.n_features} features, for which "
                 "there is not enough memory. Leave positive=False, or select features first."
             )
-        self._stack, self._model, self._asked = stack, model, asked
+        self._stack, self._model, self._settings = stack, model, settings
         self._n_rows = stack.weights(model)
-        last = len(self._n_rows) - 1
-        start = stack(stack.model(model), BatchedSolver((self._column(last, _AtZero()),)))
-        slopes = start.w[0, : model.n_features]
-        if asked.grid is None:
-            self.alphas = np.tile(asked.given, (len(asked.ratios), 1))
+        # The index after those of the splits stands for all rows.
+        self._all_rows = len(self._n_rows) - 1
+        candidate = self._make_candidate(self._all_rows, _GradientAtZero())
+        at_zero = stack(stack.model(model), BatchedSolver((candidate,)))
+        gradient = at_zero.w[0, : model.n_features]
+        if settings.grid is None:
+            self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
         else:
-            self.alphas = asked.grid.of(-slopes, self._n_rows[-1])
-        # As a share of the largest gradient, which tells of the target's units.
-        self._tol = asked.tol * float(np.abs(slopes).max() / self._n_rows[-1])
-        each = [self._path(of, r) for of, r in zip(self.alphas, asked.ratios, strict=True)]
-        self.converged = all(converged for _, converged in each)
-        self.w = np.concatenate([w for w, _ in each], axis=1)
+            self.alphas = settings.grid.of(-gradient, self._n_rows[-1])
+        # Relative to the largest gradient, so that `tol` does not depend on the target's units.
+        self._tol = settings.tol * float(np.abs(gradient).max() / self._n_rows[-1])
+        paths = [
+            self._solve_path(alphas, ratio)
+            for alphas, ratio in zip(self.alphas, settings.ratios, strict=True)
+        ]
+        self.converged = all(converged for _, converged in paths)
+        self.w = np.concatenate([w for w, _ in paths], axis=1)
 
-    def last(self, alpha: float, ratio: float) -> Solution:
-        """As in :class:`Paths`; some passes."""
-        last = len(self._n_rows) - 1
-        column = self._column(last, self._solver(alpha, ratio))
-        return candidate_solution(self._fitted([column]), 0)
+    def refit(self, alpha: float, ratio: float) -> Solution:
+        """Return the fit to all rows, by passes over them."""
+        candidate = self._make_candidate(self._all_rows, self._make_solver(alpha, ratio))
+        return candidate_solution(self._solve_together([candidate]), 0)
 
-    def _path(self, alphas: Array, ratio: float) -> tuple[Array, bool]:
+    def _solve_path(self, alphas: Array, ratio: float) -> tuple[Array, bool]:
+        """Return the parameters for each split and alpha, and whether all fits converged."""
         n_splits = len(self._n_rows) - 1
-        size = 8 * _VECTORS * self._model.n_features * n_splits
-        at_once = max(1, _REMEMBERED // max(size, 1))
+        history_bytes = 8 * _VECTORS_PER_CANDIDATE * self._model.n_features * n_splits
+        chunk_size = max(1, _MAX_HISTORY_BYTES // max(history_bytes, 1))
         starts: list[Array | None] = [None] * n_splits
         w, converged = [], True
-        for first in range(0, len(alphas), at_once):
-            some = alphas[first : first + at_once]
-            columns = [
-                self._column(split, self._solver(alpha, ratio), starts[split])
+        for first in range(0, len(alphas), chunk_size):
+            chunk = alphas[first : first + chunk_size]
+            candidates = [
+                self._make_candidate(split, self._make_solver(alpha, ratio), starts[split])
                 for split in range(n_splits)
-                for alpha in some
+                for alpha in chunk
             ]
-            found = self._fitted(columns)
-            converged &= all(column[1] for column in found.extra["columns"])
-            w.append(found.w.reshape(n_splits, len(some), *found.w.shape[1:]))
+            solution = self._solve_together(candidates)
+            converged &= all(outcome[1] for outcome in solution.extra["columns"])
+            w.append(solution.w.reshape(n_splits, len(chunk), *solution.w.shape[1:]))
+            # Warm start: the next chunk begins at this chunk's last (smallest) alpha.
             starts = list(w[-1][:, -1])
         return np.concatenate(w, axis=1), converged
 
-    def _fitted(self, columns: list[Candidate]) -> Solution:
-        return self._stack(self._stack.model(self._model), BatchedSolver(tuple(columns)))
+    def _solve_together(self, candidates: list[Candidate]) -> Solution:
+        """Return the solution of several candidates, which share each pass over the rows."""
+        return self._stack(self._stack.model(self._model), BatchedSolver(tuple(candidates)))
 
-    def _solver(self, alpha: float, ratio: float) -> Solver:
+    def _make_solver(self, alpha: float, ratio: float) -> Solver:
+        """Return the L-BFGS solver (OWL-QN with the l1 penalty) of one alpha."""
         penalty = get_penalty("elasticnet", float(alpha), float(ratio))
-        return get_solver("lbfgs")(penalty, self._asked.max_iter, self._tol)
+        return get_solver("lbfgs")(penalty, self._settings.max_iter, self._tol)
 
-    def _column(self, split: int, solver: Solver, start: Array | None = None) -> Candidate:
+    def _make_candidate(self, split: int, solver: Solver, start: Array | None = None) -> Candidate:
+        """Return the fit of a solver to the training rows of a split."""
         return Candidate(split, solver, float(self._n_rows[split]), start)
 
 
 @dataclass(frozen=True)
-class _AtZero(Solver):
-    """The gradient of the losses where all parameters are zero, in the place of a solution."""
+class _GradientAtZero(Solver):
+    """Solver whose "solution" is the gradient of the summed losses at zero parameters."""
 
     name = "at_zero"
 
     @property
     def max_passes(self) -> int:
+        """Return 1: one pass gives the gradient."""
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        found = sums(LossGradient(np.zeros(model.shape)))
-        return Solution(np.array(found[1:]).reshape(model.shape), 1)
+        """Return the gradient in the place of the parameters."""
+        loss_and_gradient = sums(LossGradient(np.zeros(model.shape)))
+        return Solution(np.array(loss_and_gradient[1:]).reshape(model.shape), 1)
 
 
 class ElasticNetCV(LinearRegressor):
@@ -402,7 +424,7 @@ class ElasticNetCV(LinearRegressor):
         if isinstance(self.alphas, Integral):
             grid = AlphaGrid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
         given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
-        asked = PathSettings(
+        settings = PathSettings(
             ratios=ratios,
             grid=grid,
             given=np.sort(given)[::-1],
@@ -414,14 +436,14 @@ class ElasticNetCV(LinearRegressor):
             seed=seed_of(self.random_state),
         )
         fits = gram_fits(model.n_features, stack.roles.n_splits)
-        paths = (GramPaths if fits else WidePaths)(stack, model, asked)
+        paths = (GramPaths if fits else QuasiNewtonPaths)(stack, model, settings)
         sums = stack(stack.model(model), SinglePassSolver(PathErrorSums(paths.w, TEST))).w[
             ..., 0, :
         ]
         check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
         self._choose(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)
-        return paths.last(self.alpha_, self._ratio), paths.converged
+        return paths.refit(self.alpha_, self._ratio), paths.converged
 
     def _loss(self) -> Loss:
         return SquaredError()

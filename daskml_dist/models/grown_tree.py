@@ -1,4 +1,8 @@
-"""A tree as it was grown, by sums of whole numbers; how it is cut back, and what it answers."""
+"""Trees as they are grown, with integer sums in each node, and their way to prediction trees.
+
+A `GrownTree` comes out of growth. It can be cut to a number of leaves or pruned by cost complexity;
+`TreeConverter` turns the sums into values, impurities and thresholds of a `Tree`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.trees import Tree
 
-__all__ = ["GrownTree", "TreeFinisher", "cut_weakest_links", "join_subtrees"]
+__all__ = ["GrownTree", "TreeConverter", "join_subtrees", "prune_weakest_links"]
 
 
 Array = NDArray[Any]
@@ -22,22 +25,30 @@ Array = NDArray[Any]
 
 @dataclass(eq=False)
 class GrownTree:
-    """Nodes of a tree, children behind their parents, in the order of a walk.
+    """Nodes of a tree during and after growth; children are stored after their parents.
+
+    The right child of a node is always stored directly behind the left one, so only the left one's
+    index is kept. After :meth:`compacted`, the order is that of a depth-first walk that puts both
+    children of a node behind each other, and then the nodes below the left one first.
 
     Parameters
     ----------
     feature, left, depth : ndarray of int32 of shape (n_nodes,)
-        A leaf's feature is -1, and its left child itself.
+        Of a leaf, `feature` is -1 and `left` is the leaf's own index.
     cut : ndarray of int64 of shape (n_nodes, 3)
-        Last bin on the left, first on the right, whether missing values go left.
+        Last bin of the node's rows that go left, first bin of those that go right (-1 where only
+        missing values go right), and whether missing values go left.
     threshold : ndarray of float64 of shape (n_nodes,)
-        Where it was drawn; NaN where it lies between these bins.
+        Threshold that was drawn at random; NaN where the threshold lies between the two bins of
+        `cut`.
     sums : ndarray of int64 of shape (n_nodes, n_sums + 2)
-        Of the criterion, the packed total, and of what impurity is made.
+        Sums of the criterion, then the packed total (weight and number of rows in one integer),
+        then the term of the impurity. For absolute error, medians and the term are bit patterns of
+        float64.
     gain : ndarray of float64 of shape (n_nodes,)
-        In units of worth.
-    between : ndarray of float64 of shape (n_nodes, 2) or (0, 2)
-        Bounds of the answers.
+        Impurity decrease of the split in the criterion's integer units; 0 at leaves.
+    bounds : ndarray of float64 of shape (n_nodes, 2) or (0, 2)
+        Lower and upper bound of the node's value; empty without monotonic constraints.
     """
 
     feature: Array
@@ -47,11 +58,11 @@ class GrownTree:
     depth: Array
     sums: Array
     gain: Array
-    between: Array
+    bounds: Array
 
     @classmethod
-    def room(cls, n: int, n_sums: int, bounded: bool) -> GrownTree:
-        """Return a tree of empty arrays for `n` nodes."""
+    def empty(cls, n: int, n_sums: int, bounded: bool) -> GrownTree:
+        """Return a tree of uninitialised arrays for `n` nodes."""
         return cls(
             np.empty(n, np.int32), np.empty((n, 3), np.int64), np.empty(n), np.empty(n, np.int32),
             np.empty(n, np.int32), np.empty((n, n_sums + 2), np.int64), np.empty(n),
@@ -60,94 +71,100 @@ class GrownTree:
 
     @property
     def arrays(self) -> list[Array]:
-        """Its arrays, in the order of the parameters."""
+        """Return the arrays in the order of the parameters."""
         return [getattr(self, f.name) for f in fields(self)]
 
     def first(self, n: int) -> GrownTree:
         """Return the first `n` nodes."""
         return GrownTree(*(array[:n].copy() for array in self.arrays))
 
-    def walked(self) -> GrownTree:
-        """Return the nodes that can be reached from the root, in depth-first order."""
+    def compacted(self) -> GrownTree:
+        """Return the tree of the nodes that the root still reaches, renumbered depth-first."""
         order = _walk_depth_first(self.left)
-        place = np.empty(len(self.left), np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
+        # Inverse permutation: the new index of each node that is kept.
+        new_index = np.empty(len(self.left), np.int32)
+        new_index[order] = np.arange(len(order), dtype=np.int32)
         arrays = [array[order] if len(array) else array for array in self.arrays]
-        found = GrownTree(*arrays)
-        found.left = place[found.left]
-        return found
+        tree = GrownTree(*arrays)
+        tree.left = new_index[tree.left]
+        return tree
 
-    def _turn_into_leaves(self, ends: Array) -> GrownTree:
-        """Turn some nodes into leaves, and return the nodes that remain."""
-        self.feature[ends], self.gain[ends] = -1, 0.0
-        self.left[ends] = ends
-        return self.walked()
+    def _collapse_nodes(self, nodes: Array) -> GrownTree:
+        """Turn nodes into leaves in place; return the tree without the nodes below them."""
+        self.feature[nodes], self.gain[nodes] = -1, 0.0
+        self.left[nodes] = nodes
+        return self.compacted()
 
-    def with_leaves(self, most: int) -> GrownTree:
-        """Return the tree of at most `most` leaves that best-first growth would have made."""
-        open_ = [(-float(self.gain[0]), 0)] if self.feature[0] >= 0 else []
-        n_leaves, split = 1, np.zeros(len(self.left), bool)
-        while open_ and n_leaves < most:
-            _, node = heapq.heappop(open_)
-            split[node] = True
+    def limit_leaves(self, max_leaf_nodes: int) -> GrownTree:
+        """Return the tree of at most `max_leaf_nodes` leaves that best-first growth would make."""
+        # Splits do not depend on the order of growth, so that it can be replayed on the full tree.
+        candidates = [(-float(self.gain[0]), 0)] if self.feature[0] >= 0 else []
+        n_leaves, is_split = 1, np.zeros(len(self.left), bool)
+        while candidates and n_leaves < max_leaf_nodes:
+            _, node = heapq.heappop(candidates)
+            is_split[node] = True
             n_leaves += 1
             for child in (int(self.left[node]), int(self.left[node]) + 1):
                 if self.feature[child] >= 0:
-                    heapq.heappush(open_, (-float(self.gain[child]), child))
-        return self._turn_into_leaves(np.flatnonzero(~split & (self.feature >= 0)))
+                    heapq.heappush(candidates, (-float(self.gain[child]), child))
+        return self._collapse_nodes(np.flatnonzero(~is_split & (self.feature >= 0)))
 
-    def pruned(self, alpha: float, cost: Array) -> GrownTree:
-        """Return the tree after minimal cost-complexity pruning."""
+    def pruned(self, ccp_alpha: float, cost: Array) -> GrownTree:
+        """Return the tree after minimal cost-complexity pruning; `cost` is each node's own."""
         inner = self.feature >= 0
         left, right = np.where(inner, self.left, -1), np.where(inner, self.left + 1, -1)
-        ends = []
-        for weakest, node, _ in cut_weakest_links(left, right, cost):
-            if weakest > alpha:
+        collapsed = []
+        for alpha, node, _ in prune_weakest_links(left, right, cost):
+            if alpha > ccp_alpha:
                 break
-            ends.append(node)
-        return self._turn_into_leaves(np.array(ends, np.int64))
+            collapsed.append(node)
+        return self._collapse_nodes(np.array(collapsed, np.int64))
 
 
 def _walk_depth_first(left: Array, root: int = 0) -> Array:
-    """Return the nodes below a root in depth-first order."""
+    """Return a root and the nodes below it, siblings adjacent, the left one's subtree first."""
     from daskml_dist.backends.tree_predict import walk_subtree
 
-    found: Array = walk_subtree(left, root)
-    return found
+    order: Array = walk_subtree(left, root)
+    return order
 
 
 def join_subtrees(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
-    """Return the tree of a top part and the subtrees that were grown from some of its leaves."""
+    """Return a tree whose leaves `node` are replaced by the subtrees in `parts` (node, subtree)."""
     arrays = [[array] for array in top.arrays]
     n = len(top.left)
     for node, part in parts:
+        # The subtree's root takes the leaf's place, and its other nodes are appended: node i of the
+        # subtree (i > 0) becomes node n - 1 + i.
         left = np.where(part.left > 0, part.left + n - 1, node).astype(np.int32)
         inner = part.feature >= 0
+        # A leaf refers to itself.
         left[~inner] = np.arange(n - 1, n - 1 + len(left))[~inner]
         left[0] = node if not inner[0] else left[0]
-        for into, array, of in zip(arrays, part.arrays, top.arrays, strict=True):
-            of_part = left if array is part.left else array
+        for pieces, array, top_array in zip(arrays, part.arrays, top.arrays, strict=True):
+            renumbered = left if array is part.left else array
             if len(array):
-                of[node] = of_part[0]
-                into.append(of_part[1:])
+                top_array[node] = renumbered[0]
+                pieces.append(renumbered[1:])
         n += len(left) - 1
-    return GrownTree(*(np.concatenate(parts) for parts in arrays)).walked()
+    return GrownTree(*(np.concatenate(pieces) for pieces in arrays)).compacted()
 
 
 @dataclass(frozen=True)
-class TreeFinisher:
-    """Way from sums of nodes to a tree that answers.
+class TreeConverter:
+    """Converter of grown trees with integer sums to prediction trees in the targets' units.
 
     Parameters
     ----------
     criterion : Criterion
     bits : int
-        Of a packed number that count rows.
+        Low bits of a packed integer that count rows; the bits above are the sum of weights.
     weight, target, term : float
-        Scales.
+        Integer units per unit of weight, of the target, and of the impurity's term.
     centre : float, or ndarray of float64 of shape (n_outputs,)
+        Value that was subtracted from the targets.
     classes : tuple of int
-        Of each output; empty in regression.
+        Number of classes of each output; empty in regression.
     n_outputs : int
     """
 
@@ -160,108 +177,118 @@ class TreeFinisher:
     classes: tuple[int, ...] = ()
     n_outputs: int = 1
 
-    def of(self, grown: GrownTree, bins: Bins, low: Array, high: Array) -> tuple[Tree, Array]:
-        """Return the finished tree, and the impurity of each node."""
+    def convert(self, grown: GrownTree, low: Array, high: Array) -> tuple[Tree, Array]:
+        """Return the prediction tree and each node's impurity; `low`, `high`: range of each bin."""
         total = grown.sums[:, -2]
-        whole = (total >> self.bits).astype(np.float64)
+        weights = (total >> self.bits).astype(np.float64)
         means, impurity = self.means(grown)
         inner = grown.feature >= 0
-        unit = self.criterion.unit(self.target) / max(whole[0], 1.0) / self.n_outputs
+        # From integer units to an impurity decrease as a share of all rows, averaged over outputs.
+        gain_unit = self.criterion.unit(self.target) / max(weights[0], 1.0) / self.n_outputs
         values = means + self.centre
-        if len(grown.between):
-            values = self._clip_to_bounds(values, grown.between)
-        last, threshold = _choose_last_bins(grown, low, high)
+        if len(grown.bounds):
+            values = self._clip_to_bounds(values, grown.bounds)
+        last_left_bin, threshold = _choose_last_bins(grown, low, high)
         tree = Tree(
             feature=grown.feature,
-            bin=last,
+            bin=last_left_bin,
             threshold=np.where(inner, threshold, np.inf),
             left=grown.left,
             missing_left=inner & (grown.cut[:, 2] > 0),
-            category=np.full(len(whole), -1, np.int32),
+            category=np.full(len(weights), -1, np.int32),
             value=values,
-            gain=np.where(inner, grown.gain * unit, -1.0),
+            gain=np.where(inner, grown.gain * gain_unit, -1.0),
             count=total & ((1 << self.bits) - 1),
-            weight=whole / self.weight,
+            weight=weights / self.weight,
             depth=grown.depth,
             bitsets=np.empty((0, 4), np.uint64),
         )
         return tree, impurity
 
     def means(self, grown: GrownTree) -> tuple[Array, Array]:
-        """Return shares of classes, or means of the centred targets, and the impurity of nodes."""
+        """Return class probabilities or means of the centred targets, and the impurity, by node."""
         total = grown.sums[:, -2]
-        whole = (total >> self.bits).astype(np.float64)
-        each = np.where(whole > 0, whole, 1.0)
+        weights = (total >> self.bits).astype(np.float64)
+        divisors = np.where(weights > 0, weights, 1.0)
         if self.criterion.of_classes:
-            means = (grown.sums[:, :-2] >> self.bits) / each[:, None]
-            # A tree that drew no row knows nothing.
-            means[whole == 0] = np.concatenate([np.full(n, 1 / n) for n in self.classes])
-            return means, self.criterion.impurity(means, whole, self.n_outputs)
-        means = self.criterion.means(grown.sums[:, 1:-2], each, self.target)
-        term = self.criterion.term(grown.sums[:, -1], each, self.term)
+            means = (grown.sums[:, :-2] >> self.bits) / divisors[:, None]
+            # A tree that drew no row gives all classes the same probability.
+            means[weights == 0] = np.concatenate([np.full(n, 1 / n) for n in self.classes])
+            return means, self.criterion.impurity(means, weights, self.n_outputs)
+        means = self.criterion.means(grown.sums[:, 1:-2], divisors, self.target)
+        term = self.criterion.term(grown.sums[:, -1], divisors, self.term)
         return means, self.criterion.impurity(means, term, self.n_outputs)
 
-    def _clip_to_bounds(self, values: Array, between: Array) -> Array:
-        """Return values within the bounds of the monotonic constraints."""
+    def _clip_to_bounds(self, values: Array, bounds: Array) -> Array:
+        """Return values clipped to the bounds of the monotonic constraints."""
         if not self.criterion.of_classes:
-            # Bounds of medians are in the targets' own units.
-            scaled = between if self.criterion.needs_rows else between / self.target + self.centre
+            # Bounds of medians (absolute error) are in the targets' own units already.
+            scaled = bounds if self.criterion.needs_rows else bounds / self.target + self.centre
             return np.clip(values, scaled[:, :1], scaled[:, 1:])
-        second = np.clip(values[:, 1:], between[:, :1], between[:, 1:])
-        return np.column_stack([1 - second, second])
+        # Constraints of a classifier are on the probability of the second of its two classes.
+        positive = np.clip(values[:, 1:], bounds[:, :1], bounds[:, 1:])
+        return np.column_stack([1 - positive, positive])
 
 
 def _choose_last_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
-    """Return the last bins that go left, of all rows, and thresholds that lie between two bins.
+    """Return the last bin on the left of each split, and thresholds that agree with these bins.
 
-    Between the last bin that a node's own rows have on the left and the first that they have on the
-    right may be bins of other rows. These go where the middle of their values lies.
+    Bins in which a node has no rows may lie between its last bin on the left and its first on the
+    right. Other rows can fall into them: each such bin goes to the side of its midpoint.
     """
     threshold = _compute_thresholds(grown, low, high)
-    found = np.full(len(threshold), -1, np.int32)
-    cut = np.flatnonzero((grown.feature >= 0) & (grown.cut[:, 1] >= 0))
-    cut = cut[np.argsort(grown.feature[cut], kind="stable")]
-    features, starts = np.unique(grown.feature[cut], return_index=True)
-    for j, of in zip(features, np.split(cut, starts[1:]), strict=False):
+    last_bin = np.full(len(threshold), -1, np.int32)
+    nodes = np.flatnonzero((grown.feature >= 0) & (grown.cut[:, 1] >= 0))
+    # All splits of a feature are placed together.
+    nodes = nodes[np.argsort(grown.feature[nodes], kind="stable")]
+    features, starts = np.unique(grown.feature[nodes], return_index=True)
+    for j, splits in zip(features, np.split(nodes, starts[1:]), strict=False):
+        # An empty bin has low > high.
         filled = np.flatnonzero(low[j] <= high[j])
         with np.errstate(invalid="ignore"):
             middle = low[j, filled] / 2 + high[j, filled] / 2
-        first, last = (np.searchsorted(filled, grown.cut[of, k]) for k in (0, 1))
-        at = np.searchsorted(middle, threshold[of], side="right") - 1
-        at = np.clip(at, first, last - 1)
-        found[of] = filled[at]
-        a, b = high[j, filled[at]], low[j, filled[at + 1]]
-        cuts = (threshold[of] < a) | (threshold[of] >= b)
-        threshold[of[cuts]] = _compute_midpoints(a[cuts], b[cuts])
-    # All values go left, missing ones alone right.
-    found[(grown.feature >= 0) & (grown.cut[:, 1] < 0)] = low.shape[1] - 1
-    return found, threshold
+        first, last = (np.searchsorted(filled, grown.cut[splits, k]) for k in (0, 1))
+        position = np.searchsorted(middle, threshold[splits], side="right") - 1
+        position = np.clip(position, first, last - 1)
+        last_bin[splits] = filled[position]
+        # A threshold inside a bin would send rows of one bin to both sides: it moves between two.
+        below, above = high[j, filled[position]], low[j, filled[position + 1]]
+        inside = (threshold[splits] < below) | (threshold[splits] >= above)
+        threshold[splits[inside]] = _compute_midpoints(below[inside], above[inside])
+    # Splits that send only missing values to the right: every bin goes left.
+    last_bin[(grown.feature >= 0) & (grown.cut[:, 1] < 0)] = low.shape[1] - 1
+    return last_bin, threshold
 
 
 def _compute_thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
-    """Return the largest values that go left."""
+    """Return the largest value that goes left at each split: drawn, or between the two bins."""
     inner = grown.feature >= 0
     feature = np.where(inner, grown.feature, 0)
     last, first = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
-    between = _compute_midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
-    between = np.where(first < 0, np.inf, between)
-    return np.where(np.isnan(grown.threshold), between, grown.threshold)
+    midpoint = _compute_midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
+    midpoint = np.where(first < 0, np.inf, midpoint)
+    return np.where(np.isnan(grown.threshold), midpoint, grown.threshold)
 
 
 def _compute_midpoints(a: Array, b: Array) -> Array:
-    """Return the midpoints of `a` and `b` that are below `b`, else `a`."""
+    """Return midpoints of `a` and `b`; `a` where rounding or infinities leave none in [a, b)."""
     with np.errstate(invalid="ignore", over="ignore"):
-        between = a / 2 + b / 2
-    return np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)
+        middle = a / 2 + b / 2  # halved first: a + b could overflow
+    return np.where((middle < a) | (middle >= b) | ~np.isfinite(middle), a, middle)
 
 
-def cut_weakest_links(left: Array, right: Array, cost: Array) -> Iterator[tuple[float, int, float]]:
-    """Cut the subtree that lowers the cost by the least for each of its leaves, again and again.
+def prune_weakest_links(
+    left: Array, right: Array, cost: Array
+) -> Iterator[tuple[float, int, float]]:
+    """Yield the steps of weakest-link pruning (Breiman et al. 1984, section 3.3) down to the root.
+
+    Each step collapses the node whose subtree lowers the cost by the least per additional leaf. It
+    yields that effective alpha, the node, and the cost of the leaves of the tree that remains.
 
     Parameters
     ----------
     left, right : ndarray of int of shape (n_nodes,)
-        Children, which come behind their parents; negative at leaves.
+        Children, stored after their parents; negative at leaves.
     cost : ndarray of float64 of shape (n_nodes,)
         Impurity of each node times its share of the rows.
     """
@@ -269,38 +296,41 @@ def cut_weakest_links(left: Array, right: Array, cost: Array) -> Iterator[tuple[
     inner = np.flatnonzero(left >= 0)
     parent = np.full(n, -1)
     parent[left[inner]] = parent[right[inner]] = inner
-    below, leaves = cost.astype(np.float64), np.ones(n, np.int64)
+    # Cost and number of the leaves of each node's subtree, from the leaves upwards.
+    subtree_cost, n_leaves = cost.astype(np.float64), np.ones(n, np.int64)
     for node in inner[::-1]:
-        below[node] = below[left[node]] + below[right[node]]
-        leaves[node] = leaves[left[node]] + leaves[right[node]]
-    alive = left >= 0
+        subtree_cost[node] = subtree_cost[left[node]] + subtree_cost[right[node]]
+        n_leaves[node] = n_leaves[left[node]] + n_leaves[right[node]]
+    is_split = left >= 0
 
-    def alpha_of(node: int) -> float:
-        return float((cost[node] - below[node]) / (leaves[node] - 1))
+    def effective_alpha(node: int) -> float:
+        return float((cost[node] - subtree_cost[node]) / (n_leaves[node] - 1))
 
-    # An ancestor's alpha never falls, so that one out of date is found when its turn comes.
-    heap = [(alpha_of(node), node) for node in inner.tolist()]
+    # The alpha of an ancestor only grows when a node below it collapses: entries of the heap are
+    # checked when they are popped, and pushed again if they are out of date.
+    heap = [(effective_alpha(node), node) for node in inner.tolist()]
     heapq.heapify(heap)
     while heap:
         alpha, node = heapq.heappop(heap)
-        if not alive[node]:
+        if not is_split[node]:
             continue
-        if alpha_of(node) > alpha:
-            heapq.heappush(heap, (alpha_of(node), node))
+        if effective_alpha(node) > alpha:
+            heapq.heappush(heap, (effective_alpha(node), node))
             continue
-        _end(alive, left, right, node)
-        less, fewer, above = cost[node] - below[node], leaves[node] - 1, node
-        while above >= 0:
-            below[above] += less
-            leaves[above] -= fewer
-            above = int(parent[above])
-        yield alpha, node, float(below[0])
+        _mark_collapsed(is_split, left, right, node)
+        cost_increase, removed_leaves = cost[node] - subtree_cost[node], n_leaves[node] - 1
+        ancestor = node
+        while ancestor >= 0:
+            subtree_cost[ancestor] += cost_increase
+            n_leaves[ancestor] -= removed_leaves
+            ancestor = int(parent[ancestor])
+        yield alpha, node, float(subtree_cost[0])
 
 
-def _end(alive: Array, left: Array, right: Array, node: int) -> None:
-    """Note that nothing below a node is split."""
-    waiting = [node]
-    while waiting:
-        at = waiting.pop()
-        alive[at] = False
-        waiting += [int(child) for child in (left[at], right[at]) if alive[child]]
+def _mark_collapsed(is_split: Array, left: Array, right: Array, node: int) -> None:
+    """Mark a node and all nodes below it as no longer split, in place."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        is_split[current] = False
+        stack += [int(child) for child in (left[current], right[current]) if is_split[child]]

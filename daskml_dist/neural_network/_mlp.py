@@ -38,7 +38,7 @@ from daskml_dist.solvers import LBFGS, Solution, Solver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
-from daskml_dist.training.in_parts import FallingRate
+from daskml_dist.training.in_parts import AdaptiveRate
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec, Settings
 
@@ -279,7 +279,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
         if self._is_adaptive:
-            return job.train_steps(fit, falling=FallingRate(starts_anew=True))
+            return job.train_steps(fit, adaptive_rate=AdaptiveRate(restarts=True))
         return super()._run_training(job, fit)
 
     def _checkpoint(self) -> Checkpoint | None:

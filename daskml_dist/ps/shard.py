@@ -25,27 +25,30 @@ from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
 __all__ = ["Shard", "TouchedRowSteps"]
 
-#: Entries that go through a step's operations together on the host: what these make of them stays
-#: in a cache, and is small enough that a worker of Dask keeps the memory.
-_CACHED_ENTRIES = 1 << 14
+#: Entries of a slice that is stepped at once on the host: the temporary arrays (128 KiB of float64)
+#: stay in the CPU's cache, and are small enough that malloc in a Dask worker keeps their memory.
+_SLICE_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class _GroupPiece:
-    """Neighbouring rows of a group, whose step is made by one operation after another.
+class _RowSlice:
+    """Slice of a group's rows that is stepped at once by array operations.
 
     Parameters
     ----------
-    at : slice
-        Of the group's rows.
+    rows : slice
+        Rows within the group.
     w : array
+        View of their parameters.
     opt_state : dict of arrays
+        Views of their optimizer state.
     n_penalised : int
-        Leading rows that the penalty applies to.
-    l1 : float or array
+        Number of leading rows of the slice that the penalty applies to.
+    l1 : float or array of shape (n_rows, 1)
+        Strength of the l1 penalty; 0.0 where there is none.
     """
 
-    at: slice
+    rows: slice
     w: Any
     opt_state: dict[str, Any]
     n_penalised: int
@@ -53,19 +56,26 @@ class _GroupPiece:
 
 
 class GroupSteps:
-    """Steps of a group's rows along their summed gradient; the rows are looked up once.
+    """Steps of all rows of a group along a dense gradient, summed over the rows of a batch.
 
     Parameters
     ----------
     group : ParameterGroup
-        The shard's part of it.
+        The part of the group that lies in this shard.
     w : array of shape (n_rows, width)
         All parameters of the shard.
     opt_state : dict of arrays
-        The optimizer's state of all of them.
+        The optimizer's state of all parameters of the shard.
     backend : Backend
     coordinates : bool
-        Whether gradients touch few rows.
+        Whether most rows of a gradient are zero (sparse batches).
+
+    Attributes
+    ----------
+    rows : slice
+        Rows of the group within the shard.
+    covers_shard : bool
+        Whether the group is the whole shard, so that gradients need not be sliced.
     """
 
     def __init__(
@@ -76,116 +86,133 @@ class GroupSteps:
         backend: Backend,
         coordinates: bool,
     ) -> None:
-        at, k = group.rows, group.n_penalised
+        rows, k = group.rows, group.n_penalised
         self.group = group
-        self.at = at
-        self.whole = group.stop - group.start == w.shape[0]
-        self._w = w if self.whole else w[at, ...]
-        self._opt_state = {name: opt_state[name][at, ...] for name in group.state_names}
+        self.rows = rows
+        self.covers_shard = group.stop - group.start == w.shape[0]
+        self._w = w if self.covers_shard else w[rows, ...]
+        self._opt_state = {name: opt_state[name][rows, ...] for name in group.state_names}
         self._l2 = group.penalty.l2 if k else 0.0
-        self._pieces = self._cut_pieces(backend.device == "cpu", _make_l1_strengths(group, w))
+        self._slices = self._slice_rows(backend.device == "cpu", _make_l1_strengths(group, w))
         self._coordinates = coordinates
         self._backend = backend
-        self._fuses = (
+        # The compiled step knows the formulas of built-in optimizers on a device; on the host it
+        # compiles the optimizer's own update, so that any optimizer can be fused there.
+        self._can_fuse = (
             group.descends
             and not group.rates
-            and (is_own_optimizer(group.optimizer) or backend.device == "cpu")
+            and (is_builtin_optimizer(group.optimizer) or backend.device == "cpu")
         )
         self._update: Callable[[Any, float, float, int], bool] | None = None
 
-    def __call__(self, grad: Any, rows: float, rate: float, number: int, fused: bool) -> None:
-        """Take one step."""
+    def __call__(
+        self, grad: Any, n_rows: float, learning_rate: float, step_number: int, fused: bool
+    ) -> None:
+        """Take one step; `grad` is a sum over `n_rows` rows of data, and may be overwritten."""
         group = self.group
+        # Buffers are running means, additive rows are sums: neither has an optimizer.
         if group.buffer:
-            self._w -= grad / rows
+            self._w -= grad / n_rows
             return
         if group.additive:
             self._w -= grad if group.rate == 1 else group.rate * grad
             return
-        rate *= group.rate
-        if fused and self._fuses:
+        learning_rate *= group.rate
+        if fused and self._can_fuse:
             if self._update is None:
-                self._update = self._bind_update(rows, rate, number)
-            if self._update(grad, rows, rate, number):
+                self._update = self._bind_update(n_rows, learning_rate, step_number)
+            # False: the backend has no kernel for these arrays.
+            if self._update(grad, n_rows, learning_rate, step_number):
                 return
-        for piece in self._pieces:
-            self._step_piece(piece, grad[piece.at, ...], rows, rate, number)
+        for row_slice in self._slices:
+            own_grad = grad[row_slice.rows, ...]
+            self._step_slice(row_slice, own_grad, n_rows, learning_rate, step_number)
 
-    def _step_piece(
-        self, piece: _GroupPiece, grad: Any, rows: float, rate: float, number: int
-    ) -> None:
-        grad /= rows
-        k = piece.n_penalised
+    def _step_slice(
+        self, row_slice: _RowSlice, grad: Any, n_rows: float, learning_rate: float,
+        step_number: int,
+    ) -> None:  # fmt: skip
+        """Take the step of one slice by array operations; `grad` is overwritten."""
+        grad /= n_rows
+        k = row_slice.n_penalised
         # The gradient of the L2 penalty joins that of the loss; L1 is the optimizer's proximal
         # step.
         if self._l2 and k == grad.shape[0]:
-            grad += self._l2 * piece.w
+            grad += self._l2 * row_slice.w
         elif self._l2 and k:
-            grad[:k, :] += self._l2 * piece.w[:k, ...]
-        self.group.update(piece.w, grad, piece.opt_state, rate, number, piece.l1)
+            grad[:k, :] += self._l2 * row_slice.w[:k, ...]
+        self.group.update(
+            row_slice.w, grad, row_slice.opt_state, learning_rate, step_number, row_slice.l1
+        )
 
-    def _cut_pieces(self, on_host: bool, l1: Any) -> list[_GroupPiece]:
-        """Return pieces of the rows; one piece where the optimizer may look at all entries."""
+    def _slice_rows(self, on_host: bool, l1: Any) -> list[_RowSlice]:
+        """Return the slices in which rows are stepped: one, unless steps are elementwise."""
         n_rows, width = self._w.shape
-        # An optimizer that looks at all entries at once (a norm, a matrix) must see the group
-        # whole.
-        of_entries = on_host and self.group.optimizer.elementwise_update is not None
-        most = max(_CACHED_ENTRIES // width, 1) if of_entries else n_rows
+        # An optimizer that looks at all entries (a norm, a matrix) must see the group whole.
+        is_elementwise = on_host and self.group.optimizer.elementwise_update is not None
+        max_rows = max(_SLICE_ENTRIES // width, 1) if is_elementwise else n_rows
         return [
-            _GroupPiece(
-                at,
-                self._w[at, ...],
-                {name: array[at, ...] for name, array in self._opt_state.items()},
-                min(max(self.group.n_penalised - at.start, 0), at.stop - at.start),
-                l1 if isinstance(l1, float) else l1[at, ...],
+            _RowSlice(
+                rows,
+                self._w[rows, ...],
+                {name: array[rows, ...] for name, array in self._opt_state.items()},
+                min(max(self.group.n_penalised - rows.start, 0), rows.stop - rows.start),
+                l1 if isinstance(l1, float) else l1[rows, ...],
             )
-            for at in row_slices(n_rows, most)
+            for rows in row_slices(n_rows, max_rows)
         ]
 
-    def _bind_update(self, rows: float, rate: float, number: int) -> Any:
-        """Return the backend's steps over these arrays."""
-        group, few = self.group, self._coordinates
+    def _bind_update(self, n_rows: float, learning_rate: float, step_number: int) -> Any:
+        """Return the backend's fused step, bound to the group's arrays."""
+        group = self.group
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        # The arrays are bound once; each step then passes its numbers alone.
-        step = Step(self._w, None, self._opt_state, rows, rate, number, l1, l2, k, few)
+        # The arrays are bound once; each step then passes only its gradient and scalars.
+        step = Step(
+            self._w, None, self._opt_state, n_rows, learning_rate, step_number, l1, l2, k,
+            self._coordinates,
+        )  # fmt: skip
         return self._backend.updater(group.optimizer, step)
 
 
 def _make_l1_strengths(group: ParameterGroup, w: Any) -> Any:
-    """Return the strength of a group's l1 penalty for each of its rows."""
+    """Return the l1 strength of each row as a column, or 0.0 if the group has no l1 penalty."""
     if group.penalty.l1 == 0 or not group.descends:
         return 0.0
-    # Always an array: the digits of a step must not depend on how the rows are cut.
+    # Always an array, not a float where all rows are penalised: a step must give the same bits
+    # however the rows are sliced.
     strengths = zeros((group.stop - group.start, 1), w.dtype, w)
     strengths[: group.n_penalised, :] = group.penalty.l1
     return strengths
 
 
-def is_own_optimizer(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is the package's own; a subclass may compute something else."""
+def is_builtin_optimizer(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is one of the package itself: a subclass may step otherwise."""
     return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
 
 def find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
-    """Return the places of a group's rows among some sorted rows of the parameters."""
+    """Return the slice of a sorted array of row numbers that falls into the group."""
     start, stop = np.searchsorted(index, (group.start, group.stop)).tolist()
     return slice(start, stop)
 
 
 class TouchedRowSteps:
-    """Steps of a group's touched rows, with the penalty that is pending for these.
+    """Steps of the rows of a group that a batch touched, with the penalty pending for them.
+
+    Rows are penalised lazily: a row that was not touched for some steps gets the penalty of all of
+    them at once, when it is touched again.
 
     Parameters
     ----------
     group : ParameterGroup
-        The shard's part of it.
+        The part of the group that lies in this shard.
     w : array of shape (n_rows, width)
         All parameters of the shard.
     opt_state : dict of arrays
-        The optimizer's state of all of them.
+        The optimizer's state of all parameters of the shard.
     row_rate_sums : ndarray of float64 of shape (n_rows,), or None
-        Rate sum up to which each row's penalty has been applied, as a sum of the group's learning
-        rates; None: no penalty is pending.
+        Sum of the group's learning rates up to which each row has been penalised; None: there is no
+        lazy penalty.
     backend : Backend
     """
 
@@ -197,56 +224,58 @@ class TouchedRowSteps:
         row_rate_sums: Any,
         backend: Backend,
     ) -> None:
-        at = group.rows
+        rows = group.rows
         self._group = group
-        self._whole = group.stop - group.start == w.shape[0]
-        self._w = w if self._whole else w[at]
-        self._opt_state = {name: opt_state[name][at] for name in group.state_names}
-        self._row_rate_sums = None if row_rate_sums is None else row_rate_sums[at]
+        self._covers_shard = group.stop - group.start == w.shape[0]
+        self._w = w if self._covers_shard else w[rows]
+        self._opt_state = {name: opt_state[name][rows] for name in group.state_names}
+        self._row_rate_sums = None if row_rate_sums is None else row_rate_sums[rows]
         self._backend = backend
-        #: Compiled steps; False: there are none, None: not looked for yet.
+        #: The backend's compiled step; False: it has none, None: not asked for yet.
         self._compiled: Any = None
 
     def __call__(
-        self, grad: Any, rows: float, index: NDArray[np.int64], rate: float, number: int,
-        rate_sum: float,
+        self, grad: Any, n_rows: float, index: NDArray[np.int64], learning_rate: float,
+        step_number: int, rate_sum: float,
     ) -> None:  # fmt: skip
-        """Take one step."""
+        """Take one step of the sorted rows `index`; `rate_sum` adds up all rates so far."""
         group = self._group
-        # Rows of other groups are stepped by these.
-        if not self._whole:
-            some = find_group_rows(group, index)
-            grad, index = grad[some], index[some] - group.start
+        # Keep the rows of this group; each other group takes its own.
+        if not self._covers_shard:
+            own = find_group_rows(group, index)
+            grad, index = grad[own], index[own] - group.start
             if not len(index):
                 return
         if group.buffer:
-            self._w[index] -= grad / rows
+            self._w[index] -= grad / n_rows
             return
         if group.additive:
             self._w[index] -= grad if group.rate == 1 else group.rate * grad
             return
-        rate, rate_sum = rate * group.rate, rate_sum * group.rate
+        learning_rate, rate_sum = learning_rate * group.rate, rate_sum * group.rate
         # Compiled for these arrays at the first step that needs it.
         if self._compiled is None:
-            self._compiled = self._bind_update(number)
+            self._compiled = self._bind_update(step_number)
         if self._compiled and grad.dtype == self._w.dtype:
-            self._compiled(index, grad, rows, rate, number, rate_sum)
+            self._compiled(index, grad, n_rows, learning_rate, step_number, rate_sum)
         else:
-            grad /= rows
-            self._step_gathered_rows(grad, index, rate, number, rate_sum)
+            grad /= n_rows
+            self._step_gathered_rows(grad, index, learning_rate, step_number, rate_sum)
 
-    def _bind_update(self, number: int) -> Any:
+    def _bind_update(self, step_number: int) -> Any:
+        """Return the backend's step for touched rows, bound to the arrays; False if it has none."""
         group = self._group
         if group.rates:
             return False
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        step = Step(self._w, None, self._opt_state, 0.0, 0.0, number, l1, l2, k, True)
+        step = Step(self._w, None, self._opt_state, 0.0, 0.0, step_number, l1, l2, k, True)
         return self._backend.coordinate_updater(group.optimizer, step, self._row_rate_sums) or False
 
     def _step_gathered_rows(
-        self, grad: Any, index: NDArray[np.int64], rate: float, number: int, rate_sum: float
-    ) -> None:
-        """Take the step in rows that are gathered and put back, to the bits of the compiled one."""
+        self, grad: Any, index: NDArray[np.int64], learning_rate: float, step_number: int,
+        rate_sum: float,
+    ) -> None:  # fmt: skip
+        """Take the step on a copy of the rows and write it back, with the compiled step's bits."""
         w = self._w[index]
         opt_state = {name: array[index] for name, array in self._opt_state.items()}
         group = self._group
@@ -254,17 +283,17 @@ class TouchedRowSteps:
         k = int(np.searchsorted(index, group.n_penalised))
         l1, l2 = group.penalty.l1, group.penalty.l2
         strength: Any = 0.0
-        if self._row_rate_sums is not None and (l1 or l2) and rate > 0:
+        if self._row_rate_sums is not None and (l1 or l2) and learning_rate > 0:
             pending = (rate_sum - self._row_rate_sums[index])[:, None]
             pending[k:] = 0
             # The pending penalty as a number of steps at the present learning rate.
-            elapsed = (pending / rate).astype(w.dtype)
+            elapsed = (pending / learning_rate).astype(w.dtype)
             strength = l1 * elapsed if l1 else 0.0
             if l2:
-                # A row not touched for long must not be thrown past zero.
-                grad += l2 * np.minimum(elapsed, 1 / (group.by_column(rate, w) * l2)) * w
+                # Capped, so that the penalty of many missed steps at once does not overshoot zero.
+                grad += l2 * np.minimum(elapsed, 1 / (group.by_column(learning_rate, w) * l2)) * w
             self._row_rate_sums[index] = rate_sum
-        group.update(w, grad, opt_state, rate, number, strength)
+        group.update(w, grad, opt_state, learning_rate, step_number, strength)
         self._w[index] = w
         for name, array in opt_state.items():
             self._opt_state[name][index] = array
@@ -313,7 +342,7 @@ class Shard:
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()
         # The package's own make a step to the same bits, one operation at a time or compiled.
-        self._any_way = all(is_own_optimizer(group.optimizer) for group in self._groups)
+        self._any_way = all(is_builtin_optimizer(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and what it was when the penalty of each row was last
         # applied: the difference is the penalty that is pending (lazy regularisation).
         self._rate_sum = 0.0
@@ -410,7 +439,7 @@ class Shard:
         """Return whether several steps may be made at once, where the state lies."""
         if not self.on_device:
             return self.rule.steps_alone
-        return self.rule.can_run_in_kernels and is_own_optimizer(self.rule.groups[0].optimizer)
+        return self.rule.can_run_in_kernels and is_builtin_optimizer(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
         """Return the next step, of no rows, which changes nothing."""
@@ -474,7 +503,7 @@ class Shard:
             n_rows, width = self.w.shape
             self._fused = self._backend.updates_at(self.version, n_rows * width, self._any_way)
         for steps in self._steps:
-            part = grad if steps.whole else grad[steps.at, ...]
+            part = grad if steps.covers_shard else grad[steps.rows, ...]
             steps(part, rows, rate, self.step, self._fused)
 
     def _clip_gradient(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:

@@ -3,7 +3,7 @@
 Decisions follow from sums of integers alone; random draws are hashed from the seed, the tree, and
 the row's number or the path to a node. So it does not matter which trainer grows a tree, or on
 which rows. Where all rows fit on each trainer, trainers grow trees of their own (`forest_growth`,
-or on a device `forest_levels`); else they grow each tree together (`forest_joint_growth`).
+or on a device, level by level); else they grow each tree together (`forest_joint_growth`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from daskml_dist.backends.forests import ForestFacts
 from daskml_dist.backends.host_forests import draw_lane_lines
 from daskml_dist.models.bins import Bins, draw_by_hash, hash_numbers
 from daskml_dist.models.criteria import Criterion
-from daskml_dist.models.grown_tree import GrownTree, TreeFinisher
+from daskml_dist.models.grown_tree import GrownTree, TreeConverter
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
 from daskml_dist.solvers.own_rows import Array
@@ -122,7 +122,7 @@ class ForestContext:
             self.table, scales.bits, growth.n_sums, growth.n_line, growth.n_outputs,
             bins.n_features, bins.max_bins, growth.monotonic_signs, self.bounded, low, high,
         )  # fmt: skip
-        self.answers = TreeFinisher(
+        self.tree_converter = TreeConverter(
             growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre,
             growth.classes, growth.n_outputs,
         )  # fmt: skip
@@ -205,24 +205,24 @@ class ForestContext:
         if growth.max_depth is not None and growth.max_depth - depth < 30:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
         levels = len(lines) if growth.max_depth is None else max(growth.max_depth - depth, 0)
-        room = GrownTree.room(n, growth.n_sums, self.bounded)
-        found = grow_tree(
+        grown = GrownTree.empty(n, growth.n_sums, self.bounded)
+        n_nodes = grow_tree(
             facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
-            growth.monotonic_signs, self.low, self.high, *room.arrays,
+            growth.monotonic_signs, self.low, self.high, *grown.arrays,
             *make_growth_scratch(facts, growth.n_sums, len(lines), levels),
         )  # fmt: skip
-        return room.first(found)
+        return grown.first(n_nodes)
 
     def finish_tree(self, grown: GrownTree) -> tuple[Tree, Array]:
         """Return the finished tree, pruned to the limits on leaves and cost, and its impurity."""
         growth = self.growth
         if growth.max_leaf_nodes is not None:
-            grown = grown.with_leaves(growth.max_leaf_nodes)
+            grown = grown.limit_leaves(growth.max_leaf_nodes)
         if growth.ccp_alpha > 0:
             weight = grown.sums[:, -2] >> self.scales.bits
-            cost = self.answers.means(grown)[1] * weight / max(weight[0], 1)
+            cost = self.tree_converter.means(grown)[1] * weight / max(weight[0], 1)
             grown = grown.pruned(growth.ccp_alpha, cost)
-        return self.answers.of(grown, self.bins, self.low, self.high)
+        return self.tree_converter.convert(grown, self.low, self.high)
 
 
 def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:

@@ -117,7 +117,7 @@ class _LevelStore:
     tree: list[Array] = field(default_factory=list)
     depth: list[Array] = field(default_factory=list)
     sums: list[Array] = field(default_factory=list)
-    between: list[Array] = field(default_factory=list)
+    bounds: list[Array] = field(default_factory=list)
     left: list[Array] = field(default_factory=list)
     gain: list[Array] = field(default_factory=list)
     best: list[Array] = field(default_factory=list)
@@ -129,7 +129,7 @@ class _LevelStore:
         self.tree.append(nodes.tree)
         self.depth.append(depth)
         self.sums.append(sums)
-        self.between.append(nodes.bounds[:, :2])
+        self.bounds.append(nodes.bounds[:, :2])
         self.left.append(np.arange(self.n, self.n + n))
         self.gain.append(np.zeros(n))
         self.best.append(np.full((n, n_told), -1, np.int64))
@@ -143,8 +143,8 @@ class _LevelStore:
 
     def made(self, n_trees: int, bounded: bool) -> list[GrownTree]:
         """Return the tree that has grown from each root."""
-        lists = self.tree, self.depth, self.sums, self.between, self.left, self.gain, self.best
-        tree, depth, sums, between, left, gain, best = map(np.concatenate, lists)
+        lists = self.tree, self.depth, self.sums, self.bounds, self.left, self.gain, self.best
+        tree, depth, sums, bounds, left, gain, best = map(np.concatenate, lists)
         order = np.argsort(tree, kind="stable")
         ends = np.searchsorted(tree[order], np.arange(n_trees + 1))
         place = np.empty(self.n, np.int64)
@@ -160,8 +160,8 @@ class _LevelStore:
                 depth=depth[own],
                 sums=sums[own],
                 gain=gain[own],
-                between=between[own] if bounded else np.empty((0, 2)),
-            ).walked()
+                bounds=bounds[own] if bounded else np.empty((0, 2)),
+            ).compacted()
 
         return [of_tree(order[a:b]) for a, b in pairwise(ends.tolist())]
 
@@ -706,7 +706,7 @@ class _TopNodes:
         """Return the part of the tree that all trainers have grown together."""
         left, nodes = np.array(self._left, np.int32), self._nodes
         n_sums = self._growing.growth.n_sums
-        made = GrownTree.room(len(nodes), n_sums, self._growing.bounded)
+        made = GrownTree.empty(len(nodes), n_sums, self._growing.bounded)
         for k, node in enumerate(nodes):
             inner = left[k] != k
             made.feature[k] = node.feature if inner else -1
@@ -714,8 +714,8 @@ class _TopNodes:
             made.threshold[k] = node.told[1:2].view(np.float64)[0] if inner else np.nan
             made.depth[k] = node.depth
             made.sums[k] = self.sums[k]
-            if len(made.between):
-                made.between[k] = node.bounds[:2]
+            if len(made.bounds):
+                made.bounds[k] = node.bounds[:2]
         made.left[:] = left
         made.gain[:] = self._gain
         return made
@@ -723,7 +723,7 @@ class _TopNodes:
 
 def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
     """Return the concatenated arrays of several tree parts, and where each part ends."""
-    empty = GrownTree.room(0, growing.growth.n_sums, growing.bounded)
+    empty = GrownTree.empty(0, growing.growth.n_sums, growing.bounded)
     n = np.array([0, *(len(part.left) for part in grown)], np.int64)
     arrays = zip(empty.arrays, *(part.arrays for part in grown), strict=True)
     return [n.cumsum(), *(np.concatenate(parts) for parts in arrays)]

@@ -1,10 +1,13 @@
-"""Fits in parts: with checkpoints, pass by pass, or with a falling learning rate.
+"""Fits that run as a sequence of shorter fits ("parts").
 
-Each part is a fit that starts where the one before ended. A `FitCourse` knows how far a fit has
-come and which part is next: `StepsCourse` goes on from parameters and optimizer state,
-`RoundsCourse` from the log of a solver. `train_in_parts` is the one loop over the parts, and
-`OneFit` makes them look like one fit to callbacks. A checkpoint holds the course's state and facts;
-the facts of its `identity` decide whether a file is of this fit.
+A fit runs in parts where it writes checkpoints, where a callback needs the parameters after each
+pass, or where the learning rate is adaptive.
+
+Each part is a fit that starts where the one before ended. A `FitProgress` knows how far a fit has
+come and which part is next: `StepsProgress` continues from parameters and optimizer state,
+`RoundsProgress` from the log of a solver. `train_in_parts` is the one loop over the parts, and
+`WholeFitCallbacks` makes them look like one fit to callbacks. A checkpoint holds the state of the
+progress and JSON facts; those of its identity decide whether a file is of this fit.
 """
 
 from __future__ import annotations
@@ -47,11 +50,11 @@ from daskml_dist.training.work import OwnRowsWork, RoundWork
 from daskml_dist.training.worker.loops.rounds import SolverPoint, SumLog
 
 __all__ = [
-    "FallingRate",
-    "FitCourse",
-    "OneFit",
-    "RoundsCourse",
-    "StepsCourse",
+    "AdaptiveRate",
+    "FitProgress",
+    "RoundsProgress",
+    "StepsProgress",
+    "WholeFitCallbacks",
     "load_saved_seed",
     "make_checkpoint_facts",
     "resume_from_checkpoint",
@@ -67,24 +70,27 @@ MAX_FACTS_BYTES = 1 << 28
 MAX_RECORD_BYTES = 1 << 12
 
 
-class OneFit(CallbackList):
-    """Callbacks that see the parts of a fit as one fit, whose passes are numbered through.
+class WholeFitCallbacks(CallbackList):
+    """Callbacks that see all parts as one fit, whose passes are numbered from first to last.
 
     Parameters
     ----------
     callbacks : CallbackList
     with_parameters : bool, default=True
-        Whether :meth:`on_part_end` tells of passes where a callback is to see the parameters.
-        Otherwise each pass is told as it ends, and a callback that asks for parameters is refused.
+        Whether callbacks that need the parameters are called at the end of each part, when the
+        client has them. If False, all are called as each pass ends, and a callback that
+        asks for parameters is refused.
     """
 
     def __init__(self, callbacks: CallbackList, *, with_parameters: bool = True) -> None:
         super().__init__(callbacks)
-        self._of = callbacks
+        self._wrapped = callbacks
+        #: What callbacks see of the present part's run; None before the first part.
         self.view: Any = None
-        #: Passes of earlier parts that the numbers of the present part's passes leave out.
-        self.n_before = 0
-        self._holds = with_parameters and callbacks.need_parameters
+        #: Added to the number of each pass: a part may count its passes from 1 again.
+        self.pass_offset = 0
+        #: Whether `on_pass_end` is delayed until the part's end.
+        self._delays_passes = with_parameters and callbacks.need_parameters
 
     @property
     def stopped(self) -> bool:
@@ -92,109 +98,109 @@ class OneFit(CallbackList):
         return self.view is not None and self.view.stopped
 
     def on_fit_begin(self, run: Any) -> None:
-        """Tell the callbacks of the first part's beginning only."""
-        # Every part begins a run of its own; the user sees the first beginning.
-        first, self.view = self.view is None, run
-        if first:
+        """Call `on_fit_begin` for the first part only."""
+        is_first, self.view = self.view is None, run
+        if is_first:
             super().on_fit_begin(run)
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell the callbacks of a pass, unless they wait for the parameters after it."""
-        record["pass"] += self.n_before
-        if not self._holds:
+        """Renumber the pass, and call `on_pass_end` now unless it is delayed to the part's end."""
+        record["pass"] += self.pass_offset
+        if not self._delays_passes:
             super().on_pass_end(run, record)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell the callbacks of a repeated pass, unless they wait for the parameters."""
-        record["pass"] += self.n_before
-        if not self._holds:
+        """Renumber a pass that was repeated after a loss, and call the callbacks unless delayed."""
+        record["pass"] += self.pass_offset
+        if not self._delays_passes:
             super().on_pass_redone(run, record)
 
     def has_raised(self, error: BaseException) -> bool:
-        """Return whether an error is the one that a callback of this fit raised first."""
-        return super().has_raised(error) or self._of.has_raised(error)
+        """Return whether an error was raised by a callback rather than by the fit."""
+        return super().has_raised(error) or self._wrapped.has_raised(error)
 
     def on_part_end(self, records: list[dict[str, Any]], state: ShardState) -> None:
-        """Tell callbacks that need parameters of the passes of a part."""
-        if self._holds:
+        """Call the delayed `on_pass_end` of a part's passes, with the parameters after them."""
+        if self._delays_passes:
             self.view.paused(state, self.fitted)
-            # Told late, once the parameters after these passes are with the client.
             for record in records:
                 super().on_pass_end(self.view, record)
 
     def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
-        """Tell the callbacks of an error; the end of a part is none of the fit."""
+        """Call `on_fit_end` for an error only: the end of a part is not the end of the fit."""
         if error is not None:
             super().on_fit_end(run, error)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell the callbacks once that the fit ended, if it began."""
+        """Call `on_fit_end` for the whole fit, if it has begun."""
         if self.view is not None:
             super().on_fit_end(self.view, error)
 
 
 def train_in_parts(
     engine: Engine,
-    course: FitCourse,
+    progress: FitProgress,
     callbacks: CallbackList,
     checkpoint: Checkpoint | None = None,
 ) -> FitResult:
-    """Run a fit part by part, from its checkpoint on where there is one of this fit.
+    """Run a fit part by part, from its checkpoint on if there is one, and return its result.
 
-    A part has as many passes as lie between two checkpoints, or one where a callback or the course
-    is to see the parameters after each; else it ends where the course says.
+    A part has as many passes as lie between two checkpoints, or one where a callback or `progress`
+    needs the parameters after each; else it ends where `progress` says.
     """
     if checkpoint is not None:
         # Fail before the first pass, not after hours.
         checkpoint.check_writable()
         if checkpoint.resume:
-            course.resume(checkpoint)
-    watched = OneFit(callbacks, with_parameters=course.shows_parameters)
+            progress.resume(checkpoint)
+    whole_fit = WholeFitCallbacks(callbacks, with_parameters=progress.exposes_parameters)
     length = None if checkpoint is None else checkpoint.every
-    if course.looks_at_each_pass or (course.shows_parameters and callbacks.need_parameters):
+    if progress.checks_each_pass or (progress.exposes_parameters and callbacks.need_parameters):
         length = 1
     try:
-        # A part ends at the end of a pass, so its state is whole under every policy.
-        while not course.is_over(watched.stopped):
-            part = course.next_part(length, watched.stopped)
-            watched.n_before = len(course.records) - part.work.first_pass
-            result = engine.train(part, watched)
-            course.add(result, watched.stopped)
-            if course.interrupted is not None:
-                break  # not at the end of a pass, where a fit could go on to the same digits
-            watched.on_part_end(result.records, course.state)
-            if checkpoint is not None and course.is_due(checkpoint.every, watched.stopped):
-                checkpoint.save(*course.saved())
+        # A part ends with a pass: no updates are pending then, under any synchronisation policy.
+        while not progress.is_over(whole_fit.stopped):
+            part = progress.next_part(length, whole_fit.stopped)
+            whole_fit.pass_offset = len(progress.records) - part.work.first_pass
+            result = engine.train(part, whole_fit)
+            progress.add(result, whole_fit.stopped)
+            if progress.interrupted is not None:
+                # Interrupted inside a pass: a checkpoint here could not be resumed bit for bit.
+                break
+            whole_fit.on_part_end(result.records, progress.state)
+            if checkpoint is not None and progress.is_due(checkpoint.every, whole_fit.stopped):
+                checkpoint.save(*progress.saved())
     except BaseException as error:
-        watched.finish(error)
-        if not (isinstance(error, KeyboardInterrupt) and course.can_end_early):
+        whole_fit.finish(error)
+        if not (isinstance(error, KeyboardInterrupt) and progress.can_end_early):
             raise
-        course.interrupted = error  # the result of the earlier parts is kept
-    watched.finish(course.interrupted)
+        progress.interrupted = error  # the result of the earlier parts is returned
+    whole_fit.finish(progress.interrupted)
     # A callback may choose other final parameters, such as the best of all passes.
-    if watched.view is not None and (w := watched.view.ending) is not None:
-        course.end_with(w, checkpoint)
-    return course.result()
+    if whole_fit.view is not None and (w := whole_fit.view.ending) is not None:
+        progress.set_final_parameters(w, checkpoint)
+    return progress.result()
 
 
-class FitCourse(ABC):
-    """Course of a fit over its parts: what was done, and the fit that remains.
+class FitProgress(ABC):
+    """Progress of a fit in parts: the results so far, and the fit that remains.
 
     Attributes
     ----------
     fit : FitSpec
-        The fit that remains to be made.
+        Specification of the remaining fit.
     records : list of dict
-        Of the passes that were made.
+        Records of the passes made so far.
     state : ShardState or Solution
         State after the last part.
     interrupted : KeyboardInterrupt or None
+        Interruption that ended the fit early.
     """
 
-    #: Whether callbacks may see the parameters between two parts.
-    shows_parameters: ClassVar[bool]
-    #: Whether the course itself looks at the parameters after each pass.
-    looks_at_each_pass = False
+    #: Whether callbacks can get the parameters between two parts.
+    exposes_parameters: ClassVar[bool]
+    #: Whether parts have one pass each, since convergence is checked on the parameters.
+    checks_each_pass = False
     state: Any
 
     def __init__(self, fit: FitSpec) -> None:
@@ -205,18 +211,18 @@ class FitCourse(ABC):
 
     @abstractmethod
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from the newest whole file of a checkpoint, if any; raise where it is not ours."""
+        """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
 
     @abstractmethod
     def is_over(self, stopped: bool) -> bool:
-        """Return whether no part is left to make; `stopped` says that the user ended the fit."""
+        """Return whether the fit has ended; `stopped`: a callback asked to stop it."""
 
     @abstractmethod
     def next_part(self, length: int | None, stopped: bool) -> FitSpec:
-        """Return the fit of the next `length` passes at most."""
+        """Return the specification of the next part: at most `length` passes (None: all)."""
 
     def add(self, result: FitResult, stopped: bool) -> None:
-        """Add the result of a part."""
+        """Take over the result of a part."""
         for number, record in enumerate(result.records, start=len(self.records) + 1):
             record["pass"] = number
         self._parts.append(result)
@@ -224,24 +230,24 @@ class FitCourse(ABC):
         self.state, self.interrupted = result.state, result.interrupted
 
     def is_due(self, every: int, stopped: bool) -> bool:
-        """Return whether a checkpoint is to be written after the last part."""
+        """Return whether a checkpoint is due after the latest part."""
         return self.is_over(stopped) or len(self.records) % every == 0
 
     @abstractmethod
     def saved(self) -> tuple[Any, dict[str, Any]]:
-        """Return the state and the facts of a checkpoint."""
+        """Return the state and the facts to be written into a checkpoint."""
 
     @property
     def can_end_early(self) -> bool:
-        """Return whether the parts so far make a result, should the next one be interrupted."""
-        return self.shows_parameters and bool(self._parts)
+        """Return whether the parts so far give a result if the next one is interrupted."""
+        return self.exposes_parameters and bool(self._parts)
 
-    def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:  # noqa: B027
-        """Replace the final parameters, in the checkpoint too, where the fit has parameters."""
+    def set_final_parameters(self, w: Any, checkpoint: Checkpoint | None) -> None:  # noqa: B027
+        """Replace the final parameters, also in the checkpoint; nothing where none are exposed."""
 
     @property
     def stopping(self) -> PassStoppingRule:
-        """Return the stopping rule as the last pass left it."""
+        """Return the stopping rule in its state after the last pass."""
         return self._parts[-1].stopping
 
     def result(self) -> FitResult:
@@ -260,51 +266,51 @@ class FitCourse(ABC):
 
 
 @dataclass(frozen=True)
-class FallingRate:
-    """Learning rate that falls where the loss stops improving, as in scikit-learn's "adaptive".
+class AdaptiveRate:
+    """Learning rate that is divided when the loss stops improving: scikit-learn's "adaptive".
 
     Parameters
     ----------
-    starts_anew : bool
-        Whether the stopping rule and the order of the rows begin anew with each rate.
+    restarts : bool
+        Whether the stopping rule and the order of the rows are reset with each new rate.
     """
 
-    starts_anew: bool = False
-    #: Divisor of the rate, and the rate below which it falls no more; scikit-learn's.
+    restarts: bool = False
+    #: Divisor of the rate, and the rate at or below which the fit ends; both as in scikit-learn.
     divisor: ClassVar[float] = 5.0
-    smallest: ClassVar[float] = 1e-6
+    min_rate: ClassVar[float] = 1e-6
 
 
-class StepsCourse(FitCourse):
-    """Course of a fit by gradient steps, which goes on from parameters and optimizer state.
+class StepsProgress(FitProgress):
+    """Progress of a fit by gradient steps: a part continues from parameters and optimizer state.
 
     Parameters
     ----------
     fit : FitSpec
-    falling : FallingRate or None
-        None: the schedule alone says the rate, and the fit ends where the loss stops improving.
+    adaptive_rate : AdaptiveRate or None
+        None: the rate follows the schedule, and the fit ends when the loss stops improving.
     has_settled : callable, optional
-        Tells of the parameters after a part whether the fit has converged by another measure.
+        Returns whether the fit has converged, given the state after a pass.
     """
 
-    shows_parameters = True
+    exposes_parameters = True
     state: ShardState
 
     def __init__(
         self,
         fit: FitSpec,
-        falling: FallingRate | None = None,
+        adaptive_rate: AdaptiveRate | None = None,
         has_settled: Callable[[ShardState], bool] | None = None,
     ) -> None:
         super().__init__(fit)
         self.state = fit.make_start_state()
-        self._falling, self._has_settled = falling, has_settled
-        self.looks_at_each_pass = has_settled is not None
-        #: Rule and seed that each rate begins with where it begins anew.
-        self._first_rule, self._first_seed = replace(fit.work.stopping), fit.work.seed
+        self._adaptive_rate, self._has_settled = adaptive_rate, has_settled
+        self.checks_each_pass = has_settled is not None
+        #: Stopping rule and seed that a new rate is reset to (`AdaptiveRate.restarts`).
+        self._initial_rule, self._initial_seed = replace(fit.work.stopping), fit.work.seed
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from the newest whole file of a checkpoint, if any; raise where it is not ours."""
+        """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
         files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
         found = files.load_newest(_largest_checkpoint_bytes(self.fit))
         if found is not None:
@@ -312,26 +318,26 @@ class StepsCourse(FitCourse):
             self.state = self.fit.make_start_state()
 
     def is_over(self, stopped: bool) -> bool:
-        """Return whether all passes are made, the loss has settled, or the user ended the fit."""
+        """Return whether the passes are used up, or the fit has converged or was stopped."""
         work = self.fit.work
         return work.first_pass >= work.stopping.max_iter or work.stopping.converged or stopped
 
     def next_part(self, length: int | None, stopped: bool) -> FitSpec:
-        """Return the fit of the next `length` passes at most."""
+        """Return the specification of the next part: at most `length` passes (None: all)."""
         work = self.fit.work
-        # A part is the same fit with an earlier last pass.
-        last = work.stopping.max_iter
+        # A part is the same fit with a smaller `max_iter`.
+        last_pass = work.stopping.max_iter
         if length is not None:
-            last = min(work.first_pass + length, last)
-        return self.fit.replace_work(stopping=replace(work.stopping, max_iter=last))
+            last_pass = min(work.first_pass + length, last_pass)
+        return self.fit.replace_work(stopping=replace(work.stopping, max_iter=last_pass))
 
     def add(self, result: FitResult, stopped: bool) -> None:
-        """Add the result of a part."""
+        """Take over the result of a part."""
         super().add(result, stopped)
-        if self._falling is None:
+        if self._adaptive_rate is None:
             _check_finite_state(self.state)
         work = self.fit.work
-        # The next part starts from this state, and its stopping rule remembers the best loss.
+        # The next part starts from this state, and its stopping rule keeps the best loss.
         self.fit = self.fit.replace_work(
             initial=self.state,
             stopping=replace(result.stopping, max_iter=work.stopping.max_iter),
@@ -341,65 +347,66 @@ class StepsCourse(FitCourse):
             return
         if self._has_settled is not None and self._has_settled(self.state):
             self.fit.work.stopping.converged = True
-        if self._falling is not None and self.fit.work.stopping.converged:
-            self._lower_rate(self._falling)
+        if self._adaptive_rate is not None and self.fit.work.stopping.converged:
+            self._lower_rate(self._adaptive_rate)
 
-    def _lower_rate(self, falling: FallingRate) -> None:
-        """Let the fit go on with a smaller rate, unless it is over or the rate is small enough."""
+    def _lower_rate(self, adaptive_rate: AdaptiveRate) -> None:
+        """Continue with a smaller rate, unless the fit or the range of rates is at its end."""
         work = self.fit.steps
         rate = cast(Constant, work.rule.schedule).learning_rate
-        if rate <= falling.smallest or work.first_pass >= work.stopping.max_iter:
+        if rate <= adaptive_rate.min_rate or work.first_pass >= work.stopping.max_iter:
             return
         self.fit = self.fit.replace_work(
-            rule=replace(work.rule, schedule=Constant(rate / falling.divisor)),
+            rule=replace(work.rule, schedule=Constant(rate / adaptive_rate.divisor)),
             stopping=replace(work.stopping, stale_passes=0, converged=False),
         )
-        if falling.starts_anew:
+        if adaptive_rate.restarts:
             done = len(self.records)
             self.fit = self.fit.replace_work(
-                stopping=replace(self._first_rule, max_iter=self._first_rule.max_iter - done),
-                seed=self._first_seed + done,
+                stopping=replace(self._initial_rule, max_iter=self._initial_rule.max_iter - done),
+                seed=self._initial_seed + done,
                 first_pass=0,
             )
 
     def saved(self) -> tuple[ShardState, dict[str, Any]]:
-        """Return the state and the facts of a checkpoint."""
+        """Return the state and the facts to be written into a checkpoint."""
         return self.state, make_checkpoint_facts(self.fit, self.records)
 
-    def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:
-        """Replace the final parameters, in the checkpoint too."""
+    def set_final_parameters(self, w: Any, checkpoint: Checkpoint | None) -> None:
+        """Replace the final parameters, also in the checkpoint."""
         self.state = self.state.with_final_parameters(w)
         if checkpoint is not None and self.interrupted is None:
             checkpoint.save(*self.saved())
 
     @property
     def stopping(self) -> PassStoppingRule:
-        """Return the stopping rule as the last pass left it."""
+        """Return the stopping rule in its state after the last pass."""
         return self.fit.work.stopping
 
 
-class RoundsCourse(FitCourse):
-    """Course of a fit by a round solver, or by a solver that trainers run on their own rows.
+class RoundsProgress(FitProgress):
+    """Progress of a fit by a round solver, or by a solver that trainers run on their own rows.
 
-    A file holds the state that the solver kept, if any, and the sums since: the solver begins again
-    and is given these, so that it ends with the digits of a fit without checkpoints. Sums that are
-    too large to be remembered are not in it; where a solver neither keeps its state nor needs few
-    sums (256 MB of them), the last file stays as it is. Of a solver that trainers run on their own
-    rows (`RowSolver`) a file holds the state after its last iteration.
+    A checkpoint of a round solver holds its log: the latest state that the solver saved, if it
+    saves any, and the sums over the rows that it has got since. On resuming, the solver runs again
+    from that state and gets the logged sums without a pass, so that it ends with the same bits as a
+    fit without checkpoints. Sums too large to be logged are left out. If a solver saves no state
+    and its sums exceed 256 MB, no newer checkpoint is written. Of a solver that trainers run on
+    their own rows (`RowSolver`), a checkpoint holds the state after the last iteration.
 
     Parameters
     ----------
     fit : FitSpec
     seed : int or None
-        Seed that the fit draws from where the user gave no `random_state`; it goes into the file
-        (:func:`load_saved_seed`).
+        Seed that was drawn because the user gave no `random_state`; saved in the checkpoint, from
+        which :func:`load_saved_seed` gets it.
     """
 
-    shows_parameters = False
+    exposes_parameters = False
     state: Solution
 
     def __init__(self, fit: FitSpec, seed: int | None = None) -> None:
-        # No trainer has the solver's whole state.
+        # The solver's vectors are split between the trainers: none could write the whole state.
         if isinstance(fit.work, RoundWork) and fit.work.in_ranges:
             raise InvalidParameterError(
                 "A fit whose trainers hold ranges of the vectors cannot be saved. Leave the "
@@ -410,7 +417,7 @@ class RoundsCourse(FitCourse):
         self._log: _Log | None = None
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from the newest whole file of a checkpoint, if any; raise where it is not ours."""
+        """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
         files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
         if (found := files.load_newest_by(decode_solver_log)) is None:
             return
@@ -425,11 +432,11 @@ class RoundsCourse(FitCourse):
         self._log, self.records = log, facts["records"]
 
     def is_over(self, stopped: bool) -> bool:
-        """Return whether the solver has come to its end: one that pauses returns its log."""
+        """Return whether the solver has finished: one that is only paused returns its log."""
         return bool(self._parts) and self._log is None
 
     def next_part(self, length: int | None, stopped: bool) -> FitSpec:
-        """Return the fit that continues from the log and pauses after the next passes."""
+        """Return the fit that resumes from the log and pauses after at most `length` passes."""
         done = len(self.records)
         return self.fit.replace_work(
             log=self._log,
@@ -439,16 +446,16 @@ class RoundsCourse(FitCourse):
         )
 
     def add(self, result: FitResult, stopped: bool) -> None:
-        """Add the result of a part."""
+        """Take over the result of a part."""
         super().add(result, stopped)
         self._log = self.state.extra.get("log")
 
     def is_due(self, every: int, stopped: bool) -> bool:
-        """Return whether there is a log to be written."""
+        """Return whether the solver returned a log, which is what a checkpoint holds."""
         return self._log is not None
 
     def saved(self) -> tuple[Any, dict[str, Any]]:
-        """Return the log and the facts of a checkpoint."""
+        """Return the log and the facts to be written into a checkpoint."""
         facts = {"records": self.records, "drawn_seed": self._seed}
         return self._log, {**_rounds_identity(self.fit), **facts}
 
@@ -481,7 +488,7 @@ def make_checkpoint_facts(fit: FitSpec, records: list[dict[str, Any]]) -> dict[s
 
 def _largest_checkpoint_bytes(fit: FitSpec) -> int:
     """Return the most bytes that a checkpoint of this fit can have."""
-    # Parameters, average and the optimizer's state arrays are of equal size.
+    # Parameters, their average and the optimizer's state arrays have the same size.
     n_arrays = 2 + len(fit.steps.rule.state_names)
     size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
     return n_arrays * size + MAX_FACTS_BYTES + MAX_RECORD_BYTES * fit.work.stopping.max_iter
@@ -499,20 +506,21 @@ def resume_from_checkpoint(
         raise CheckpointError(
             f"{path} {problem}. Name another file, or set resume=False to begin anew."
         )
-    if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
+    if fit.steps.rule.average_after is None:  # else the old average would be taken as the result
         state = replace(state, average=None, n_averaged=0)
-    # Shifts of the targets may differ between fits, so parameters are moved to the model's own.
+    # Models may subtract an origin from the data, which can differ between fits: the parameters
+    # are converted to this fit's origin.
     state = _move_to_origin(state, facts.get("origin"), fit.steps.model, path)
     stopping = replace(fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"])
-    going_on = fit.replace_work(
+    resumed = fit.replace_work(
         initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
     )
-    return going_on, facts["records"]
+    return resumed, facts["records"]
 
 
 def _steps_identity(fit: FitSpec) -> dict[str, Any]:
-    """Return the facts that must agree for a fit by steps to continue."""
-    # Everything by which one fit differs from another; policy, lanes and workers may change.
+    """Return the facts that must be equal for a fit by steps to resume from a checkpoint."""
+    # Whatever changes the result is part of it; policy, lanes and workers may differ.
     optimizers = dict.fromkeys(group.optimizer.name for group in fit.steps.rule.groups)
     return _as_json(
         {
@@ -525,29 +533,29 @@ def _steps_identity(fit: FitSpec) -> dict[str, Any]:
 
 
 def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
-    """Return why the fit cannot continue from a state; empty where it can."""
+    """Return why the fit cannot continue from a state; "" where it can."""
     if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
-    wanted = fit.steps.rule.init(np.zeros_like(state.w))
-    if state.opt_state.keys() != wanted.keys():
+    expected = fit.steps.rule.init(np.zeros_like(state.w))
+    if state.opt_state.keys() != expected.keys():
         return (
-            f"holds the optimizer state {sorted(state.opt_state)}, and {sorted(wanted)} is needed"
+            f"holds the optimizer state {sorted(state.opt_state)}, and {sorted(expected)} is needed"
         )
     for name, array in state.opt_state.items():
-        if array.shape != wanted[name].shape:
-            return f"holds {name} in the shape {array.shape} instead of {wanted[name].shape}"
+        if array.shape != expected[name].shape:
+            return f"holds {name} in the shape {array.shape} instead of {expected[name].shape}"
     return ""
 
 
 def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
-    """Return which fact of the progress cannot be true; empty where all can."""
+    """Return which saved fact is invalid or contradicts another; "" where none does."""
     for name in ("passes", "seed", "stale_passes"):
         if not is_count_fact(facts.get(name)):
             return f"says {name}={reprlib.repr(facts.get(name))}"
     if not is_number_fact(facts.get("best")):
         return f"says best={reprlib.repr(facts.get('best'))}"
     records: Any = facts.get("records")
-    # Nothing of the file is believed before its identity, shapes and counts agree.
+    # The file is untrusted input: each fact is checked before it is used.
     if problem := _describe_wrong_records(records):
         return problem
     if records and not state.step:
@@ -558,7 +566,7 @@ def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
 
 
 def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Path) -> ShardState:
-    """Return the state about the model's own origin; unchanged bits where it already is."""
+    """Return the state converted to the model's origin; the same bits if it is the saved one."""
     try:
         w, average = (
             None if values is None else model.moved(values, origin)
@@ -585,11 +593,11 @@ def load_saved_seed(checkpoint: Checkpoint) -> int | None:
 
 
 def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
-    """Return the facts that must agree for a fit by a solver to continue."""
+    """Return the facts that must be equal for a fit by a solver to resume from a checkpoint."""
     rows = fit.rows
-    # A fit that starts elsewhere takes another course.
+    # Another starting point leads to other iterates.
     start = fit.work.start if isinstance(fit.work, RoundWork) else None
-    of_solver, of_model = fit.rounds.solver.identity(), identity_of(fit.work.model)
+    solver_facts, model_facts = fit.rounds.solver.identity(), identity_of(fit.work.model)
     return _as_json(
         {
             "n_rows": sum(rows.lane_rows),
@@ -597,8 +605,8 @@ def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
             "weight_scale": rows.weight_scale,
             "class_weight": None if rows.class_weight is None else rows.class_weight.tolist(),
             "classes": None if rows.classes is None else rows.classes.tolist(),
-            **{f"solver's {name}": value for name, value in of_solver.items()},
-            **{f"model's {name}": value for name, value in of_model.items()},
+            **{f"solver's {name}": value for name, value in solver_facts.items()},
+            **{f"model's {name}": value for name, value in model_facts.items()},
             "start": None if start is None else zlib.crc32(np.ascontiguousarray(start).data),
             "seed": fit.work.seed,
         }
@@ -606,23 +614,23 @@ def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
 
 
 def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> str:
-    """Return why a saved log cannot be of this fit; empty where it can."""
-    known: SolverPoint | SumLog
+    """Return why a saved log cannot be of this fit; "" where it can."""
+    progress: SolverPoint | SumLog
     try:
         if isinstance(fit.work, OwnRowsWork):
-            known = SolverPoint.unpacked(log)
+            progress = SolverPoint.unpacked(log)
         else:
-            known = SumLog(0)
-            known.replace_by(log)
+            progress = SumLog(0)
+            progress.replace_by(log)
     except (CommunicationError, ValueError, TypeError):
         return "holds a state that cannot be read"
-    if known.n_rows != sum(fit.rows.lane_rows):
-        return f"holds a state of {known.n_rows} rows"
+    if progress.n_rows != sum(fit.rows.lane_rows):
+        return f"holds a state of {progress.n_rows} rows"
     if problem := _describe_wrong_records(facts.get("records")):
         return problem
-    if len(facts["records"]) != len(known.reports):
+    if len(facts["records"]) != len(progress.reports):
         n_passes = len(facts["records"])
-        return f"holds a state after {len(known.reports)} passes, and has records of {n_passes}"
+        return f"holds a state after {len(progress.reports)} passes, and has records of {n_passes}"
     return ""
 
 
@@ -630,13 +638,13 @@ def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> 
 
 
 def _as_json(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as JSON gives them back, so that they equal those of a file."""
-    plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
-    return plain
+    """Return facts after a round trip through JSON, so that they compare equal to a file's."""
+    decoded: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
+    return decoded
 
 
 def _describe_other_fit(identity: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Return how a checkpoint's fit differs from this one, in words; empty where it does not."""
+    """Return in which fact a checkpoint's fit differs from this one; "" where in none."""
     for name, value in identity.items():
         if facts.get(name) != value:
             return (
@@ -647,7 +655,7 @@ def _describe_other_fit(identity: dict[str, Any], facts: dict[str, Any]) -> str:
 
 
 def _describe_wrong_records(records: Any) -> str:
-    """Return why something is not a list of records of the first passes; empty where it is."""
+    """Return why a value is not the list of records of passes 1, 2, ...; "" where it is."""
     if not (isinstance(records, list) and all(map(_is_pass_record, records))):
         return "has no records of its passes"
     if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
@@ -656,7 +664,7 @@ def _describe_wrong_records(records: Any) -> str:
 
 
 def _is_pass_record(record: Any) -> bool:
-    """Return whether something is the record of a pass."""
+    """Return whether a value has the keys and types of a pass's record."""
     return isinstance(record, dict) and all(
         type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
         for key in RECORD_KEYS

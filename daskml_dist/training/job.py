@@ -44,9 +44,9 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
 from daskml_dist.training.in_parts import (
-    FallingRate,
-    RoundsCourse,
-    StepsCourse,
+    AdaptiveRate,
+    RoundsProgress,
+    StepsProgress,
     train_in_parts,
 )
 from daskml_dist.training.plan import make_fit, make_solver_fit
@@ -206,14 +206,14 @@ class FitJob:
         fit: FitSpec,
         checkpoint: Checkpoint | None = None,
         *,
-        falling: FallingRate | None = None,
+        adaptive_rate: AdaptiveRate | None = None,
         has_settled: Callable[[ShardState], bool] | None = None,
     ) -> FitResult:
         """Run a fit by gradient steps, in parts where anybody looks at it between two passes."""
         whole = checkpoint is None and not self.callbacks.need_parameters
-        if whole and falling is None and has_settled is None:
+        if whole and adaptive_rate is None and has_settled is None:
             return self.train(fit)
-        course = StepsCourse(fit, falling, has_settled)
+        course = StepsProgress(fit, adaptive_rate, has_settled)
         return train_in_parts(self.engine, course, self.callbacks, checkpoint)
 
     def train_rounds(
@@ -222,7 +222,7 @@ class FitJob:
         """Run a fit by a solver, in parts where it is saved; `seed` is what it draws from."""
         if checkpoint is None:
             return self.train(fit)
-        return train_in_parts(self.engine, RoundsCourse(fit, seed), self.callbacks, checkpoint)
+        return train_in_parts(self.engine, RoundsProgress(fit, seed), self.callbacks, checkpoint)
 
     def solve_beside(self, fit: FitSpec, solver: Solver) -> NDArray[Any]:
         """Return what a solver finds in the rows of a fit by steps, before its steps or after."""

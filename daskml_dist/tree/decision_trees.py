@@ -14,7 +14,7 @@ from sklearn.base import clone
 from sklearn.utils import Bunch
 
 from daskml_dist.estimators.trees import BaseTrees, TreesClassifier, TreesRegressor
-from daskml_dist.models.grown_tree import cut_weakest_links
+from daskml_dist.models.grown_tree import prune_weakest_links
 from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_view import TreeView, make_tree_view
 from daskml_dist.models.trees import Trees
@@ -109,7 +109,7 @@ class BaseDecisionTree(BaseTrees):
         cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
         leaves = tree.children_left < 0
         path = [(0.0, float(cost[leaves].sum()))]
-        links = cut_weakest_links(tree.children_left, tree.children_right, cost)
+        links = prune_weakest_links(tree.children_left, tree.children_right, cost)
         path += [(alpha, whole) for alpha, _, whole in links]
         alphas, impurities = np.array(path).T
         return Bunch(ccp_alphas=alphas, impurities=impurities)

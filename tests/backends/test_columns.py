@@ -72,7 +72,7 @@ def test_new_entries_in_the_same_places_are_not_checked_anew() -> None:
         rows = CupyRows(X)
         doubled = rows.with_values(2 * rows.values)
         np.testing.assert_array_equal(doubled.toarray(), 2 * make_rows())
-        weighted = backend._weighted(X, np.arange(N))
+        weighted = backend._scale_csr_rows(X, np.arange(N))
         np.testing.assert_array_equal(weighted.toarray(), np.arange(N)[:, None] * make_rows())
         columns = backend.columns([rows])
         np.testing.assert_array_equal(rows.toarray(), make_rows()[:, columns])

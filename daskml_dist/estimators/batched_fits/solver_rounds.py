@@ -42,7 +42,7 @@ from daskml_dist.training.dataset_info import (
     balanced_weights,
     named_weights,
 )
-from daskml_dist.training.in_parts import OneFit
+from daskml_dist.training.in_parts import WholeFitCallbacks
 from daskml_dist.training.job import FitJob
 
 __all__ = [
@@ -159,7 +159,7 @@ def open_batched_models(
         job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
         job.lay_out_sum_lanes(100)
         survey = TargetSummary(job.rows.survey.infos, n_columns=n_targets)
-        watched = OneFit(job.callbacks, with_parameters=False)
+        watched = WholeFitCallbacks(job.callbacks, with_parameters=False)
         try:
             rows = replace(job.rows, survey=survey, classes=classes)
             yield BatchedModels(job, rows, roles, watched)
@@ -183,9 +183,9 @@ class SolverFits:
         Of all passes so far.
     """
 
-    def __init__(self, job: FitJob, callbacks: OneFit | None = None) -> None:
+    def __init__(self, job: FitJob, callbacks: WholeFitCallbacks | None = None) -> None:
         self.job = job
-        self._callbacks = callbacks or OneFit(CallbackList(), with_parameters=False)
+        self._callbacks = callbacks or WholeFitCallbacks(CallbackList(), with_parameters=False)
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, model: Any, solver: Solver) -> Solution:
@@ -195,7 +195,7 @@ class SolverFits:
         for number, record in enumerate(result.records, start=len(self.records) + 1):
             record["pass"] = number
         self.records += result.records
-        self._callbacks.n_before = len(self.records)
+        self._callbacks.pass_offset = len(self.records)
         result.raise_if_interrupted(len(self.records))
         assert isinstance(result.state, Solution)
         self.last = fit, result
@@ -251,7 +251,7 @@ class BatchedModels(SolverFits):
     """
 
     def __init__(
-        self, job: FitJob, rows: DatasetInfo, roles: FoldAssignment, callbacks: OneFit
+        self, job: FitJob, rows: DatasetInfo, roles: FoldAssignment, callbacks: WholeFitCallbacks
     ) -> None:
         super().__init__(job, callbacks)
         self.rows, self.roles = rows, roles

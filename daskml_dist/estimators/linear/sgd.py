@@ -27,7 +27,7 @@ from daskml_dist.schedules import Constant, InverseScaling
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
-from daskml_dist.training.in_parts import FallingRate
+from daskml_dist.training.in_parts import AdaptiveRate
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import (
     calibrated,
@@ -168,7 +168,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
         if self._adapts:
-            return job.train_steps(fit, falling=FallingRate())
+            return job.train_steps(fit, adaptive_rate=AdaptiveRate())
         return super()._run_training(job, fit)
 
     @property

@@ -1,4 +1,10 @@
-"""Files of safetensors: arrays by the names of the attributes, and JSON for all else."""
+"""Model files in the safetensors format.
+
+Arrays become tensors named after the estimator's attributes. The metadata of the file holds two
+JSON texts: the manifest (class, versions, checksums) and the state (all attributes that are no
+arrays). `write` and `read` are the two ways; classes and functions are not saved, and are given
+to `read` again.
+"""
 
 from __future__ import annotations
 
@@ -29,41 +35,45 @@ from daskml_dist.inference.saved.objects import (
 __all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
 SUFFIX = ".safetensors"
-#: Of the formats, the one that is tried and named second.
+#: Position in the list of model formats: tried, and named in errors, after .skops (0).
 RANK = 1
-#: Keys of the file's metadata, of JSON.
+#: Keys of the file's metadata; the values are JSON texts.
 _MANIFEST, _STATE = "daskml_dist.manifest", "daskml_dist.state"
-#: Before names of attributes, where those of a module's own tensors are beside them.
-_APART = "daskml_dist."
+#: Prefix of the attributes' tensors in a file that also holds a torch module's own tensors, whose
+#: names (a state_dict's keys) could be the same.
+_STATE_PREFIX = "daskml_dist."
 
 
 def write(estimator: Any) -> bytes:
-    """Return the file of a fitted estimator, as bytes."""
+    """Return a fitted estimator serialized as a safetensors file."""
     library = _load_safetensors()
     check_exportable(estimator)
     manifest = make_manifest(estimator)
-    if _public_class(manifest["estimator"]) is not type(estimator):
+    if _find_public_class(manifest["estimator"]) is not type(estimator):
         raise ModelFileError(
             f"{type(estimator).__name__} is no public estimator of daskml_dist, which alone become "
             ".safetensors. Save it as .skops."
         )
     writer = Writer(find_replacements(estimator))
     state: dict[str, Any] = {**estimator.__getstate__()}  # type: ignore[dict-item]
-    own = estimator._take_tensors(state) if hasattr(estimator, "_take_tensors") else {}
-    left_out = _find_left_out(estimator, state)
-    prefix = _APART if own else ""
-    # Names of public attributes come first, where another one is the same array.
+    # A torch module's parameters and buffers go into the file under their own names.
+    module_tensors = estimator._take_tensors(state) if hasattr(estimator, "_take_tensors") else {}
+    left_out = _pop_code_params(estimator, state)
+    prefix = _STATE_PREFIX if module_tensors else ""
+    # Public attributes go first: an array that two attributes share is saved under the first name.
     names = sorted(state, key=lambda name: name.startswith("_"))
-    told = {name: writer.of(state[name], f"{prefix}{name}") for name in names}
-    if clash := set(own) & set(writer.tensors):
+    encoded = {name: writer.of(state[name], f"{prefix}{name}") for name in names}
+    if clash := set(module_tensors) & set(writer.tensors):
         raise ModelFileError(f"The module's tensor {min(clash)} has a name that is taken.")
-    tensors = writer.tensors | own
-    text = json.dumps({"state": told, "left_out": left_out, "module": [*own]}, allow_nan=False)
-    manifest["sha256"] = _compute_checksums(tensors, text)
-    metadata = {_MANIFEST: json.dumps(manifest, allow_nan=False), _STATE: text}
+    tensors = writer.tensors | module_tensors
+    state_json = json.dumps(
+        {"state": encoded, "left_out": left_out, "module": [*module_tensors]}, allow_nan=False
+    )
+    manifest["sha256"] = _compute_checksums(tensors, state_json)
+    metadata = {_MANIFEST: json.dumps(manifest, allow_nan=False), _STATE: state_json}
     try:
         data: bytes = library.save(tensors, metadata)
-    except Exception as error:  # of its own kinds
+    except Exception as error:  # safetensors has error classes of its own
         raise ModelFileError(
             f"safetensors cannot write this {type(estimator).__name__} ({error}). Save it as "
             ".skops."
@@ -72,44 +82,45 @@ def write(estimator: Any) -> bytes:
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """Return the estimator of a file."""
-    manifest, text, tensors = _read_parts(data, name)
+    """Return the estimator that a file holds, with `given` as its classes and functions."""
+    manifest, state_json, tensors = _read_parts(data, name)
     warn_of_versions(manifest, name)
     with explain_old_versions(manifest, name):
-        told = json.loads(text)
-        kind = _public_class(manifest["estimator"])
-        if kind is None:
+        payload = json.loads(state_json)
+        estimator_class = _find_public_class(manifest["estimator"])
+        if estimator_class is None:
             raise ModelFileError(
                 f"{name} is of {manifest['estimator']}, which is no public estimator of "
                 "daskml_dist. Install the version that wrote it."
             )
-        _check_given(told["left_out"], given, name)
-        state = Reader(tensors, trusted, name).of(told["state"])
-        found: Any = object.__new__(kind)
-        vars(found).update(state | given)
-        if told["module"]:
-            found._set_tensors({one: tensors[one] for one in told["module"]})
-    return found
+        _check_given(payload["left_out"], given, name)
+        state = Reader(tensors, trusted, name).of(payload["state"])
+        # The state is that of a checked, fitted estimator: `__init__` is not called.
+        estimator: Any = object.__new__(estimator_class)
+        vars(estimator).update(state | given)
+        if payload["module"]:
+            estimator._set_tensors({key: tensors[key] for key in payload["module"]})
+    return estimator
 
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
-    """Return the manifest of a file, whose parts are checked."""
+    """Return the manifest of a file, after its checksums were verified."""
     return _read_parts(data, name)[0]
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
-    """Return parameters that a file does not hold and `read` needs: classes and functions."""
-    told = estimator.get_params(deep=False)
-    return {name: one for name, one in sorted(told.items()) if _is_code(one)}
+    """Return the classes and functions among the parameters, which `read` needs to be given."""
+    params = estimator.get_params(deep=False)
+    return {name: value for name, value in sorted(params.items()) if _is_code(value)}
 
 
 def types_asked(data: bytes) -> list[str]:
-    """Return the types that `read` takes only where they are trusted."""
+    """Return the names of the types in a file that `read` refuses unless they are trusted."""
     return find_untrusted(list_classes(json.loads(_read_parts(data, "the file")[1])["state"]))
 
 
-def _find_left_out(estimator: Any, state: dict[str, Any]) -> list[str]:
-    """Take classes and functions among the parameters out of a state; their names."""
+def _pop_code_params(estimator: Any, state: dict[str, Any]) -> list[str]:
+    """Remove the parameters that are classes or functions from a state; return their names."""
     names = [n for n in estimator.get_params(deep=False) if _is_code(state.get(n))]
     for name in names:
         del state[name]
@@ -117,60 +128,67 @@ def _find_left_out(estimator: Any, state: dict[str, Any]) -> list[str]:
 
 
 def _is_code(value: Any) -> bool:
+    """Return whether a value is a class or function, which no model file holds."""
     if not callable(value) or is_number_type(value):
         return False
-    ours = type(value).__mro__  # losses and optimizers are objects that may be called
-    return not any(one.__module__.startswith("daskml_dist.") for one in ours)
+    # Losses and optimizers of the package are callable objects, and are saved by their attributes.
+    bases = type(value).__mro__
+    return not any(base.__module__.startswith("daskml_dist.") for base in bases)
 
 
 def _check_given(left_out: list[str], given: Mapping[str, Any], name: str) -> None:
-    if missing := [one for one in left_out if one not in given]:
-        words = ", ".join(f"{one}=..." for one in missing)
+    """Raise unless exactly the parameters that were left out of the file are given."""
+    if missing := [param for param in left_out if param not in given]:
+        arguments = ", ".join(f"{param}=..." for param in missing)
         raise ModelFileError(
             f"{name} holds no classes and functions. Give those of the fit: load({name!r}, "
-            f"{words})."
+            f"{arguments})."
         )
-    if odd := sorted(set(given) - set(left_out)):
+    if unexpected := sorted(set(given) - set(left_out)):
         raise ModelFileError(
-            f"{name} holds {odd[0]} itself, or has no such parameter. Leave it out."
+            f"{name} holds {unexpected[0]} itself, or has no such parameter. Leave it out."
         )
 
 
-def _public_class(name: str) -> type | None:
-    """Return a public estimator of the package; None where there is none of that name."""
+def _find_public_class(name: str) -> type | None:
+    """Return the public estimator class ``daskml_dist.<room>.<Name>``; None if there is none."""
     from sklearn.base import BaseEstimator
 
     package, _, rest = name.partition(".")
-    room, _, short = rest.partition(".")
+    # Nothing but a public name of a public subpackage is imported: the name is read from a file.
+    room, _, class_name = rest.partition(".")
     if package != "daskml_dist" or not room.isidentifier() or room.startswith("_"):
         return None
     try:
         module = import_module(f"{package}.{room}")
     except ImportError:
         return None
-    found = getattr(module, short, None) if short in getattr(module, "__all__", ()) else None
+    if class_name not in getattr(module, "__all__", ()):
+        return None
+    found = getattr(module, class_name, None)
     return found if isinstance(found, type) and issubclass(found, BaseEstimator) else None
 
 
-def _compute_checksums(tensors: Mapping[str, NDArray[Any]], text: str) -> dict[str, str]:
-    """Return a checksum of each tensor with its dtype and shape, and of the rest."""
-    found = {
+def _compute_checksums(tensors: Mapping[str, NDArray[Any]], state_json: str) -> dict[str, str]:
+    """Return the checksum of each tensor (dtype, shape and bytes), and of the state's JSON text."""
+    checksums = {
         f"tensor {name}": compute_checksum(
-            f"{one.dtype.str}{list(one.shape)}".encode() + one.tobytes()
+            f"{array.dtype.str}{list(array.shape)}".encode() + array.tobytes()
         )
-        for name, one in tensors.items()
+        for name, array in tensors.items()
     }
-    return {**found, "state": compute_checksum(text.encode())}
+    return {**checksums, "state": compute_checksum(state_json.encode())}
 
 
 def _read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
-    """Return manifest, JSON and tensors of a file, checked."""
+    """Return the manifest, the state's JSON text and the tensors of a file; verify checksums."""
     library = _load_safetensors()
     try:
         tensors: dict[str, NDArray[Any]] = library.load(data)
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-    except Exception as error:  # of its own kinds, among them KeyError for dtypes
+        # A file begins with the length of its JSON header in 8 bytes; `load` drops the metadata.
+        header_bytes = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + header_bytes]).get("__metadata__") or {}
+    except Exception as error:  # of safetensors' classes, or KeyError (dtype)
         raise ModelFileError(
             f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
@@ -190,6 +208,7 @@ def _read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, 
 
 
 def _load_safetensors() -> Any:
+    """Return the module `safetensors.numpy`; raise with a remedy where it is not installed."""
     try:
         import safetensors.numpy
     except ImportError as error:

@@ -1,4 +1,8 @@
-"""Trial of a module on a few rows before a fit: whether it fits them, and the targets."""
+"""Probe of a torch module on a few rows before a fit.
+
+`probe_module` calls the module and its criterion once. It raises where shapes or targets do not fit
+together, and reports what the fit has to know of the module in a `ProbeResult`.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +27,33 @@ from daskml_dist.models.torch_modules.source import (
     split_chain,
 )
 
-__all__ = ["Trial", "try_module"]
+__all__ = ["ProbeResult", "probe_module"]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Findings of a trial.
+class ProbeResult:
+    """Properties of a module that a fit has to know, found by :func:`probe_module`.
 
     Parameters
     ----------
     target : {"labels", "binary", "numbers"}
-        How the criterion takes targets.
-    output_shape : tuple of int
-        Of a row.
-    fewest_rows : int
-        Rows that a batch must have.
+        Form in which the criterion takes targets: class numbers (int64), 0 and 1 as floats, or
+        regression targets.
+    min_batch_rows : int
+        Fewest rows of a batch that the module takes in training: 2 with some batch normalisations.
     chain : tuple of tuple of str, or None
-        Layers, each the paths of its children, where they were asked for.
-    pixelwise : bool
-        Whether its kernels may lie in memory pixel after pixel.
+        Stages of a pipeline, each the paths of its submodules; None where they were not asked for.
+    channels_last_kernels : bool
+        Whether convolution kernels may lie in memory in the channels-last order.
     """
 
     target: str
-    output_shape: tuple[int, ...]
-    fewest_rows: int
+    min_batch_rows: int
     chain: tuple[tuple[str, ...], ...] | None
-    pixelwise: bool
+    channels_last_kernels: bool
 
 
-def try_module(
+def probe_module(
     source: ModuleSource,
     module: Any,
     inputs: TorchInputs,
@@ -60,40 +62,46 @@ def try_module(
     n_classes: int | None,
     n_targets: int | None,
     chained: bool,
-) -> Trial:
-    """Call a module and its criterion on a few rows; the module is left in another state."""
-    torch, kind = load_torch(), torch_dtype(dtype)
-    positional, named = inputs(rows, kind)
+) -> ProbeResult:
+    """Return what calls of a module and its criterion on a few rows show; the module is changed."""
+    torch, float_dtype = load_torch(), torch_dtype(dtype)
+    positional, named = inputs(rows, float_dtype)
     with seeded(0), torch.enable_grad():
         module.eval()
-        what = f"{source.name}.forward, tried on rows of shape {rows.shape[1:]} and {rows.dtype},"
-        with explain_errors(what):
+        subject = (
+            f"{source.name}.forward, tried on rows of shape {rows.shape[1:]} and {rows.dtype},"
+        )
+        with explain_errors(subject):
             output = module(*positional, **named)
         first = output[0] if isinstance(output, tuple) else output
         _check_output(source.name, first, len(rows), n_classes)
-        y = _targets(first, len(rows), n_classes, n_targets)
-        loss = compute_row_losses(source.make_criterion(kind), output, y, source.name).sum()
+        y = _make_zero_targets(first, len(rows), n_classes, n_targets)
+        loss = compute_row_losses(source.make_criterion(float_dtype), output, y, source.name).sum()
         if not loss.requires_grad:
             raise InvalidParameterError(
                 f"No parameter of {source.name} has a part in the loss, so that there is no "
                 "gradient. Compute it from the module's outputs, without detach() or no_grad()."
             )
         target = "labels" if n_classes and not y.is_floating_point() else "binary"
-        return Trial(
+        min_batch_rows = _find_min_batch_rows(module, inputs, rows, float_dtype)
+        chain = split_chain(source.name, module.eval(), positional, named) if chained else None
+        return ProbeResult(
             target if n_classes else "numbers",
-            tuple(first.shape[1:]),
-            _find_fewest_rows(module, inputs, rows, kind),
-            split_chain(source.name, module.eval(), positional, named) if chained else None,
-            pixelwise=_accepts_channels_last(source, module, inputs, rows, kind, y),
+            min_batch_rows,
+            chain,
+            # Last: it leaves the module's kernels in the other memory order.
+            channels_last_kernels=_accepts_channels_last(
+                source, module, inputs, rows, float_dtype, y
+            ),
         )
 
 
 def _accepts_channels_last(
     source: ModuleSource, module: Any, inputs: TorchInputs, rows: Any, dtype: Any, y: Any
 ) -> bool:
-    """Return True if steps with channels-last kernels work and give the same result.
+    """Return whether a step with channels-last kernels works and gives the same outputs.
 
-    Not where a module looks at the memory of a tensor, as its ``view`` does.
+    It does not where the module depends on the memory order of a tensor, as ``Tensor.view`` does.
     """
     torch, kernels = load_torch(), find_convolution_kernels(module)
     if dtype != torch.float32 or not kernels:
@@ -116,7 +124,7 @@ def _accepts_channels_last(
 
 
 def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:
-    """Raise an error if the output's shape does not fit the rows and classes."""
+    """Raise if the output is no float tensor, or its shape does not fit the rows and classes."""
     if not isinstance(output, load_torch().Tensor) or not output.is_floating_point():
         raise InvalidParameterError(
             f"{name}.forward returns a {type(output).__name__}, where a tensor of floats (or a "
@@ -128,33 +136,38 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
             "first dimension, which counts rows, as it is."
         )
     width = output.shape[1] if output.ndim == 2 else 1
-    if n_classes is None or (output.ndim <= 2 and width in _widths(n_classes)):
+    if n_classes is None or (output.ndim <= 2 and width in _valid_output_widths(n_classes)):
         return
-    last = " (or 1)" if n_classes == 2 else ""
+    or_one = " (or 1)" if n_classes == 2 else ""
     raise InvalidParameterError(
         f"{name} gives outputs of shape {tuple(output.shape[1:])} for a row, and y holds "
-        f"{n_classes} classes. Let its last layer have {n_classes}{last} outputs."
+        f"{n_classes} classes. Let its last layer have {n_classes}{or_one} outputs."
     )
 
 
-def _widths(n_classes: int) -> tuple[int, ...]:
+def _valid_output_widths(n_classes: int) -> tuple[int, ...]:
+    """Return the numbers of outputs that a classifier may have: one (a logit) for two classes."""
     return (1, 2) if n_classes == 2 else (n_classes,)
 
 
-def _targets(output: Any, n_rows: int, n_classes: int | None, n_targets: int | None) -> Any:
+def _make_zero_targets(
+    output: Any, n_rows: int, n_classes: int | None, n_targets: int | None
+) -> Any:
+    """Return zeros of the shape and dtype in which the criterion takes this fit's targets."""
     torch = load_torch()
     if n_classes is None:
         shape = (n_rows,) if n_targets is None else (n_rows, n_targets)
         return torch.zeros(shape, dtype=output.dtype)
-    one = output.ndim == 1 or output.shape[1] == 1
-    return torch.zeros(n_rows, dtype=output.dtype if one else torch.int64)
+    # One logit per row is compared with floats, several with class numbers.
+    has_one_output = output.ndim == 1 or output.shape[1] == 1
+    return torch.zeros(n_rows, dtype=output.dtype if has_one_output else torch.int64)
 
 
-def _find_fewest_rows(module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: Any) -> int:
+def _find_min_batch_rows(module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: Any) -> int:
     """Return 2 if a batch normalisation cannot take a single row, else 1."""
     torch = load_torch()
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    if not any(isinstance(part, norms) for part in module.modules()):
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm
+    if not any(isinstance(child, batch_norm) for child in module.modules()):
         return 1
     positional, named = inputs(np.ascontiguousarray(rows[:1]), dtype)
     module.train()

@@ -299,7 +299,7 @@ class BaseTorch(BaseNetwork):
         make: Any = TorchModel if found.chain is None else partial(TorchChain, chain=found.chain)
         model: TorchModel = make(
             source, parameters, tried.inputs, target, self._threshold(), self.precision, start,
-            fewest_rows=found.fewest_rows, pixelwise=found.pixelwise,
+            fewest_rows=found.min_batch_rows, pixelwise=found.channels_last_kernels,
         )  # fmt: skip
         tried.begun = model, rows
         return model

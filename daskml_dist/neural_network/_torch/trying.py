@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_modules.module import TorchInputs, TorchModel
-from daskml_dist.models.torch_modules.probe import Trial, try_module
+from daskml_dist.models.torch_modules.probe import ProbeResult, probe_module
 from daskml_dist.models.torch_modules.source import ModuleSource, class_name_of
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import FitSpec
@@ -37,7 +37,7 @@ class Tried:
         n_classes: int | None,
         n_targets: int | None,
         chained: bool,
-    ) -> Trial:
+    ) -> ProbeResult:
         """Findings on rows that are here, or on such as could be there."""
         shape, kind = (2, *rows.survey.row_shape), np.dtype(rows.survey.rows_dtype)
         samples = [np.zeros(shape, kind), np.ones(shape, kind)]
@@ -46,7 +46,7 @@ class Tried:
         errors = []
         for sample in samples:
             try:
-                return try_module(
+                return probe_module(
                     source, module, self.inputs, sample, dtype, n_classes, n_targets, chained
                 )
             except InvalidParameterError as error:

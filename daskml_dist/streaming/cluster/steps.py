@@ -33,7 +33,7 @@ from daskml_dist.streaming.cluster.calls import Call, StreamLayout, deal_rows
 from daskml_dist.streaming.cluster.worker import LaneHost
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.run_actors import BUSY, Early, WorkerUnreachableError
+from daskml_dist.training.client.run_actors import BUSY, EarlyHost, WorkerUnreachableError
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec, TrainerSpec
@@ -89,7 +89,7 @@ class StreamActors:
         self._fit = fit
         self._states, self._first = states, first
         self._membership = membership
-        self._early = Early(client)
+        self._early = EarlyHost(client)
         self._servers: list[_StreamActor] = []
         self._hosts: list[_StreamActor] = []
         self._lanes: list[frozenset[int]] = []
@@ -120,7 +120,7 @@ class StreamActors:
         """Place the servers; the endpoints at which lanes reach them."""
         for number in range(count_fit_servers(self._fit)):
             address = addresses[number % len(addresses)]
-            future = self._early.host(address, f"{self.run_id}-{number}")
+            future = self._early.start_host(address, f"{self.run_id}-{number}")
             self._servers.append(_StreamActor(ServerHost, address, future))
         self._bind(self._servers)
         # Whatever has a size goes to actors that are there: graphs are for little.

@@ -36,7 +36,7 @@ from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.gpu_sharing import count_workers_of_gpus
 from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.membership import Membership, ignore_event
-from daskml_dist.training.client.run_actors import Early, is_actor_key
+from daskml_dist.training.client.run_actors import EarlyHost, is_actor_key
 
 __all__ = [
     "ClusterRows",
@@ -170,7 +170,7 @@ class ClusterRows:
         """Return whether blocks are made again whenever a lane needs them."""
         return self._recipes is not None
 
-    def survey(self, n_lanes: int | None = None, early: Early | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None, early: EarlyHost | None = None) -> list[BlockInfo]:
         """Read all rows once and return the facts of each block.
 
         Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each

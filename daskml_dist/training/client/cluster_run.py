@@ -43,7 +43,12 @@ from daskml_dist.training.client.lane_assignments import AssignmentLog
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import RecoveryPoint
-from daskml_dist.training.client.run_actors import Early, Host, RunActors, WorkerUnreachableError
+from daskml_dist.training.client.run_actors import (
+    EarlyHost,
+    Host,
+    RunActors,
+    WorkerUnreachableError,
+)
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
@@ -146,7 +151,7 @@ class TrainingRun:
     placement : Placement
     rows : ClusterRows
     interrupts : Interrupts
-    early : Early
+    early : EarlyHost
     log : AssignmentLog
         Who runs the lanes, for the history.
     """
@@ -158,7 +163,7 @@ class TrainingRun:
         placement: Placement,
         rows: ClusterRows,
         interrupts: Interrupts,
-        early: Early,
+        early: EarlyHost,
         log: AssignmentLog,
     ) -> None:
         self._client = client
@@ -558,7 +563,7 @@ class RunEnding:
         """Return the result; None where a trainer ended before it heard of this generation."""
         servers = [server.host for server in self._generations.servers]
         told = self._actors.start_asking_hosts(servers, "outcome")
-        results = self._actors.results(self._generations.trainers)
+        results = self._actors.collect_results(self._generations.trainers)
         if any(r.interrupted or r.generation != self._generations.number for r in results):
             return None
         outcomes: list[ServerOutcome] = told()
@@ -653,7 +658,7 @@ class RunEnding:
         trainers = [
             trainer for trainer in self._generations.trainers if trainer.future.status == "finished"
         ]
-        results = self._actors.results(trainers)
+        results = self._actors.collect_results(trainers)
         servers = [server.host for server in self._generations.servers]
         outcomes: list[ServerOutcome] = self._actors.ask_all_hosts(servers, "outcome")
         left = join_interrupted_states(self._fit, [outcome.state for outcome in outcomes], results)

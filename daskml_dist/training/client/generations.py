@@ -36,7 +36,7 @@ from daskml_dist.training.client.lane_assignments import LaneAssignments, Traine
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import RecoveryPoint, choose_recovery_point
 from daskml_dist.training.client.run_actors import (
-    Early,
+    EarlyHost,
     Host,
     RunActors,
     TrainerTask,
@@ -72,7 +72,7 @@ class Generations:
     rows : ClusterRows
     membership : Membership
     actors : RunActors
-    early : Early
+    early : EarlyHost
         The run's name and secret, and where it has an actor already.
     """
 
@@ -84,7 +84,7 @@ class Generations:
         rows: ClusterRows,
         membership: Membership,
         actors: RunActors,
-        early: Early,
+        early: EarlyHost,
     ) -> None:
         self.number = -1
         self.servers: list[ServerPair] = []
@@ -187,7 +187,7 @@ class Generations:
     def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[Host] | None:
         """Give new servers the client's snapshots; return where to continue."""
         self._start_servers(0)
-        self._actors.give_missing_parts([server.host for server in self.servers])
+        self._actors.begin_waiting_hosts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
             self._actors.ask(server.host, "stand_by", self.number)
             self._actors.ask(server.host, "take", snapshot, records)
@@ -219,7 +219,7 @@ class Generations:
             ServerPair(self._actors.start_host_actor(number, address, self.number, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
-        self._actors.meet_all_hosts([server.host for server in self.servers])
+        self._actors.wait_for_endpoints([server.host for server in self.servers])
 
     # -- rows and lanes ------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Generations:
         idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
         # Trainers wait at the door of a server that has no part yet.
-        self._actors.give_missing_parts([server.host for server in self.servers])
+        self._actors.begin_waiting_hosts([server.host for server in self.servers])
         there = self._membership.call() if idle else {}
         for trainer in idle:
             if trainer.address in there:
@@ -298,7 +298,7 @@ class Generations:
         """Return a trainer's part of this generation."""
         return TrainerSpec(
             self._run_id,
-            self._actors.next_unique_name() if part.trainer is None else part.trainer.spec.name,
+            self._actors.next_serial_number() if part.trainer is None else part.trainer.spec.name,
             rank,
             n_trainers,
             self.number,
@@ -374,7 +374,7 @@ class Generations:
         whole = not (self.number or self.dismissed or self.old_hosts)
         if not whole or any(server.standby is not None for server in self.servers):
             return False
-        if not self._actors.let_go():
+        if not self._actors.release_if_ended():
             return False
         self._saved.close()
         self.servers, self.trainers = [], []
@@ -526,7 +526,7 @@ class Standbys:
                 self._actors.ask(server.host, "keep_snapshots", self._every)
                 server.keeps_snapshots = True
         elif not server.standby_ships and self._actors.is_ready(standby):
-            endpoint = standby.endpoint or self._actors.meet_host(standby)
+            endpoint = standby.endpoint or self._actors.wait_for_endpoint(standby)
             self._actors.ask(server.host, "ship_to", endpoint, self._every)
             server.standby_ships = True
 

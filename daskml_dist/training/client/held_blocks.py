@@ -34,7 +34,7 @@ from daskml_dist.data.streamed_blocks import (
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.run_actors import Early, ask_of_bundles
+from daskml_dist.training.client.run_actors import EarlyHost, query_bundles
 
 __all__ = ["HeldBlocks", "RowsHere", "describe_lost_blocks", "find_given_futures"]
 
@@ -72,7 +72,7 @@ class HeldBlocks:
         #: Futures of the user's that blocks are made of, by key.
         self._sources: dict[Any, Any] = {}
         #: The run's first actor, which is submitted with the first blocks.
-        self.early: Early | None = None
+        self.early: EarlyHost | None = None
         #: Worker that had each block in memory, when it told of it.
         self._seen_at: dict[int, str] = {}
         #: Blocks that are made together at first.
@@ -358,7 +358,7 @@ class HeldBlocks:
         for key, home in homes.items():
             if home in ready:
                 keys.setdefault(home, []).append(key)
-        told, wanted = ask_of_bundles(self._client, keys, self.early, wait), set(numbers)
+        told, wanted = query_bundles(self._client, keys, self.early, wait), set(numbers)
         self._seen_at |= {i: address for i, (address, _) in told.items()}
         return {i: info for i, (_, info) in told.items() if i in wanted}
 

@@ -34,7 +34,7 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.lane_assignments import AssignmentLog
-from daskml_dist.training.client.run_actors import Early
+from daskml_dist.training.client.run_actors import EarlyHost
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
@@ -79,7 +79,7 @@ class ClusterEngine(Engine):
         self._rows = ClusterRows(client, collection, memory_budget, device, self.report_phase)
         self._own = ExitStack()
         self._shielding: Shielding | None = None
-        self._early: Early | None = None
+        self._early: EarlyHost | None = None
         #: Workers that had a part in a run which ended well.
         self._visited: set[str] = set()
         self._placement: Placement | None = None
@@ -154,12 +154,12 @@ class ClusterEngine(Engine):
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         # The actor's start overlaps with the reading of the rows.
-        self._early = Early(self._client)
+        self._early = EarlyHost(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_persisted_homes()
         self._early.choose_actor_worker(self._rows.room_for_server())
         infos = self._rows.survey(n_lanes, self._early)
-        self._early.ask()
+        self._early.request_endpoint()
         if self.columns is None:
             if self._collection.kind == "dask" and n_lanes is None:
                 self._rows.warn_of_few_blocks()
@@ -251,7 +251,7 @@ class ClusterEngine(Engine):
         """Run the fit."""
         assert self._placement is not None
         early, self._early = (
-            self._early or Early(self._client),
+            self._early or EarlyHost(self._client),
             None,
         )  # of several parts the first has one
         assert self._shielding is not None

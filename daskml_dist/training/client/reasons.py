@@ -259,7 +259,7 @@ class Newcomers:
     def _check_newcomer(self, address: str) -> None:
         """Start, or look at, the task that imports what the fit needs."""
         if address not in self._tasks:
-            self._tasks[address] = self._actors.get_ready(address)
+            self._tasks[address] = self._actors.preload_fit(address)
         task = self._tasks[address]
         if task.status == "pending":
             return

@@ -1,7 +1,9 @@
 """Actors and tasks of a run on the cluster, as the client holds them.
 
-`RunActors` starts, asks and discards them. `Early` starts the run's first actor while the rows are
-read; `ToldResults` and `ask_of_bundles` get what workers know before the scheduler reports it.
+`RunActors` starts, calls and releases the actors that host parameter servers and the tasks of the
+trainers. `EarlyHost` starts the run's first actor while the rows are still being read.
+`DirectResults` and `query_bundles` ask workers directly for results and block facts, which is
+faster than waiting for the scheduler's report.
 """
 
 from __future__ import annotations
@@ -31,31 +33,34 @@ from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 
 __all__ = [
     "BUSY",
-    "Early",
+    "DirectResults",
+    "EarlyHost",
     "Host",
     "RunActors",
-    "ToldResults",
     "TrainerTask",
     "WorkerUnreachableError",
-    "ask_of_bundles",
     "is_actor_key",
+    "query_bundles",
 ]
 
 
-#: Seconds that a call to an actor may take.
-_CALL = 30.0
-#: Bytes of parameters in a fit that travels with each task; larger ones are scattered once.
-_SMALL = 2**18
-#: What keeps a worker from beginning its part.
+#: Seconds after which an unanswered call of an actor's method counts as a lost worker.
+_CALL_TIMEOUT_SECONDS = 30.0
+#: Most bytes of state in a fit that is sent with each task (256 KiB); a larger one is scattered
+#: once, and tasks get its future.
+_MAX_INLINE_FIT_BYTES = 2**18
+#: Hint of messages about a worker that does not start its task.
 BUSY = "Are they busy with other tasks?"
 Tasks = dict[Any, tuple[Callable[..., Any], Iterable[Any]]]
-_PREFIX = f"{ServerHost.__name__}-"
-#: Seconds for the proxy of an actor that is there.
-_SOON = 1.0
-#: Seconds that workers may take to tell of bundles.
-_TELL = 3.0
-#: Seconds for which workers wait with results: a longer fit would not notice the gain.
-_SHORT = 2.0
+#: Prefix of the keys of tasks that create an actor.
+_ACTOR_KEY_PREFIX = f"{ServerHost.__name__}-"
+#: Seconds to wait for the proxy of an actor whose task has finished.
+_PROXY_TIMEOUT_SECONDS = 1.0
+#: Seconds that workers may take to answer a query for bundles.
+_QUERY_TIMEOUT_SECONDS = 3.0
+#: Seconds for which workers hold a request for results until the trainer ends. Beyond that the
+#: scheduler's report is used: in a longer fit the milliseconds gained do not matter.
+_RESULT_WAIT_SECONDS = 2.0
 
 
 class WorkerUnreachableError(Exception):
@@ -68,23 +73,24 @@ class WorkerUnreachableError(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """Actor that hosts a server, or a standby of one.
-
-    `part` is what it is still to be told, `answer` where it listens, or what will say so.
-    """
+    """Actor that hosts a parameter server or its standby, as the client knows it."""
 
     number: int
     address: str
     future: Future[Any]
-    part: tuple[Any, ...] = ()
+    #: Arguments of `ServerHost.begin` that the actor still has to be called with; empty once it
+    #: was.
+    begin_args: tuple[Any, ...] = ()
     proxy: Any = None
-    answer: Any = None
+    #: Pending call for the endpoint, or the endpoint itself; None before and after the request.
+    endpoint_answer: Any = None
+    #: Address at which the server accepts trainers, once it is known.
     endpoint: Endpoint | None = None
 
 
 @dataclass(eq=False)
 class TrainerTask:
-    """Task of a trainer, and its part in the present generation."""
+    """Running task of a trainer: its spec, its worker's address and its future."""
 
     spec: TrainerSpec
     address: str
@@ -97,53 +103,53 @@ class TrainerTask:
 
 
 class RunActors:
-    """Actors and tasks of a run: started, asked and discarded.
+    """Owner of the actors and tasks of one run, which starts, calls and releases them.
 
     Parameters
     ----------
     client : Client
     fit : FitSpec
-    early : Early
-        The run's name and secret, and its actor that is there already.
-    is_there : callable
-        Whether a worker still counts, by its address; takes the roll.
-    begins : callable
-        Whether a worker begins what it is given, by its address.
+    early : EarlyHost
+        The run's id and secret, and its first actor if one was started early.
+    is_alive : callable
+        Returns whether the worker of an address is still in the cluster and answers; refreshes the
+        list of workers.
+    accepts_tasks : callable
+        Returns whether the worker of an address starts new tasks: False if paused for long.
     on_end : callable
-        Called in a thread of the client's when a trainer's task ends.
+        Called in the client's event loop thread when a trainer's task ends, and when workers have
+        answered a request for results.
     """
 
     def __init__(
         self,
         client: Client,
         fit: FitSpec,
-        early: Early,
-        is_there: Callable[[str], bool],
-        begins: Callable[[str], bool],
+        early: EarlyHost,
+        is_alive: Callable[[str], bool],
+        accepts_tasks: Callable[[str], bool],
         on_end: Callable[[], None],
     ) -> None:
         self._client = client
         self._fit = fit
         self._early = early
         self._run_id = early.run_id
-        self._is_there = is_there
-        self._begins = begins
+        self._is_alive = is_alive
+        self._accepts_tasks = accepts_tasks
         self._on_end = on_end
-        #: Only the state that it goes on from can be large; asking does not pickle it.
-        self._is_small = fit.work.carried_bytes <= _SMALL
+        # Only the state that the fit continues from can be large; its size is known without
+        # pickling.
+        self._is_small = fit.work.carried_bytes <= _MAX_INLINE_FIT_BYTES
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
-        self._told = ToldResults(client, self._run_id, on_end)
+        self._direct_results = DirectResults(client, self._run_id, on_end)
 
     def _fit_argument(self) -> FitSpec | Future[Any]:
-        """Return the fit as an argument of tasks: itself, or its future where it is large.
-
-        There it is scattered anew if it went with a worker.
-        """
+        """Return the fit as an argument of tasks: itself if it is small, else a future of it."""
         if self._is_small:
             return self._fit
-        # Scattered once for all tasks, and again if it went with its worker.
+        # Scattered once for all tasks, and again if its worker was lost.
         if self._fit_future is None or self._fit_future.status != "finished":
             try:
                 self._fit_future = scatter_values(self._client, self._fit)
@@ -151,8 +157,8 @@ class RunActors:
                 raise WorkerUnreachableError("of the cluster", "none is there") from error
         return self._fit_future
 
-    def next_unique_name(self) -> int:
-        """Return a number that no trainer or host of the run had before."""
+    def next_serial_number(self) -> int:
+        """Return a number that no trainer or actor of the run has had before."""
         # Names are never used twice, so that late messages of old actors cannot be mistaken.
         self._serial += 1
         return self._serial
@@ -160,50 +166,50 @@ class RunActors:
     # -- actors --------------------------------------------------------------------------------
 
     def start_host_actor(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
-        """Start an actor for server `number`; return before it is there."""
-        part = (self._fit_argument(), number, n_trainers, generation)
-        # A fit that lies on the cluster reaches tasks alone.
-        if self._is_small and (early := self._early.take(address)) is not None:
-            future, (proxy, answer) = early
-            host = Host(number, address, future, part, proxy, answer)
+        """Submit an actor for server `number`; do not wait until it runs."""
+        begin_args = (self._fit_argument(), number, n_trainers, generation)
+        # The early actor gets the fit by a method call, which cannot take the future of a large
+        # fit.
+        if self._is_small and (claimed := self._early.claim(address)) is not None:
+            future, (proxy, endpoint_answer) = claimed
+            host = Host(number, address, future, begin_args, proxy, endpoint_answer)
         else:
-            key = f"{self._run_id}-{number}-{self.next_unique_name()}"
-            host = Host(number, address, self._early.host(address, key, *part))
+            key = f"{self._run_id}-{number}-{self.next_serial_number()}"
+            host = Host(number, address, self._early.start_host(address, key, *begin_args))
         self._futures.append(host.future)
         return host
 
-    def meet_host(self, host: Host) -> Endpoint:
-        """Wait for an actor, and return where it listens."""
-        return self.meet_all_hosts([host])[0]
+    def wait_for_endpoint(self, host: Host) -> Endpoint:
+        """Wait until an actor runs; return the endpoint of its server."""
+        return self.wait_for_endpoints([host])[0]
 
-    def meet_all_hosts(self, hosts: Sequence[Host]) -> list[Endpoint]:
-        """Wait for several actors, and return where they listen."""
+    def wait_for_endpoints(self, hosts: Sequence[Host]) -> list[Endpoint]:
+        """Wait until several actors run; return the endpoints of their servers."""
         # First start all calls, then wait for all answers.
         for host in hosts:
             self._await_proxy(host)
-            if host.answer is None:
-                host.answer = self._call_method(host, "endpoint")
-        deadline = time.monotonic() + _CALL
+            if host.endpoint_answer is None:
+                host.endpoint_answer = self._call_method(host, "endpoint")
+        deadline = time.monotonic() + _CALL_TIMEOUT_SECONDS
         for host in hosts:
-            known = isinstance(host.answer, Endpoint)
-            host.endpoint = (
-                host.answer if known else self._await_answer(host, host.answer, deadline)
-            )
-            host.answer = None
+            answer = host.endpoint_answer
+            is_known = isinstance(answer, Endpoint)
+            host.endpoint = answer if is_known else self._await_answer(host, answer, deadline)
+            host.endpoint_answer = None
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
-    def give_missing_parts(self, hosts: Sequence[Host]) -> None:
-        """Give actors that have none yet their parts; raises as :meth:`ask`."""
-        waiting = [host for host in hosts if host.part]
-        said = [self.start_asking_hosts([host], "begin", *host.part) for host in waiting]
-        for host, answer in zip(waiting, said, strict=True):
-            answer()
-            host.part = ()
+    def begin_waiting_hosts(self, hosts: Sequence[Host]) -> None:
+        """Let actors that were started without a fit make their servers; raise as :meth:`ask`."""
+        waiting = [host for host in hosts if host.begin_args]
+        calls = [self.start_asking_hosts([host], "begin", *host.begin_args) for host in waiting]
+        for host, wait_for_answer in zip(waiting, calls, strict=True):
+            wait_for_answer()
+            host.begin_args = ()
 
     def _await_proxy(self, host: Host) -> None:
-        """Wait until an actor is there."""
+        """Wait until an actor runs and its proxy is known; raise where it cannot start."""
         what = f"worker {host.address} to begin its part"
-        patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
+        deadline = Deadline(what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
         # Starting takes as long as the worker is busy; give up only when it is gone, paused or
         # silent.
         while host.proxy is None:
@@ -212,47 +218,49 @@ class RunActors:
             if host.proxy is not None:
                 break
             self._check_host(host)
-            if not self.is_ready(host) and not self._begins(host.address):
+            if not self.is_ready(host) and not self._accepts_tasks(host.address):
                 raise WorkerUnreachableError(host.address, "paused, at its memory limit")
-            if not patience.lasts():
+            if not deadline.lasts():
                 raise WorkerUnreachableError(
                     host.address, f"no answer within {self._fit.run.timeout:g} s"
                 )
 
     def is_ready(self, host: Host) -> bool:
-        """Return whether an actor that was started is there by now."""
+        """Return whether the task that creates an actor has finished."""
         return host.future.status == "finished"
 
     def _get_proxy(self, host: Host, timeout: float) -> Any:
-        """Return the proxy of an actor; raise `TimeoutError` while it is not there."""
+        """Return the proxy of an actor; raise `TimeoutError` while it does not run."""
         try:
             return wait_for_actor(self._client, host.future, ServerHost, host.address, timeout)
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:
-            if self._is_there(host.address) and host.future.status == "error":
+            if self._is_alive(host.address) and host.future.status == "error":
                 raise
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def _check_host(self, host: Host) -> None:
-        """Raise where an actor's worker is gone."""
+        """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
         if host.future.status in {"lost", "cancelled"}:
             raise WorkerUnreachableError(host.address, "lost")
-        if not self._is_there(host.address):
+        if not self._is_alive(host.address):
             raise WorkerUnreachableError(host.address, "stopped answering, or lost")
 
-    def ask(self, host: Host, method: str, *args: Any, timeout: float = _CALL) -> Any:
-        """Call a method of an actor."""
+    def ask(
+        self, host: Host, method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
+    ) -> Any:
+        """Call a method of an actor and return its answer; raise if the worker is unreachable."""
         return self.ask_all_hosts([host], method, *args, timeout=timeout)[0]
 
     def ask_all_hosts(
-        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
+        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
     ) -> list[Any]:
-        """Call a method of several actors at once; raises as :meth:`ask`."""
+        """Call a method of several actors at once; raise as :meth:`ask`."""
         return self.start_asking_hosts(hosts, method, *args, timeout=timeout)()
 
     def start_asking_hosts(
-        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
+        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
     ) -> Callable[[], list[Any]]:
         """Call a method of several actors; return the function that waits for their answers."""
         deadline = time.monotonic() + timeout
@@ -260,14 +268,14 @@ class RunActors:
         return lambda: [self._await_answer(host, call, deadline) for host, call in calls]
 
     def _call_method(self, host: Host, method: str, *args: Any) -> Any:
-        """Start a call of an actor's method."""
+        """Call an actor's method without waiting; return the pending call."""
         try:
             return getattr(host.proxy, method)(*args)
         except (OSError, RuntimeError) as error:
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def _await_answer(self, host: Host, call: Any, deadline: float) -> Any:
-        """Wait for the answer of a call."""
+        """Wait for the answer of a pending call, as long as the actor's worker is alive."""
         try:
             while True:
                 # A call that was under way when its worker was killed may never be answered.
@@ -282,9 +290,9 @@ class RunActors:
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def discard_host_actor(self, host: Host) -> None:
-        """End an actor, also one whose worker is gone."""
+        """Stop an actor and release it, also where its worker is lost."""
         # An actor closes its sockets itself if it still can.
-        if host.proxy is not None and self._is_there(host.address):
+        if host.proxy is not None and self._is_alive(host.address):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)
         host.proxy = None
@@ -293,76 +301,77 @@ class RunActors:
     # -- tasks ---------------------------------------------------------------------------------
 
     def start_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
-        """Start trainers, given the spec, the worker and the blocks of each."""
+        """Submit trainers, given the spec, the worker's address and the blocks of each."""
         fit = self._fit_argument() if parts else None
-        # Dask's dashboard shows what comes first in a key.
+        # The fit's name comes first: Dask groups tasks on its dashboard by the prefix of the key.
         name = self._fit.run.name
-        # Dask groups tasks on its dashboard by the beginning of their keys.
         keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in parts]
-        given = list(zip(keys, parts, strict=True))
+        by_key = list(zip(keys, parts, strict=True))
         futures = submit_tasks(
             self._client,
-            {key: (run_trainer, (fit, spec, blocks)) for key, (spec, _, blocks) in given},
-            {key: address for key, (_, address, _) in given},
+            {key: (run_trainer, (fit, spec, blocks)) for key, (spec, _, blocks) in by_key},
+            {key: address for key, (_, address, _) in by_key},
         )
-        # Wake the watching client as soon as a trainer ends.
+        # Wake the client's watching thread as soon as a trainer ends.
         for future in futures.values():
             future.add_done_callback(lambda _: self._on_end())
         self._futures += futures.values()
-        return [TrainerTask(spec, address, futures[key]) for key, (spec, address, _) in given]
+        return [TrainerTask(spec, address, futures[key]) for key, (spec, address, _) in by_key]
 
     def _gather_results(self, trainers: Sequence[TrainerTask]) -> list[Any]:
-        """Return the results of trainers that have ended; raise where one is lost meanwhile."""
+        """Return the results of finished trainers; raise if one is lost before it is fetched."""
 
         async def gather() -> list[Any]:
             futures = [trainer.future for trainer in trainers]
-            found: list[Any] = await self._client.gather(futures, asynchronous=True)
-            return found
+            results: list[Any] = await self._client.gather(futures, asynchronous=True)
+            return results
 
         loop: Any = self._client.loop
-        running = asyncio.run_coroutine_threadsafe(gather(), loop.asyncio_loop)
+        gathering = asyncio.run_coroutine_threadsafe(gather(), loop.asyncio_loop)
         while True:
             with suppress(TimeoutError):
-                return running.result(timeout=CHECK_SECONDS)
+                return gathering.result(timeout=CHECK_SECONDS)
             for trainer in trainers:
-                # It may have gone with its worker, and would then never come.
-                if trainer.future.status != "finished" or not self._is_there(trainer.address):
-                    running.cancel()
+                # A result that was lost with its worker would be waited for without end.
+                if trainer.future.status != "finished" or not self._is_alive(trainer.address):
+                    gathering.cancel()
                     raise WorkerUnreachableError(trainer.address, "lost")
 
     def ask_for_results(self, trainers: Sequence[TrainerTask]) -> None:
-        """Let the trainers' workers tell their results at once, if these come soon."""
+        """Ask the trainers' workers to send results as soon as they end, if that is soon."""
         keys: dict[str, list[Any]] = {}
         for trainer in trainers:
             keys.setdefault(trainer.address, []).append(trainer.future.key)
-        self._told.ask(keys)
+        self._direct_results.ask(keys)
 
     def have_trainers_ended(self, trainers: Sequence[TrainerTask]) -> bool:
-        """Return whether all these trainers have ended well."""
-        told = self._told.of([trainer.future.key for trainer in trainers])
-        return told is not None or all(trainer.future.status == "finished" for trainer in trainers)
+        """Return whether all of the trainers have ended without an error."""
+        results = self._direct_results.get([trainer.future.key for trainer in trainers])
+        return results is not None or all(
+            trainer.future.status == "finished" for trainer in trainers
+        )
 
-    def results(self, trainers: Sequence[TrainerTask]) -> list[Any]:
-        """Return the results of trainers that have ended, all at once."""
-        if (told := self._told.of([trainer.future.key for trainer in trainers])) is not None:
-            return told
+    def collect_results(self, trainers: Sequence[TrainerTask]) -> list[Any]:
+        """Return the results of finished trainers; raise if one is lost."""
+        results = self._direct_results.get([trainer.future.key for trainer in trainers])
+        if results is not None:
+            return results
         try:
             return self._gather_results(trainers)
         except Exception:
-            return [
-                self._gather_result(trainer) for trainer in trainers
-            ]  # to see which one is lost
+            # One at a time, so that the error names the trainer that is lost.
+            return [self._gather_result(trainer) for trainer in trainers]
 
     def _gather_result(self, trainer: TrainerTask) -> Any:
-        """Return the result of one trainer; raise where it is lost."""
+        """Return the result of one trainer; raise `WorkerUnreachableError` if it is lost."""
         try:
             return self._gather_results([trainer])[0]
         except Exception as error:
             raise WorkerUnreachableError(trainer.address, repr(error)) from error
 
-    def get_ready(self, address: str) -> Future[bool]:
-        """Let a worker load the fit; return before it has."""
-        key = f"{self._run_id}-ready-{self.next_unique_name()}"
+    def preload_fit(self, address: str) -> Future[bool]:
+        """Submit a task that loads the fit and its backend on a worker; return its future."""
+        key = f"{self._run_id}-ready-{self.next_serial_number()}"
         fit = pack_fit(self._fit) if self._is_small else self._fit_argument()
         tasks = {key: (load_fit_on_worker, (fit,))}
         future: Future[bool] = submit_tasks(self._client, tasks, {key: address})[key]
@@ -380,7 +389,7 @@ class RunActors:
     def _cancel_futures(self, futures: Iterable[Future[Any]]) -> None:
         """Cancel unfinished tasks and all actors, and release all futures."""
         futures = list(futures)
-        # An actor lives while any proxy of it does; cancelling does not wait for these.
+        # Actors are cancelled even if finished: else one would live as long as any proxy of it.
         unfinished = [
             f for f in futures if is_actor_key(f.key) or not (f.done() or self._has_ended(f))
         ]
@@ -392,15 +401,15 @@ class RunActors:
                 self._futures.remove(future)
 
     def _has_ended(self, future: Future[Any]) -> bool:
-        """Return whether a task has ended well, as its worker or the scheduler says."""
-        return future.status == "finished" or self._told.of([future.key]) is not None
+        """Return whether a task ended without an error, as the scheduler or its worker reported."""
+        return future.status == "finished" or self._direct_results.get([future.key]) is not None
 
-    def let_go(self) -> bool:
-        """Release all that the run holds; return False where a clean-up is needed too.
+    def release_if_ended(self) -> bool:
+        """Release all tasks and actors if all have ended; else release nothing and return False.
 
-        An actor that is cancelled ends by itself, with all that it has opened.
+        A cancelled actor ends by itself and closes what it has opened.
         """
-        # A task that still runs must be cancelled, which takes a clean-up.
+        # A task that still runs must be cancelled and waited for: the caller calls `close` then.
         if not all(self._has_ended(future) for future in self._futures):
             return False
         self._cancel_futures(self._futures)
@@ -408,7 +417,7 @@ class RunActors:
         return True
 
     def close(self, hosts: Iterable[Host], trainers: Iterable[TrainerTask]) -> None:
-        """Leave nothing on the cluster."""
+        """Stop and release all actors and tasks of the run."""
         for host in hosts:
             self.discard_host_actor(host)
         for trainer in trainers:
@@ -417,8 +426,10 @@ class RunActors:
         self._fit_future = None
 
 
-class Early:
-    """Name and secret of a run, and its first actor, started while the rows are read.
+class EarlyHost:
+    """Identity of a run, and its first actor, which starts while the rows are read.
+
+    The actor runs without a fit until :class:`RunActors` claims it for a server.
 
     Parameters
     ----------
@@ -427,11 +438,11 @@ class Early:
     Attributes
     ----------
     run_id : str
-    secret : Secret
+    secret : RunSecret
     address : str or None
-        Worker of the actor, as long as nobody has taken it.
+        Worker of the actor; None before one is chosen and after the actor was claimed.
     key : str
-        Of the actor's task.
+        Key of the task that creates the actor.
     """
 
     def __init__(self, client: Client) -> None:
@@ -442,144 +453,155 @@ class Early:
         self.key = _make_actor_key(self._name)
         self._client = client
         self._future: Future[Any] | None = None
-        #: Its proxy, and what will answer where it listens.
-        self._asked: tuple[Any, Any] = (None, None)
+        #: Proxy of the actor, and its endpoint or the pending call for it.
+        self._endpoint_request: tuple[Any, Any] = (None, None)
 
     def choose_actor_worker(self, address: str) -> None:
-        """Choose the worker of an actor without a part."""
+        """Choose the worker on which :meth:`start` starts the actor."""
         self.address = address
 
     def start(
         self, tasks: Tasks | None = None, workers: dict[Any, str | None] | None = None
     ) -> dict[Any, Any]:
-        """Start the actor, and other tasks in the same message; return the futures of these."""
+        """Submit the actor together with other tasks; return the futures of the other tasks."""
         # One message for the actor and the blocks: the scheduler sends them at once.
         tasks, pins = tasks or {}, dict(workers or {})
         if self.address is None or self._future is not None:
             return submit_tasks(self._client, tasks, pins)
         pins[self.key] = self.address
-        own: Tasks = {self.key: (ServerHost, self._host_arguments(self._name))}
-        futures = submit_tasks(self._client, own | tasks, pins, [self.key])
+        actor_task: Tasks = {self.key: (ServerHost, self._host_arguments(self._name))}
+        futures = submit_tasks(self._client, actor_task | tasks, pins, [self.key])
         self._future = futures.pop(self.key)
         return futures
 
-    def host(self, address: str, name: str, *part: Any) -> Future[Any]:
-        """Start an actor at a worker, with its part (`ServerHost.begin`)."""
-        key, arguments = _make_actor_key(name), (*self._host_arguments(name), *part)
+    def start_host(self, address: str, name: str, *begin_args: Any) -> Future[Any]:
+        """Submit another actor of the run; with `begin_args` it makes its server at once."""
+        key, arguments = _make_actor_key(name), (*self._host_arguments(name), *begin_args)
         tasks: Tasks = {key: (ServerHost, arguments)}
         future: Future[Any] = submit_tasks(self._client, tasks, {key: address}, [key])[key]
         return future
 
     def _host_arguments(self, name: str) -> tuple[Any, ...]:
-        """Return the first arguments of an actor."""
-        shares = bool(dask.config.get("daskml_dist.shared_memory", True))
-        return self.run_id, name, self.secret, shares
+        """Return the arguments of `ServerHost` that all actors of the run have."""
+        use_shared_memory = bool(dask.config.get("daskml_dist.shared_memory", True))
+        return self.run_id, name, self.secret, use_shared_memory
 
-    def take_message(self, endpoint: Endpoint) -> None:
-        """Note where the actor listens, as its worker says."""
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """Note the endpoint of the actor, which its worker reported."""
         assert self.address is not None
         proxy = make_actor_proxy(self._client, self.key, ServerHost, self.address)
-        self._asked = proxy, endpoint
+        self._endpoint_request = proxy, endpoint
 
-    def ask(self) -> None:
-        """Ask the actor where it listens, if it is there; return before it answers."""
-        future, asked = self._future, self._asked[0] is not None
-        if not asked and future is not None and future.status == "finished" and self.address:
-            proxy = wait_for_actor(self._client, future, ServerHost, self.address, _SOON)
-            self._asked = proxy, proxy.endpoint()
+    def request_endpoint(self) -> None:
+        """Ask the actor for its endpoint if it runs already; do not wait for the answer."""
+        future, is_requested = self._future, self._endpoint_request[0] is not None
+        if not is_requested and future is not None and future.status == "finished" and self.address:
+            proxy = wait_for_actor(
+                self._client, future, ServerHost, self.address, _PROXY_TIMEOUT_SECONDS
+            )
+            self._endpoint_request = proxy, proxy.endpoint()
 
-    def take(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:
-        """Return the actor at a worker, for the caller to keep; None where it is at another.
+    def claim(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:
+        """Hand over the actor's future if it is on the given worker, else return None.
 
-        Beside it lie, where that is known, its proxy and where it listens, or what will say so.
+        With it come the proxy and the endpoint (or the pending call for it), None where unknown.
         """
         if address != self.address or self._future is None or self._future.status == "cancelled":
             return None
-        taken = self._future, self._asked
-        self._future, self._asked, self.address = None, (None, None), None
-        return taken
+        claimed = self._future, self._endpoint_request
+        self._future, self._endpoint_request, self.address = None, (None, None), None
+        return claimed
 
     def close(self) -> None:
-        """Release the actor if nobody took it."""
+        """Cancel the actor if it was not claimed."""
         if self._future is not None:
             with suppress(Exception):
                 self._future.cancel(force=True)
             self._future.release()
-        self._future, self._asked, self.address = None, (None, None), None
+        self._future, self._endpoint_request, self.address = None, (None, None), None
 
 
 def _make_actor_key(name: str) -> str:
-    """Return the key of the task that makes an actor."""
-    return f"{_PREFIX}{name}"
+    """Return the key of the task that creates an actor."""
+    return f"{_ACTOR_KEY_PREFIX}{name}"
 
 
 def is_actor_key(key: Any) -> bool:
-    """Return whether a task makes an actor of a run."""
-    return str(key).startswith(_PREFIX)
+    """Return whether a task creates an actor of a run."""
+    return str(key).startswith(_ACTOR_KEY_PREFIX)
 
 
-def ask_of_bundles(
-    client: Client, keys: Mapping[str, list[Any]], early: Early | None = None, wait: float = 0.0
+def query_bundles(
+    client: Client, keys: Mapping[str, list[Any]], early: EarlyHost | None = None, wait: float = 0.0
 ) -> dict[int, tuple[str, BlockInfo]]:
-    """Ask workers what they know of the blocks of some bundles in their memory."""
-    # One question a worker: its bundles, and whether the actor listens.
-    asked: dict[str, tuple[list[Any], str | None]] = {w: (here, None) for w, here in keys.items()}
+    """Ask workers for facts of the blocks of bundles in their memory; return address and facts."""
+    # One request per worker: the keys of its bundles, and of the early actor if it is there.
+    requests: dict[str, tuple[list[Any], str | None]] = {
+        w: (bundles, None) for w, bundles in keys.items()
+    }
     if early is not None and early.address is not None:
-        asked[early.address] = keys.get(early.address, []), early.key
+        requests[early.address] = keys.get(early.address, []), early.key
     answers: dict[str, Any] = {}
-    if asked:
-        with suppress(Exception):  # some worker does not answer: Dask will tell
-            asking = partial(_run_on_workers, client, tell_bundles, asked, wait)
-            answers = client.sync(asking, callback_timeout=_TELL)
-    found = {}
-    for address, (told, endpoint) in answers.items():
-        found.update({i: (address, info) for infos in told for i, info in infos.items()})
+    if requests:
+        with suppress(Exception):  # a worker does not answer: the scheduler will report the loss
+            query = partial(_run_on_workers, client, tell_bundles, requests, wait)
+            answers = client.sync(query, callback_timeout=_QUERY_TIMEOUT_SECONDS)
+    located = {}
+    for address, (bundle_infos, endpoint) in answers.items():
+        located.update({i: (address, info) for infos in bundle_infos for i, info in infos.items()})
         if early is not None and endpoint is not None:
-            early.take_message(endpoint)
-    return found
+            early.set_endpoint(endpoint)
+    return located
 
 
-class ToldResults:
-    """Results of trainers, as their workers tell them; of short fits only.
+class DirectResults:
+    """Results of trainers sent directly by their workers, within `_RESULT_WAIT_SECONDS`.
+
+    A fit that takes longer, or whose worker is lost, is collected by way of the scheduler instead.
 
     Parameters
     ----------
     client : Client
     run_id : str
-    on_all : callable
-        Called in a thread of the client's once all have been told.
+    on_answers : callable
+        Called in the client's event loop thread once all workers have answered a request, whether
+        with results or without any (a trainer still runs).
     """
 
-    def __init__(self, client: Client, run_id: str, on_all: Callable[[], None]) -> None:
+    def __init__(self, client: Client, run_id: str, on_answers: Callable[[], None]) -> None:
         self._client: Any = client
         self._run_id = run_id
-        self._on_all = on_all
-        self._found: dict[Any, Any] = {}
+        self._on_answers = on_answers
+        self._results: dict[Any, Any] = {}
 
     def ask(self, keys: Mapping[str, list[Any]]) -> None:
-        """Ask workers for the results of some tasks, once they have them; return at once."""
+        """Ask workers to send the results of tasks when these end; do not wait for the answers."""
 
         async def ask() -> None:
-            with suppress(Exception):  # one is lost, or the client closes: the scheduler says so
-                told = await _run_on_workers(self._client, tell_results, keys, self._run_id, _SHORT)
-                for results in told.values():
-                    self._found.update(results)
-                self._on_all()
+            # A lost worker or a closing client is noticed by way of the scheduler.
+            with suppress(Exception):
+                answers = await _run_on_workers(
+                    self._client, tell_results, keys, self._run_id, _RESULT_WAIT_SECONDS
+                )
+                for results in answers.values():
+                    self._results.update(results)
+                self._on_answers()
 
         self._client.loop.add_callback(ask)
 
-    def of(self, keys: Sequence[Any]) -> list[Any] | None:
-        """Return the results of some tasks; None where not all have been told."""
-        return [self._found[key] for key in keys] if self._found.keys() >= set(keys) else None
+    def get(self, keys: Sequence[Any]) -> list[Any] | None:
+        """Return the results of tasks; None unless all have arrived."""
+        return [self._results[key] for key in keys] if self._results.keys() >= set(keys) else None
 
 
 async def _run_on_workers(
-    client: Any, function: Callable[..., Any], asked: Mapping[str, Any], *args: Any
+    client: Any, function: Callable[..., Any], requests: Mapping[str, Any], *args: Any
 ) -> dict[str, Any]:
-    """Return the answers of some workers, each of which finds its question by its address.
+    """Run a function on the workers that `requests` has as keys; return the answers by address.
 
-    It is one message of the client's; whoever is gone does not answer.
+    All workers get the same message, in which each finds its request by its own address. A lost
+    worker is left out of the answers.
     """
-    running = client.run(function, asked, *args, workers=list(asked), on_error="ignore")
-    answers: dict[str, Any] = await running
+    calls = client.run(function, requests, *args, workers=list(requests), on_error="ignore")
+    answers: dict[str, Any] = await calls
     return answers
