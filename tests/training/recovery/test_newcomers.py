@@ -132,7 +132,7 @@ class _Tasks:
         self.tasks: dict[str, Any] = {}
         self.let_go: list[Any] = []
 
-    def get_ready(self, address: str) -> Any:
+    def preload_fit(self, address: str) -> Any:
         self.tasks[address] = task = SimpleNamespace(status="pending", exception=lambda: None)
         return task
 
