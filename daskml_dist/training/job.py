@@ -213,8 +213,8 @@ class FitJob:
         whole = checkpoint is None and not self.callbacks.need_parameters
         if whole and adaptive_rate is None and has_settled is None:
             return self.train(fit)
-        course = StepsProgress(fit, adaptive_rate, has_settled)
-        return train_in_parts(self.engine, course, self.callbacks, checkpoint)
+        progress = StepsProgress(fit, adaptive_rate, has_settled)
+        return train_in_parts(self.engine, progress, self.callbacks, checkpoint)
 
     def train_rounds(
         self, fit: FitSpec, checkpoint: Checkpoint | None = None, seed: int | None = None

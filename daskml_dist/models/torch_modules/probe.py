@@ -73,9 +73,9 @@ def probe_module(
         )
         with explain_errors(subject):
             output = module(*positional, **named)
-        first = output[0] if isinstance(output, tuple) else output
-        _check_output(source.name, first, len(rows), n_classes)
-        y = _make_zero_targets(first, len(rows), n_classes, n_targets)
+        prediction = output[0] if isinstance(output, tuple) else output
+        _check_output(source.name, prediction, len(rows), n_classes)
+        y = _make_zero_targets(prediction, len(rows), n_classes, n_targets)
         loss = compute_row_losses(source.make_criterion(float_dtype), output, y, source.name).sum()
         if not loss.requires_grad:
             raise InvalidParameterError(
