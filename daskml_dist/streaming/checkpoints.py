@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
 from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_checkpoint
 from daskml_dist.training.spec import FitSpec
-
-if TYPE_CHECKING:
-    from daskml_dist.streaming.start import StartedStream
 
 __all__ = ["CLOSED", "ENDED", "TORN", "SavedStream", "SavingSchedule"]
 
@@ -98,13 +95,9 @@ class SavingSchedule:
         """Return whether calls have begun since the last save."""
         return self._calls > 0
 
-    def save(self, started: StartedStream, stream: dict[str, Any]) -> None:
+    def save(self, fit: FitSpec, state: ShardState, stream: dict[str, Any]) -> None:
         """Save the parameters and the facts of the stream's course."""
-        facts = {
-            **make_checkpoint_facts(started.fit, []),
-            "stream": {**stream, "likeness": started.facts()},
-        }
-        self.checkpoint.save(started.steps.meeting(), facts)
+        self.checkpoint.save(state, {**make_checkpoint_facts(fit, []), "stream": stream})
         self._calls, self._since = 0, time.monotonic()
 
 

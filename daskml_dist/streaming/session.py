@@ -441,12 +441,14 @@ class Session:
         self._settle()
         if not self._may_be_kept:
             raise CheckpointError(TORN)
+        started = self._started
         stream = {
             "position": self._position,
             "progress": self._progress.facts(),
-            "seen": self._started.seen,
+            "seen": started.seen,
+            "likeness": started.facts(),
         }
-        self._saving.save(self._started, stream)
+        self._saving.save(started.fit, started.steps.meeting(), stream)
         if self._on_checkpoint is not None:
             self._on_checkpoint(self._position)
 
