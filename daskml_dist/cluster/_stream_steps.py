@@ -12,7 +12,7 @@ from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.calls import StreamLayout
+    pass
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,9 +119,3 @@ class StartedCentroidStream(StartedStream):
     def facts(self) -> dict[str, Any]:
         """As of any stream, with the rows since the last look for centres of few."""
         return {**self.likeness, "n_since": self.steps.looks.n_since}
-
-    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
-        """As of any stream, by steps of centres."""
-        from daskml_dist.cluster._stream_lanes import ClusterCentroidSteps
-
-        return ClusterCentroidSteps(client, plan, self.fit, self.steps, self.steps.looks)

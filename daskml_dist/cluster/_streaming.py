@@ -80,7 +80,12 @@ class StreamedCentroids(BaseSteps):
         every = LOOK * int(self.n_clusters)
         looks = ReassignmentSchedule(fit, float(self.reassignment_ratio), every, n_since)
         return StartedCentroidStream(
-            **vars(started) | {"fit": fit, "steps": CentroidSteps(fit, looks)}
+            **vars(started)
+            | {
+                "fit": fit,
+                "steps": CentroidSteps(fit, looks),
+                "open_cluster_steps": _open_cluster_steps,
+            }
         )
 
     def _show_stream(
@@ -91,3 +96,10 @@ class StreamedCentroids(BaseSteps):
         super()._show_stream(started, state, progress)
         self.n_steps_: int = state.step
         self.__dict__.pop("labels_", None)  # of other rows
+
+
+def _open_cluster_steps(client: Any, plan: Any, fit: FitSpec, steps: Any) -> Any:
+    """Return steps of centroids by lanes on a cluster."""
+    from daskml_dist.cluster._stream_lanes import ClusterCentroidSteps
+
+    return ClusterCentroidSteps(client, plan, fit, steps, steps.looks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,6 @@ from daskml_dist.streaming.start import StartedStream
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
-
-if TYPE_CHECKING:
-    from daskml_dist.streaming.cluster.calls import StreamLayout
 
 __all__ = [
     "NumberedIds",
@@ -169,13 +166,6 @@ class StartedRatingStream(StartedStream):
         ids = [ids_to_json(own.array) for own in self.ids]
         room = [model.n_users, model.n_items]
         return {**self.likeness, "ids": ids, "room": room, "offset": float(model.offset)}
-
-    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
-        """Return steps of factors by lanes on a cluster."""
-        from daskml_dist.recommender._stream_lanes import ClusterRatingSteps
-
-        steps: Any = self.steps
-        return ClusterRatingSteps(client, plan, self.fit, steps)
 
     def sorted_state(
         self, state: ShardState

@@ -156,8 +156,9 @@ class StreamedFactors(BaseSteps):
 
         steps = RatingSteps(fit, batch_rows, ids, grown)
         started = StartedRatingStream(
-            fit, rows, self._make_call_reader(ids), steps, seen, likeness, ids
-        )
+            fit, rows, self._make_call_reader(ids), steps, seen, likeness, ids,
+            open_cluster_steps=_open_cluster_steps,
+        )  # fmt: skip
         return started
 
     def _make_call_reader(self, ids: tuple[NumberedIds, NumberedIds]) -> Any:
@@ -194,3 +195,10 @@ class StreamedFactors(BaseSteps):
         estimator._set_learned(state, model, started.rows)
         estimator.n_iter_, estimator.t_ = 1, started.n_seen(progress)
         self.__dict__.pop("_given", None)  # what was seen since is not kept
+
+
+def _open_cluster_steps(client: Any, plan: Any, fit: FitSpec, steps: Any) -> Any:
+    """Return steps of factors by lanes on a cluster."""
+    from daskml_dist.recommender._stream_lanes import ClusterRatingSteps
+
+    return ClusterRatingSteps(client, plan, fit, steps)

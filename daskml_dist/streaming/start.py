@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,8 @@ class StartedStream:
         Rows that the estimator was trained on before.
     likeness : dict
         Facts of the first rows, to start again from.
+    open_cluster_steps : callable, optional
+        Returns the steps by lanes on a cluster, of a client, a plan, the fit and the steps.
     """
 
     fit: FitSpec
@@ -63,6 +65,8 @@ class StartedStream:
     steps: Steps
     seen: float
     likeness: dict[str, Any]
+    # Given by the estimator: what it names imports `distributed`, which steps here do without.
+    open_cluster_steps: Callable[..., Any] | None = field(default=None, kw_only=True)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts from which the stream starts again, as JSON can hold them."""
@@ -76,7 +80,8 @@ class StartedStream:
         """Return steps by lanes on a cluster, which take the place of those of this process."""
         from daskml_dist.streaming.cluster.steps import ClusterSteps
 
-        return ClusterSteps(client, plan, self.fit, self.steps)
+        open_steps = self.open_cluster_steps or ClusterSteps
+        return open_steps(client, plan, self.fit, self.steps)
 
 
 def check_stream_settings(estimator: Any) -> Settings:
