@@ -10,21 +10,19 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.intrinsics import prefetch
 
 __all__ = [
-    "add_csr_gradient",
     "add_dense_rows",
     "add_dense_squares",
     "add_sparse_rows",
     "add_transposed_product",
     "add_transposed_product_at",
     "add_weighted_gram",
+    "compile_row_gradients",
     "find_new_columns",
     "multiply_rows",
     "multiply_rows_at",
@@ -101,43 +99,9 @@ def _add_row_gradients(
     return total
 
 
-def add_csr_gradient(
-    kernel: str | None,
-    X: CSRRows,
-    touched: TouchedColumns,
-    y: NDArray[Any],
-    weight: NDArray[Any] | None,
-    w: NDArray[Any],
-    out: NDArray[Any],
-    parameters: tuple[float, ...],
-) -> float | None:
-    """Add the gradient of the summed loss of rows to `out`; return the summed loss.
-
-    Parameters
-    ----------
-    kernel : str or None
-        Name of the loss's kernel.
-    X : CSRRows
-    touched : TouchedColumns
-        Which have found the columns that the rows touch.
-    y, weight : ndarray of shape (n,)
-    w, out : ndarray of shape (n_touched, width)
-    parameters : tuple of float
-        Of the loss.
-    """
-    block, columns = X.X, X.columns
-    same = X.dtype == y.dtype == w.dtype == out.dtype
-    if columns is None or kernel not in LOSSES_AT_ROW or w.shape[1] > 1 or not same:
-        return None
-    # A version for each loss; `compiled_with` remembers it.
-    run = compiled_with(_add_row_gradients, _loss_at_row=LOSSES_AT_ROW[kernel])
-    weight = np.empty(0, block.dtype) if weight is None else weight
-    return float(
-        run(
-            block.indptr, block.indices, block.data, X.rows, touched.positions(columns), y, weight,
-            w[:, 0], out[:, 0], len(w) > len(columns), parameters,
-        )
-    )  # fmt: skip
+def compile_row_gradients(kernel: str) -> Any:
+    """Return the loop over rows of the loss of a kernel; `compiled_with` remembers it."""
+    return compiled_with(_add_row_gradients, _loss_at_row=LOSSES_AT_ROW[kernel])
 
 
 F = TypeVar("F", bound=Callable[..., Any])

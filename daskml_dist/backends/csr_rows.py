@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import SparseRows
 
-__all__ = ["CSRRows", "TouchedColumns"]
+__all__ = ["CSRRows", "TouchedColumns", "add_csr_gradient"]
 
 
 class TouchedColumns:
@@ -91,3 +91,46 @@ class CSRRows(SparseRows):
     def __getitem__(self, at: slice) -> CSRRows:
         """Return the rows of a slice."""
         return CSRRows(self.X, self.rows[at])
+
+
+def add_csr_gradient(
+    kernel: str | None,
+    X: CSRRows,
+    touched: TouchedColumns,
+    y: NDArray[Any],
+    weight: NDArray[Any] | None,
+    w: NDArray[Any],
+    out: NDArray[Any],
+    parameters: tuple[float, ...],
+) -> float | None:
+    """Add the gradient of the summed loss of rows to `out`; return the summed loss.
+
+    Parameters
+    ----------
+    kernel : str or None
+        Name of the loss's kernel.
+    X : CSRRows
+    touched : TouchedColumns
+        Which have found the columns that the rows touch.
+    y, weight : ndarray of shape (n,)
+    w, out : ndarray of shape (n_touched, width)
+    parameters : tuple of float
+        Of the loss.
+    """
+    from daskml_dist.backends import csr_kernels
+    from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+
+    block, columns = X.X, X.columns
+    same = X.dtype == y.dtype == w.dtype == out.dtype
+    if kernel is None or kernel not in LOSSES_AT_ROW:
+        return None
+    if columns is None or w.shape[1] > 1 or not same:
+        return None
+    run = csr_kernels.compile_row_gradients(kernel)
+    weight = np.empty(0, block.dtype) if weight is None else weight
+    return float(
+        run(
+            block.indptr, block.indices, block.data, X.rows, touched.positions(columns), y, weight,
+            w[:, 0], out[:, 0], len(w) > len(columns), parameters,
+        )
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from scipy import sparse
 from scipy.linalg import blas
 
 from daskml_dist.backends.base import Backend, Step
-from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
+from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns, add_csr_gradient
 from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.shared_buffer import SharedBuffer
@@ -272,11 +272,7 @@ class NumpyBackend(Backend):
     ) -> float | None:
         """Add the gradient in one reading of the rows, for losses with a kernel and one output."""
         if isinstance(X, CSRRows):
-            from daskml_dist.backends import csr_kernels
-
-            return csr_kernels.add_csr_gradient(
-                kernel, X, self._touched, y, weight, w, out, parameters
-            )
+            return add_csr_gradient(kernel, X, self._touched, y, weight, w, out, parameters)
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
         if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:

@@ -23,7 +23,7 @@ from scipy.special import gammaln, logsumexp, psi
 from daskml_dist.backends import (
     batched_log_loss,
     centre_kernels,
-    csr_kernels,
+    csr_rows,
     csr_team,
     graph_kernels,
     itemset_kernels,
@@ -430,7 +430,7 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
         used = [*columns, 40]
         out = np.zeros((len(used), 1), dtype)
         own = np.ascontiguousarray(w[used][:, None])
-        found = csr_kernels.add_csr_gradient(
+        found = csr_rows.add_csr_gradient(
             "log_loss", rows, touched, y[at], weight[at], own, out, ()
         )
         assert found == pytest.approx(loss, rel=1e-5), told

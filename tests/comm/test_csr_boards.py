@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.csr_kernels import add_csr_gradient
-from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns
+from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns, add_csr_gradient
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.comm import meeting
 from daskml_dist.comm.base import Communicator
