@@ -1,4 +1,4 @@
-"""Base classes of what finds centres of rows."""
+"""Base classes of the k-means estimators, and the functions of rows and centroids."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ __all__ = ["BaseCentroidEstimator", "BaseCentroidSolver"]
 class BaseCentroidEstimator(
     ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMixin, BaseOnRows
 ):
-    """Base class of estimators of centres: labels, distances and scores of rows.
+    """Base class of estimators of centroids: labels, distances and scores of rows.
 
-    A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).
+    A subclass sets ``cluster_centers_``, and `_shift`: the vector that is subtracted from dense
+    rows and from the centroids before their distances are computed (None for sparse rows).
 
     Parameters
     ----------
@@ -46,9 +47,9 @@ class BaseCentroidEstimator(
     random_state : int, RandomState instance or None, default=None
         With the same chunks, draws are the same on any number of workers.
     max_iter : int, default=300
-        Steps of a run.
+        Iterations of a run at most.
     copy_x : bool, default=True
-        X is never changed.
+        Without effect: X is never changed.
     """
 
     n_clusters: int
@@ -61,7 +62,7 @@ class BaseCentroidEstimator(
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        # The graph of lazy labels holds the rows of the fit.
+        # Lazy labels are not pickled: their Dask graph holds the rows of the fit.
         return {name: v for name, v in state.items() if name != "labels_" or not is_dask(v)}
 
     # -- fitting -------------------------------------------------------------------------------
@@ -70,6 +71,7 @@ class BaseCentroidEstimator(
         self.labels_ = self.predict(X)
 
     def _set_labels(self, X: Any) -> None:
+        """Set `labels_` if `compute_labels` asks for them, and drop those of an earlier fit."""
         self.__dict__.pop("labels_", None)
         if getattr(self, "compute_labels", True):
             self.labels_ = self.predict(X)
@@ -77,17 +79,17 @@ class BaseCentroidEstimator(
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
-        """:meth:`fit`, and ``labels_``; parameters as there."""
+        """Fit the model and return ``labels_``; parameters as of :meth:`fit`."""
         return self.fit(X, None, sample_weight, client=client).labels_
 
     def fit_transform(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        """Fit the model and :meth:`transform` the same rows; parameters as of :meth:`fit`."""
         return self.fit(X, None, sample_weight, client=client).transform(X)
 
-    def _enough(self, rows: DatasetInfo) -> DataSummary:
-        """The survey of rows that are at least as many as the clusters."""
+    def _check_n_rows(self, rows: DatasetInfo) -> DataSummary:
+        """Return the summary of the rows; raise if they are fewer than the clusters."""
         if (n_rows := rows.survey.n_rows) < self.n_clusters:
             raise InvalidDataError(
                 f"n_samples={n_rows} should be >= n_clusters={self.n_clusters}. Ask for fewer "
@@ -96,7 +98,7 @@ class BaseCentroidEstimator(
         return rows.survey
 
     def _check_init(self, inits: tuple[str, ...]) -> None:
-        """Check `init`; `inits` are the strings that it may be."""
+        """Raise if `init` is none of the strings `inits`, or a function of a Dask collection."""
         if isinstance(self.init, str):
             check_one_of("init", self.init, inits)
         elif callable(self.init) and not hasattr(self, "_called_init"):
@@ -106,7 +108,11 @@ class BaseCentroidEstimator(
             )
 
     def _call_init(self, X: Any, known: NDArray[np.float64] | None = None) -> None:
-        """Ask a function for the first centres of rows in memory, where none are known."""
+        """Call `init`, if it is a function, and keep its centroids until they are checked.
+
+        `known` are centroids to use in its place. A Dask collection is not given to the function:
+        :meth:`_check_init` then raises.
+        """
         self.__dict__.pop("_called_init", None)
         if callable(self.init) and known is not None:
             self._called_init = known
@@ -115,7 +121,7 @@ class BaseCentroidEstimator(
             self._called_init = self.init(as_rows(X), self.n_clusters, random_state=random)
 
     def _warn_of_one_init(self) -> None:
-        """Tell that centres which are given are tried once."""
+        """Warn if `n_init` asks for several runs from one array of first centroids."""
         if self.n_init not in ("auto", 1):
             warnings.warn(
                 f"Explicit initial center position passed: performing only one init in "
@@ -124,32 +130,38 @@ class BaseCentroidEstimator(
                 stacklevel=user_stack_level(),
             )
 
-    def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:
-        """First centres that the user gives, checked; `inits` are what else `init` may be."""
+    def _resolve_given_centroids(
+        self, n_features: int, inits: tuple[str, ...]
+    ) -> NDArray[np.float64]:
+        """Return the first centroids that the user gave, checked.
+
+        The error for something that is no array names the strings `inits` that `init` may be.
+        """
         given = self.__dict__.pop("_called_init", self.init)
         try:
-            centres = np.asarray(given, dtype=np.float64)
+            centroids = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(
                 f"init={self.init!r}: use one of {list(inits)}, or an array of numbers."
             ) from error
         expected = self.n_clusters, n_features
-        for what, given, wanted in zip(
-            ("clusters", "features of the data"), (*centres.shape, 0, 0), expected, strict=False
+        # The shape is padded, since an array of another number of dimensions may be shorter.
+        for what, size, wanted in zip(
+            ("clusters", "features of the data"), (*centroids.shape, 0, 0), expected, strict=False
         ):
-            if centres.ndim != 2 or given != wanted:
+            if centroids.ndim != 2 or size != wanted:
                 raise InvalidParameterError(
-                    f"The shape of the initial centers {centres.shape} does not match the number "
+                    f"The shape of the initial centers {centroids.shape} does not match the number "
                     f"of {what} {wanted}. Give init an array of shape {expected}."
                 )
-        if not np.isfinite(centres).all():
+        if not np.isfinite(centroids).all():
             raise InvalidParameterError("init holds NaN or infinity. Give it finite centres.")
-        return centres
+        return centroids
 
     # -- functions of rows ---------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
-        """Number of the nearest centre of each row.
+        """Return the index of the nearest centroid of each row.
 
         Parameters
         ----------
@@ -159,10 +171,10 @@ class BaseCentroidEstimator(
         -------
         ndarray or lazy dask Array of int32 of shape (n_rows,)
         """
-        return self._of_rows(_Labels, X, np.int32)
+        return self._map_centroid_function(_Labels, X, np.int32)
 
     def transform(self, X: Any) -> Any:
-        """Distance of each row to each centre.
+        """Return the distance of each row to each centroid.
 
         Parameters
         ----------
@@ -172,10 +184,10 @@ class BaseCentroidEstimator(
         -------
         ndarray or lazy dask Array of float64 of shape (n_rows, n_clusters)
         """
-        return self._of_rows(_Distances, X, np.float64, each=True)
+        return self._map_centroid_function(_Distances, X, np.float64, per_centroid=True)
 
     def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
-        """Minus the sum of the squared distances of the rows to their nearest centres, weighted.
+        """Return minus the weighted sum of the rows' squared distances to the nearest centroids.
 
         Parameters
         ----------
@@ -187,23 +199,24 @@ class BaseCentroidEstimator(
         return -float(self._sum_over_blocks(_weighted_sum, X, None, sample_weight))
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        """The squared distance of each row to its nearest centre."""
-        return _Squares(self.cluster_centers_, self._shift)
+        """Return the function that gives the rows' squared distances to the nearest centroid."""
+        return _SquaredDistances(self.cluster_centers_, self._shift)
 
-    def _of_rows(
-        self, kind: type[_CentroidFunction], X: Any, dtype: Any, *, each: bool = False
+    def _map_centroid_function(
+        self, kind: type[_CentroidFunction], X: Any, dtype: Any, *, per_centroid: bool = False
     ) -> Any:
-        """A number for each row, or for each row and centre."""
+        """Return a number for each row, or for each row and centroid; lazy where X is."""
         self._check_fitted(X)
         function = kind(self.cluster_centers_, self._shift)
-        return self._map_rows(function, X, dtype, len(self.cluster_centers_) if each else None)
+        n_columns = len(self.cluster_centers_) if per_centroid else None
+        return self._map_rows(function, X, dtype, n_columns)
 
 
 class BaseCentroidSolver(BaseCentroidEstimator, BaseUnlabelled):
-    """Base class of those that a round solver finds."""
+    """Base class of estimators whose centroids are found by a round solver."""
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Find the centres.
+        """Find the centroids.
 
         Parameters
         ----------
@@ -221,16 +234,17 @@ class BaseCentroidSolver(BaseCentroidEstimator, BaseUnlabelled):
         InvalidParameterError, InvalidDataError
             Before any pass, naming the remedy (NaN and infinity: during the first pass).
         DivergedError
-            What is found is not finite.
+            If the centroids are not finite.
         TrainingError
             When the fit cannot go on.
         """
         self._call_init(X)
         return super().fit(X, None, sample_weight, client=client)
 
-    def _set_centres(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        """Attributes of a solution with ``"inertia"`` and ``"shift"``."""
+    def _set_centroids(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
+        """Set the attributes of a solution whose `extra` has ``"inertia"`` and ``"shift"``."""
         self.cluster_centers_ = solution.w
+        # The fit's weights are scaled to a mean of 1: the user's scale is restored.
         self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
         self.n_features_in_ = model.n_features
         self._n_features_out = len(solution.w)
@@ -239,66 +253,70 @@ class BaseCentroidSolver(BaseCentroidEstimator, BaseUnlabelled):
 
 @dataclass(frozen=True, eq=False)
 class _CentroidFunction(ABC):
-    """Function of rows and centres.
+    """Function of rows and fixed centroids.
 
     Parameters
     ----------
-    centres : ndarray of shape (k, n_features)
+    centroids : ndarray of shape (k, n_features)
     shift : ndarray of shape (n_features,) or None
-        What is taken from dense rows, as in the fit.
+        Subtracted from dense rows and from the centroids, as in the fit.
     """
 
-    centres: NDArray[np.float64]
+    centroids: NDArray[np.float64]
     shift: NDArray[np.float64] | None
 
     @abstractmethod
     def __call__(self, X: Any) -> NDArray[Any]:
-        """Answer for each row."""
+        """Return the value of each row, or a row of values for it."""
 
-    def _nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    def _find_nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
+        """Return the index of each row's nearest centroid and the squared distance to it."""
         backend, dtype = get_backend("cpu"), X.dtype
         if sparse.issparse(X) or self.shift is None:
             rows = backend.rows(X, slice(0, X.shape[0]))
-            return backend.nearest(rows, None, self.centres.astype(dtype))
-        near = (self.centres - self.shift).astype(dtype)
-        return backend.nearest(X, self.shift.astype(dtype), near)
+            return backend.nearest(rows, None, self.centroids.astype(dtype))
+        # Subtracted in float64, before the cast: float32 then keeps the digits of the differences.
+        shifted = (self.centroids - self.shift).astype(dtype)
+        return backend.nearest(X, self.shift.astype(dtype), shifted)
 
 
 class _Labels(_CentroidFunction):
-    """Number of the nearest centre of each row."""
+    """Index of the nearest centroid of each row."""
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        return self._nearest(X)[0].astype(np.int32)
+        return self._find_nearest(X)[0].astype(np.int32)
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """The same function of dense rows of a dtype; what they do not change is found once."""
-        near = self.centres if self.shift is None else self.centres - self.shift
+        """Return the same function of dense rows of a dtype, with the terms of centroids cached."""
+        shifted = self.centroids if self.shift is None else self.centroids - self.shift
         shift = None if self.shift is None else self.shift.astype(dtype)
-        centres = near.astype(dtype)
-        half, turned = (centres * centres).sum(axis=1) / 2, centres.T
+        centroids = shifted.astype(dtype)
+        half_norms, transposed = (centroids * centroids).sum(axis=1) / 2, centroids.T
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
-            if load_centre_loops(X, shift, len(centres)) is not None:
+            if load_centre_loops(X, shift, len(centroids)) is not None:
                 return self(X)
             rows = X if shift is None else X - shift
-            return np.asarray((half - rows @ turned).argmin(axis=1))
+            # |x - c|^2 / 2 without |x|^2 / 2, which is the same for all centroids of a row.
+            return np.asarray((half_norms - rows @ transposed).argmin(axis=1))
 
         return apply
 
 
-class _Squares(_CentroidFunction):
-    """Squared distance of each row to its nearest centre."""
+class _SquaredDistances(_CentroidFunction):
+    """Squared distance of each row to its nearest centroid."""
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        return self._nearest(X)[1]
+        return self._find_nearest(X)[1]
 
 
 class _Distances(_CentroidFunction):
-    """Distance of each row to each centre."""
+    """Distance of each row to each centroid."""
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        return np.asarray(euclidean_distances(X, self.centres.astype(X.dtype)))
+        return np.asarray(euclidean_distances(X, self.centroids.astype(X.dtype)))
 
 
 def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:
+    """Return the weighted sum of a block's squared distances; unlabelled rows have no `y`."""
     return float(weight @ squares)

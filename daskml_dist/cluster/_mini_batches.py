@@ -1,4 +1,4 @@
-"""Looks at all rows before steps along batches and after, and what they decide."""
+"""Mini-batch k-means beside its steps: first centroids, reassignment, and the end of a fit."""
 
 from __future__ import annotations
 
@@ -17,59 +17,71 @@ from daskml_dist.solvers.k_means import RowSampleSolver, choose_centroids
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["OVERFLOW", "Settled", "begin_anew", "choose_first", "shift_of", "step_rows"]
+__all__ = [
+    "OVERFLOW",
+    "CentroidsSettled",
+    "choose_first_centroids",
+    "compute_shift",
+    "count_step_rows",
+    "reassign_low_centroids",
+]
 
 _Array = NDArray[np.float64]
 
-#: What is told of rows that are too large.
+#: Message of the error for rows whose squared distances are not finite.
 OVERFLOW = "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
 
 
-def shift_of(drawn: _Array) -> _Array:
-    """Place near which rows lie, that float32 holds too."""
+def compute_shift(sample: _Array) -> _Array:
+    """Return the mean of the sampled rows, rounded to float32, to be subtracted from all rows."""
     with np.errstate(over="ignore", invalid="ignore"):
-        shift: _Array = drawn.mean(axis=0).astype(np.float32).astype(np.float64)
-        if not np.isfinite(((drawn - shift) ** 2).sum()):
+        # Rounded, so that float32 and float64 rows are shifted by the same vector.
+        shift: _Array = sample.mean(axis=0).astype(np.float32).astype(np.float64)
+        if not np.isfinite(((sample - shift) ** 2).sum()):
             raise DivergedError(OVERFLOW)
     return shift
 
 
-def choose_first(
+def choose_first_centroids(
     sample: _Array, k: int, init: str | _Array, n_tries: int, seed: int
 ) -> tuple[_Array, float]:
-    """The best of some first centres, and the mean squared distance of the sample to them."""
+    """Return the best of `n_tries` sets of centroids, and the sample's mean squared distance."""
     rng = np.random.RandomState(seed % 2**32)
     best: tuple[_Array, float] | None = None
     for _ in range(n_tries):
-        centres = _chosen(sample, k, init, rng)
-        apart = pairwise_distances_argmin_min(sample, centres, metric="sqeuclidean")[1]
-        if best is None or apart.mean() < best[1]:
-            best = centres, float(apart.mean())
+        centroids = _draw_centroids(sample, k, init, rng)
+        squares = pairwise_distances_argmin_min(sample, centroids, metric="sqeuclidean")[1]
+        if best is None or squares.mean() < best[1]:
+            best = centroids, float(squares.mean())
     assert best is not None
     return best
 
 
-def _chosen(sample: _Array, k: int, init: Any, rng: np.random.RandomState) -> _Array:
+def _draw_centroids(sample: _Array, k: int, init: Any, rng: np.random.RandomState) -> _Array:
+    """Return one set of `k` centroids by the method `init`, or the array `init` itself."""
     if not isinstance(init, str):
         return np.asarray(init, np.float64)
-    few = min(k, len(sample))
-    if init == "k-means||" and few == k:
+    n_drawn = min(k, len(sample))
+    if init == "k-means||" and n_drawn == k:
+        # The last stage of k-means||, with the whole sample as candidates of equal weight.
         return choose_centroids(sample, np.ones(len(sample)), k, int(rng.randint(2**31 - 1)))
     if init == "random":
-        centres = sample[rng.choice(len(sample), few, replace=False)]
+        centroids = sample[rng.choice(len(sample), n_drawn, replace=False)]
     else:
-        centres = kmeans_plusplus(sample, few, random_state=rng)[0]
-    # The same ones again where there are no more rows.
-    return np.resize(centres, (k, sample.shape[1]))
+        centroids = kmeans_plusplus(sample, n_drawn, random_state=rng)[0]
+    # A sample of fewer than k rows: its rows are repeated.
+    return np.resize(centroids, (k, sample.shape[1]))
 
 
-def step_rows(fit: FitSpec) -> int:
-    """Rows of a step of all lanes."""
+def count_step_rows(fit: FitSpec) -> int:
+    """Return the number of rows of a step, of all lanes together."""
     return max(1, sum(fit.rows.lane_rows) // fit.work.n_steps)
 
 
-def begin_anew(job: FitJob, fit: FitSpec, state: ShardState, rule: Reassignment) -> None:
-    """Let centres of few rows begin anew, at rows of the fit that are drawn for them."""
+def reassign_low_centroids(
+    job: FitJob, fit: FitSpec, state: ShardState, rule: Reassignment
+) -> None:
+    """Move the centroids of low counts to rows that are drawn from the fit, changing `state`."""
     model, seed = fit.steps.model, fit.work.seed + state.step
     assert isinstance(model, CentroidModel)
     counts, sums = model.parts(state.w)
@@ -77,26 +89,29 @@ def begin_anew(job: FitJob, fit: FitSpec, state: ShardState, rule: Reassignment)
         return
     drawn = job.solve_beside(fit, RowSampleSolver(n_low, seed))
     rule = replace(rule, rows=drawn if model.shift is None else drawn - model.shift)
-    every = np.ones(len(counts), np.bool_)
-    by_count, by_sum = rule.changes(counts, sums, every, np.random.default_rng(seed))
+    # Within steps each lane reassigns its own centroids alone; here no lane runs.
+    every_centroid = np.ones(len(counts), np.bool_)
+    by_count, by_sum = rule.changes(counts, sums, every_centroid, np.random.default_rng(seed))
     state.w = model.matrix(counts + by_count, sums + by_sum)
 
 
-class Settled:
-    """Test of a pass in which centres have come no further than a squared way.
+class CentroidsSettled:
+    """Stopping test: whether the centroids moved by no more than a tolerance since the last call.
 
     Parameters
     ----------
     model : CentroidModel
-    most : float
+    tolerance : float
+        Of the sum of the centroids' squared movements.
     """
 
-    def __init__(self, model: CentroidModel, most: float) -> None:
+    def __init__(self, model: CentroidModel, tolerance: float) -> None:
         self._model = model
-        self._before = model.first
-        self._most = most
+        self._last_centroids = model.first
+        self._tolerance = tolerance
 
     def __call__(self, state: ShardState) -> bool:
-        centres = self._model.centres(state.w)
-        way, self._before = float(((centres - self._before) ** 2).sum()), centres
-        return way <= self._most
+        centroids = self._model.centres(state.w)
+        movement = float(((centroids - self._last_centroids) ** 2).sum())
+        self._last_centroids = centroids
+        return movement <= self._tolerance

@@ -1,4 +1,4 @@
-"""Steps of centres along a stream on a cluster: lanes add rows up, and the client looks."""
+"""Steps of centroids along a stream on a cluster: lanes sum rows, and the client reassigns."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["ClusterCentroidSteps"]
 
 
 class ClusterCentroidSteps(ClusterSteps):
-    """Steps of centres by lanes on workers; the client, which has the rows, looks for those of few.
+    """Steps of centroids by lanes on workers; the client, which has the rows, reassigns after them.
 
     Parameters
     ----------
     client, plan, fit, base
         As of :class:`ClusterSteps`.
-    looks : ReassignmentSchedule
+    reassignments : ReassignmentSchedule
 
     Attributes
     ----------
-    looks : ReassignmentSchedule
+    reassignments : ReassignmentSchedule
     inertia : float
-        Of the last call that is known to be learned, before its step.
+        Sum of the squared distances of the last call that is known to be learned, before its step.
     """
 
     def __init__(
@@ -42,21 +42,22 @@ class ClusterCentroidSteps(ClusterSteps):
         plan: StreamLayout,
         fit: FitSpec,
         base: Steps,
-        looks: ReassignmentSchedule,
+        reassignments: ReassignmentSchedule,
     ) -> None:
         super().__init__(client, plan, fit, base)
-        self.looks, self.inertia = looks, 0.0
+        self.reassignments, self.inertia = reassignments, 0.0
 
     def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
-        # Counts only grow, and as long as one is 0 each call is looked after.
-        if not self.looks.count(block.n_rows, self._course.state.w):
+        # This state may be older than the call's. That does not matter: counts only grow, and as
+        # long as one is 0, reassignment is due after each call, which brings the state up to date.
+        if not self.reassignments.count(block.n_rows, self._course.state.w):
             return None
-        # The caller may write over the rows after an interrupt.
+        # A copy: the caller may write over the rows after an interrupt.
         own = replace(block, rows=block.rows.copy())
-        return partial(self.looks.after, block=own)
+        return partial(self.reassignments.after, block=own)
 
     def finished(self) -> tuple[Any, float] | None:
-        """As in :class:`ClusterSteps`, and keep the loss."""
+        """Return the next call whose loss is known, with the loss, which is kept as the inertia."""
         found = super().finished()
         if found is not None:
             self.inertia = found[1]

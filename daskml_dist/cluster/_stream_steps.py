@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from daskml_dist.data.blocks import Block
-from daskml_dist.models.base import BatchRows
-from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming.start import StartedStream
-from daskml_dist.streaming.steps import Steps
-from daskml_dist.training.spec import FitSpec
-
-if TYPE_CHECKING:
-    pass
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from daskml_dist.cluster._mini_batches import begin_anew
+from daskml_dist.cluster._mini_batches import reassign_low_centroids
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import as_collection
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.centroids import CentroidModel, Reassignment
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming.start import StartedStream
+from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.job import INLINE, FitJob
-from daskml_dist.training.spec import RunSettings
+from daskml_dist.training.spec import FitSpec, RunSettings
 
 __all__ = ["CentroidSteps", "ReassignmentSchedule", "StartedCentroidStream"]
 
 
 @dataclass
 class ReassignmentSchedule:
-    """Looks for centres of few rows, each after a call.
+    """Schedule by which centroids of low counts are reassigned, after calls of a stream.
 
     Parameters
     ----------
@@ -37,9 +32,10 @@ class ReassignmentSchedule:
     ratio : float
         Share of the largest count below which a count is low; 0: none is.
     every : int
-        Rows from one look to the next; as long as a centre has no rows, each call has one.
+        Rows from one reassignment to the next; while any centroid has no rows, one is due after
+        each call.
     n_since : int
-        Rows since the last look.
+        Rows since the last reassignment was due.
     """
 
     fit: FitSpec
@@ -48,74 +44,79 @@ class ReassignmentSchedule:
     n_since: int
 
     def count(self, n_rows: int, before: Any) -> bool:
-        """Count the rows of a call, given parameters before it: whether a look follows it."""
+        """Count the rows of a call; return whether centroids are to be reassigned after it.
+
+        `before` are the parameters before the call.
+        """
         self.n_since += n_rows
-        if self.n_since < self.every and (self._centres.parts(before)[0] > 0).all():
+        if self.n_since < self.every and (self._model.parts(before)[0] > 0).all():
             return False
         self.n_since = 0
         return self.ratio > 0
 
     def after(self, state: ShardState, block: Block) -> ShardState | None:
-        """State in which centres of few rows have begun anew at rows of a call; None: all stay."""
-        model, n = self._centres, block.n_rows
-        k, none = len(model.first), np.empty((0, model.n_features))
-        rule = Reassignment(k, self.ratio, none, (0,), self.every / n, max(1, n // 2))
+        """Return the state with low centroids moved to rows of the call; None: none is low."""
+        model, n = self._model, block.n_rows
+        # No rows yet: they are drawn once it is known how many centroids are low.
+        k, no_rows = len(model.first), np.empty((0, model.n_features))
+        rule = Reassignment(k, self.ratio, no_rows, (0,), self.every / n, max(1, n // 2))
         if not rule.low(model.parts(state.w)[0]).any():
             return None
-        weighted = None if block.sample_weight is None else 1.0
-        spec = replace(self.fit.rows, lane_rows=(n,), weight_scale=weighted)
-        found = replace(state)
+        # A fit in this process over the call's rows alone, which draws some of them.
+        weight_scale = None if block.sample_weight is None else 1.0
+        rows_spec = replace(self.fit.rows, lane_rows=(n,), weight_scale=weight_scale)
+        reassigned = replace(state)
         collection = as_collection(block.rows, None, block.sample_weight)
         with FitJob(collection, INLINE, RunSettings(n_lanes=1)) as job:
             job.summarize_rows()
             job.lay_out_lanes(1)
-            begin_anew(job, replace(self.fit, rows=spec), found, rule)
-        return found
+            reassign_low_centroids(job, replace(self.fit, rows=rows_spec), reassigned, rule)
+        return reassigned
 
     @property
-    def _centres(self) -> CentroidModel:
+    def _model(self) -> CentroidModel:
         model = self.fit.steps.model
         assert isinstance(model, CentroidModel)
         return model
 
 
 class CentroidSteps(Steps):
-    """Steps of centres, each of all rows of a call; centres of few rows begin anew after it.
+    """Steps of centroids, each of all rows of a call; low centroids are reassigned after it.
 
     Parameters
     ----------
     fit : FitSpec
         Of one lane.
-    looks : ReassignmentSchedule
+    reassignments : ReassignmentSchedule
 
     Attributes
     ----------
-    looks : ReassignmentSchedule
+    reassignments : ReassignmentSchedule
     inertia : float
-        Of the last call's rows, before their step.
+        Sum of the squared distances of the last call's rows, before their step.
     """
 
-    def __init__(self, fit: FitSpec, looks: ReassignmentSchedule) -> None:
+    def __init__(self, fit: FitSpec, reassignments: ReassignmentSchedule) -> None:
         super().__init__(fit, None)
-        self.looks = looks
+        self.reassignments = reassignments
         self.inertia = 0.0
 
     def take(self, rows: BatchRows, block: Block) -> float:
-        """As in :class:`Steps`; the sum of the squared distances before the step."""
-        is_due = self.looks.count(block.n_rows, self.shard.w)
+        """Take a step; return the sum of the rows' squared distances before it."""
+        is_due = self.reassignments.count(block.n_rows, self.shard.w)
         self.inertia = super().take(rows, block)
         if is_due:
             state: Any = ShardState(self.shard.w, {}, self.shard.step)
-            if (found := self.looks.after(state, block)) is not None:
+            if (found := self.reassignments.after(state, block)) is not None:
                 self.shard.replace(found.w)
         return self.inertia
 
 
 class StartedCentroidStream(StartedStream):
-    """A stream of centres that has seen its first rows."""
+    """Stream of centroids that has seen its first rows."""
 
     steps: CentroidSteps
 
     def facts(self) -> dict[str, Any]:
-        """As of any stream, with the rows since the last look for centres of few."""
-        return {**self.likeness, "n_since": self.steps.looks.n_since}
+        """Return what a checkpoint holds of a stream, with the rows since the last reassignment."""
+        return {**self.likeness, "n_since": self.steps.reassignments.n_since}

@@ -1,4 +1,4 @@
-"""Streams of centres: how they begin, are saved and shown."""
+"""Streams of centroids: how they begin, resume, and set fitted attributes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.start import StartedStream
     from daskml_dist.training.spec import FitSpec
 
-__all__ = ["LOOK", "StreamedCentroids"]
+__all__ = ["ROWS_PER_REASSIGNMENT", "StreamedCentroids"]
 
-#: Rows for each centre between two looks for centres of few rows.
-LOOK = 10
+#: Rows per centroid from one reassignment of low centroids to the next; scikit-learn's number.
+ROWS_PER_REASSIGNMENT = 10
 
 
 class StreamedCentroids(BaseSteps):
-    """Estimator of centres that can learn from a stream."""
+    """Base class of estimators of centroids that can learn from a stream."""
 
     n_clusters: int
     init: Any
@@ -34,37 +34,38 @@ class StreamedCentroids(BaseSteps):
     cluster_centers_: NDArray[np.float64]
     _call_init: Callable[..., None]
     _whole_calls = True
-    #: Rows since the last look for centres of few rows.
+    #: Rows since the last reassignment of low centroids was due.
     _n_since = 0
 
     def _check_one_pass(self) -> None:
         estimator: Any = super()
         estimator._check_one_pass()
-        if callable(self.init):  # it is asked for the rows of the first call
+        # A function is called with the rows of the first call: until then its check is put off.
+        if callable(self.init):
             self.__dict__.setdefault("_called_init", None)
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
         self._call_init(X, self.cluster_centers_ if hasattr(self, "_state") else None)
         n_since = self._n_since if hasattr(self, "_state") else 0
         started = super()._begin_stream(X, None, sample_weight, classes)
-        return self._stepping(started, n_since)
+        return self._with_centroid_steps(started, n_since)
 
     def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
         *values, n_since = saved.likeness_for("first", "shift", "n_since")
-        first, shift = (None if one is None else np.array(one, np.float64) for one in values)
+        first, shift = (None if value is None else np.array(value, np.float64) for value in values)
         assert first is not None
         self._call_init(None, first)
 
-        def with_centres(fit: FitSpec) -> FitSpec:
+        def with_saved_centroids(fit: FitSpec) -> FitSpec:
             return fit.replace_work(model=CentroidModel(first, shift))
 
         from daskml_dist.streaming.start import plan_resumed_stream
 
-        started = plan_resumed_stream(self, saved, path, classes, with_centres, len(first))
-        return self._stepping(started, n_since)
+        started = plan_resumed_stream(self, saved, path, classes, with_saved_centroids, len(first))
+        return self._with_centroid_steps(started, n_since)
 
-    def _stepping(self, started: StartedStream, n_since: int) -> StartedStream:
-        """The stream, by steps of centres."""
+    def _with_centroid_steps(self, started: StartedStream, n_since: int) -> StartedStream:
+        """Return the stream with steps that reassign low centroids after calls."""
         from daskml_dist.cluster._stream_steps import (
             CentroidSteps,
             ReassignmentSchedule,
@@ -73,17 +74,17 @@ class StreamedCentroids(BaseSteps):
 
         model = started.fit.steps.model
         assert isinstance(model, CentroidModel)
-        # Looks are made after calls, not within steps.
+        # Centroids are reassigned after calls, not within steps.
         fit = started.fit.replace_work(model=replace(model, reassignment=None))
         shift = None if model.shift is None else model.shift.tolist()
         started.likeness |= {"first": model.first.tolist(), "shift": shift}
-        every = LOOK * int(self.n_clusters)
-        looks = ReassignmentSchedule(fit, float(self.reassignment_ratio), every, n_since)
+        every = ROWS_PER_REASSIGNMENT * int(self.n_clusters)
+        reassignments = ReassignmentSchedule(fit, float(self.reassignment_ratio), every, n_since)
         return StartedCentroidStream(
             **vars(started)
             | {
                 "fit": fit,
-                "steps": CentroidSteps(fit, looks),
+                "steps": CentroidSteps(fit, reassignments),
                 "open_cluster_steps": _open_cluster_steps,
             }
         )
@@ -92,14 +93,14 @@ class StreamedCentroids(BaseSteps):
         self, started: StartedStream, state: ShardState, progress: ProgressiveLoss
     ) -> None:
         steps: Any = started.steps
-        self._loss, self._n_since = steps.inertia, steps.looks.n_since
+        self._loss, self._n_since = steps.inertia, steps.reassignments.n_since
         super()._show_stream(started, state, progress)
         self.n_steps_: int = state.step
-        self.__dict__.pop("labels_", None)  # of other rows
+        self.__dict__.pop("labels_", None)  # those of a fit, of other rows
 
 
 def _open_cluster_steps(client: Any, plan: Any, fit: FitSpec, steps: Any) -> Any:
     """Return steps of centroids by lanes on a cluster."""
     from daskml_dist.cluster._stream_lanes import ClusterCentroidSteps
 
-    return ClusterCentroidSteps(client, plan, fit, steps, steps.looks)
+    return ClusterCentroidSteps(client, plan, fit, steps, steps.reassignments)

@@ -1,4 +1,4 @@
-"""`BisectingKMeans`."""
+"""k-means by repeated splits of a cluster in two."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ __all__ = ["BisectingKMeans"]
 class BisectingKMeans(BaseCentroidSolver):
     """k-means by splits: one cluster at a time is split in two, until there are enough.
 
-    Each split is a k-means of two centres over the rows of its cluster, wherever they are.
+    Each split is a k-means of two centroids over the rows of its cluster, wherever they are.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, default="k-means||"
-        First centres of each split, as of :class:`KMeans`.
+        First centroids of each split, as of :class:`KMeans`.
     n_init : int, default=1
         Runs of each split, of which the best is kept.
     tol : float, default=1e-4
-        A run ends where the squared way of both centres is at most so many times the mean variance
-        of a feature in the cluster that is split, or no row changes its centre.
+        A run ends when the sum of both centroids' squared movements is at most `tol` times the mean
+        variance of the features in the cluster that is split, or no row changes its centroid.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both are the same steps here.
+        Both are the same iterations here.
     bisecting_strategy : {"biggest_inertia", "largest_cluster"}, default="biggest_inertia"
-        Cluster that is split next: that of the largest sum of squared distances to its centre, or
+        Cluster that is split next: that of the largest sum of squared distances to its centroid, or
         that of the largest weight of rows.
 
     Attributes
@@ -51,9 +51,9 @@ class BisectingKMeans(BaseCentroidSolver):
         In the order of the tree; fewer, with a warning, where no cluster is left with rows that
         differ.
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
-        Number of each row's cluster; lazy where X is, and then not pickled.
+        Index of each row's cluster; lazy where X is, and then not pickled.
     inertia_ : float
-        Sum of the squared distances of the rows to the centres of their clusters, weighted.
+        Sum of the squared distances of the rows to the centroids of their clusters, weighted.
 
     References
     ----------
@@ -111,8 +111,8 @@ class BisectingKMeans(BaseCentroidSolver):
         check_one_of("bisecting_strategy", self.bisecting_strategy, strategies)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, BisectingSolver]:
-        survey = self._enough(rows)
-        two = KMeansSolver(
+        survey = self._check_n_rows(rows)
+        two_means = KMeansSolver(
             k=2,
             init=self.init,
             n_init=int(self.n_init),
@@ -124,14 +124,16 @@ class BisectingKMeans(BaseCentroidSolver):
             sparse=survey.any_sparse,
         )
         by_weight = self.bisecting_strategy == "largest_cluster"
-        return Unlabelled(survey.n_features), BisectingSolver(int(self.n_clusters), two, by_weight)
+        solver = BisectingSolver(int(self.n_clusters), two_means, by_weight)
+        return Unlabelled(survey.n_features), solver
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        self._set_centres(solution, model, rows)
+        self._set_centroids(solution, model, rows)
         leaves, nodes = solution.extra["leaves"], solution.extra["nodes"]
+        # A tree of m splits has 1 + 2 m nodes; `nodes` are the leaves, in the order of clusters.
         labels = np.zeros(1 + 2 * len(leaves.split), np.int32)
         labels[nodes] = np.arange(len(nodes))
-        self._tree = _DownTree(leaves, labels)
+        self._tree = _TreeDescent(leaves, labels)
         if (found := len(nodes)) < self.n_clusters:
             warnings.warn(
                 f"Number of clusters ({found}) found smaller than n_clusters ({self.n_clusters}): "
@@ -142,7 +144,7 @@ class BisectingKMeans(BaseCentroidSolver):
             )
 
     def predict(self, X: Any) -> Any:
-        """Number of the cluster of each row: from the root, always to the nearer of two centres.
+        """Return the cluster of each row: down from the root, to the nearer of two centroids.
 
         Parameters
         ----------
@@ -157,14 +159,14 @@ class BisectingKMeans(BaseCentroidSolver):
 
 
 @dataclass(frozen=True, eq=False)
-class _DownTree:
-    """Number of each row's leaf.
+class _TreeDescent:
+    """Function that finds the cluster of each row, down the tree of splits.
 
     Parameters
     ----------
     leaves : Leaves
     labels : ndarray of int32 of shape (n_nodes,)
-        Number of each leaf; of other nodes 0.
+        Cluster of each leaf; 0 for inner nodes.
     """
 
     leaves: LeafAssignment

@@ -1,4 +1,4 @@
-"""`KMeans`."""
+"""k-means by Lloyd's iterations over all rows."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _INITS = ("k-means||", "k-means++", "random")
 
 
 class KMeans(BaseCentroidSolver):
-    """k-means over all rows, by Lloyd's steps.
+    """k-means over all rows, by Lloyd's iterations.
 
-    The first centres are found in a few rounds over all rows ("k-means||"); each later step is one
-    pass. What a step sums is of the size of the centres, so rows stay where they are, in memory or
-    streamed, and a lost worker costs the sum that it was at.
+    The first centroids are found in a few rounds over all rows ("k-means||"); each later iteration
+    is one pass. An iteration's sums have the size of the centroids, so rows stay where they are, in
+    memory or streamed, and a lost worker costs the sum that it was computing.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
     callable, default="k-means||"
-        First centres. ``"k-means||"`` finds centres in a sample of the rows, draws some rows far
-        from them in each of `init_rounds` rounds over all, and chooses among both.
+        First centroids. ``"k-means||"`` finds centroids in a sample of the rows, draws some rows
+        far from them in each of `init_rounds` rounds over all, and chooses among both.
         ``"k-means++"`` draws one in each of ``n_clusters`` passes (scikit-learn's tries several,
         and keeps the best). ``"random"``: any rows. A function is called once, with rows in memory,
-        `n_clusters` and a `random_state`, and returns the centres.
+        `n_clusters` and a `random_state`, and returns the centroids.
     n_init : int or "auto", default="auto"
         Runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
     tol : float, default=1e-4
-        A run ends where the squared way of all centres is at most so many times the features' mean
-        variance, or no row changes its centre.
+        A run ends when the sum of the centroids' squared movements is at most `tol` times the mean
+        variance of the features, or no row changes its centroid.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both are the same steps here, which compare a row with other centres only where bounds of
-        its distances ask for it.
+        Both are the same iterations here, which compare a row with other centroids only where
+        bounds of its distances require it.
     oversampling_factor : float, default=1.0
         Rows that a round of ``"k-means||"`` draws, for each cluster.
     init_rounds : int, default=1
@@ -53,11 +53,11 @@ class KMeans(BaseCentroidSolver):
     ----------
     cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
-        Number of each row's centre; lazy where X is, and then not pickled.
+        Index of each row's centroid; lazy where X is, and then not pickled.
     inertia_ : float
-        Sum of the squared distances of the rows to their centres, weighted.
+        Sum of the squared distances of the rows to their centroids, weighted.
     n_iter_ : int
-        Steps of the best run.
+        Iterations of the best run.
 
     References
     ----------
@@ -124,16 +124,16 @@ class KMeans(BaseCentroidSolver):
         self._check_init(_INITS)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, KMeansSolver]:
-        survey = self._enough(rows)
+        survey = self._check_n_rows(rows)
         init = (
             self.init
             if isinstance(self.init, str)
-            else self._given_centres(survey.n_features, _INITS)
+            else self._resolve_given_centroids(survey.n_features, _INITS)
         )
         return Unlabelled(survey.n_features), KMeansSolver(
             k=int(self.n_clusters),
             init=init,
-            n_init=self._n_runs(),
+            n_init=self._count_runs(),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
             oversampling=float(self.oversampling_factor),
@@ -142,16 +142,18 @@ class KMeans(BaseCentroidSolver):
             sparse=survey.any_sparse,
         )
 
-    def _n_runs(self) -> int:
+    def _count_runs(self) -> int:
+        """Return the number of runs, of which the best is kept."""
         if not isinstance(self.init, str):
             self._warn_of_one_init()
             return 1
         if self.n_init == "auto":
+            # As scikit-learn: k-means|| and k-means++ seldom gain from a second run.
             return 10 if self.init == "random" else 1
         return int(self.n_init)
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        self._set_centres(solution, model, rows)
+        self._set_centroids(solution, model, rows)
         if (found := int(solution.extra["n_found"])) < self.n_clusters:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "

@@ -1,4 +1,4 @@
-"""`MiniBatchKMeans`."""
+"""k-means by steps along mini-batches, under any policy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from daskml_dist.cluster._base import BaseCentroidEstimator
 from daskml_dist.cluster._mini_batches import (
     OVERFLOW,
-    Settled,
-    begin_anew,
-    choose_first,
-    shift_of,
-    step_rows,
+    CentroidsSettled,
+    choose_first_centroids,
+    compute_shift,
+    count_step_rows,
+    reassign_low_centroids,
 )
-from daskml_dist.cluster._streaming import LOOK, StreamedCentroids
+from daskml_dist.cluster._streaming import ROWS_PER_REASSIGNMENT, StreamedCentroids
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
@@ -41,43 +41,45 @@ from daskml_dist.training.spec import FitSpec, Settings
 __all__ = ["MiniBatchKMeans"]
 
 _INITS = ("k-means||", "k-means++", "random")
-#: Entries of the rows that first centres are drawn from, at most.
-_ENTRIES = 1 << 21
+#: Most entries (rows times features) of the sample that first centroids are chosen in: 16 MiB.
+_MAX_SAMPLE_ENTRIES = 1 << 21
 
 
 class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     """k-means by steps along small batches, under a policy.
 
-    A step moves each centre towards its rows of the batch by the share that these are of all its
-    rows so far. What rows add (how many there are, and their sum) is added up whatever the policy,
-    so all of them find centres that are means of as many rows.
+    A step moves each centroid towards the mean of its rows of the batch, by the share that they
+    are of all its rows so far. Counts and sums of rows are added whatever the policy, so under all
+    of them each row counts once a pass in a centroid.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
     callable, default="k-means||"
-        First centres, chosen in `init_size` rows that are drawn by their weights: ``"k-means||"``
-        has a k-means of these, ``"k-means++"`` rows far from each other, ``"random"`` any.
+        First centroids, chosen in `init_size` rows that are drawn by their weights:
+        ``"k-means||"`` makes a k-means of them, ``"k-means++"`` draws rows far from each other,
+        ``"random"`` any rows.
     max_iter : int, default=100
         Passes over the rows at most.
     batch_size : int, default=1024
         Rows of a step, of all lanes together; under a policy in which each push is a step of its
         own (``"async"``, ``"ssp"``, ``"hogwild"``), of each push.
     compute_labels : bool, default=True
-        Find ``labels_``, and ``inertia_`` by one more look at all rows.
+        Find ``labels_``, and ``inertia_`` by one more pass over all rows.
     tol : float, default=0.0
-        Above 0: a fit ends where the squared way of all centres in a pass is at most so many times
-        the mean variance of a feature, too.
+        Above 0: a fit also ends when the sum of the centroids' squared movements in a pass is at
+        most `tol` times the mean variance of the features.
     max_no_improvement : int or None, default=10
-        A fit ends with a pass after so many steps in which the mean squared distance has not
-        fallen by more than chance moves it. None: it does not end by that.
+        A fit ends with the pass that completes this many steps in which the mean squared distance
+        has not fallen by more than its sampling error. None: this does not end it.
     init_size : int or None, default=None
-        Rows that first centres are chosen in. None: ``3 * batch_size``, but
+        Rows that first centroids are chosen in. None: ``3 * batch_size``, but
         ``3 * n_clusters`` where that is less than the clusters.
     n_init : int or "auto", default="auto"
-        First centres that are tried; the best go on. ``"auto"``: 3 for ``init="random"``, else 1.
+        Sets of first centroids to try, of which the best is kept. ``"auto"``: 3 for
+        ``init="random"``, else 1.
     reassignment_ratio : float, default=0.01
-        Share of the rows of the largest cluster, below which a centre begins anew at a drawn row.
+        Share of the rows of the largest cluster, below which a centroid is moved to a drawn row.
     policy : str or Policy, default="allreduce"
         Any, but for outer steps of :class:`~daskml_dist.policies.LocalSGD`.
 
@@ -85,12 +87,12 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     ----------
     cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
     counts_ : ndarray of float64 of shape (n_clusters,)
-        Weight of the rows that each centre is the mean of.
+        Weight of the rows that each centroid is the mean of.
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
-        Number of each row's centre; lazy where X is, and then not pickled.
+        Index of each row's centroid; lazy where X is, and then not pickled.
     inertia_ : float
-        Sum of the squared distances of the rows to their centres, weighted; without
-        `compute_labels` as the rows came, in the last pass.
+        Sum of the squared distances of the rows to their centroids, weighted; without
+        `compute_labels`, the sum over the last pass, each row before its step.
     n_iter_ : int
         Passes.
     n_steps_ : int
@@ -172,7 +174,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
                 f"{settings.policy!r} goes further than the mean of the lanes, and centres are "
                 "means of rows. Leave out outer_rate and outer_momentum."
             )
-        # Sums of many rows need its digits; rows stay as they are.
+        # Counts and sums over many rows need the digits of float64; the rows keep their dtype.
         return dataclasses.replace(settings, dtype="float64", tol=None)
 
     # -- fitting -------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
-        """Find the centres.
+        """Find the centroids.
 
         Parameters
         ----------
@@ -203,7 +205,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         InvalidParameterError, InvalidDataError
             Before any step, naming the remedy (NaN and infinity: during the first pass).
         DivergedError
-            The squares of the rows overflow.
+            If the squares of the rows overflow.
         TrainingError
             When the fit cannot go on.
         """
@@ -246,7 +248,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         survey = rows.survey
         self._sparse = survey.any_sparse
         if last is None:
-            self._enough(rows)
+            self._check_n_rows(rows)
             return CentroidModel(np.zeros((int(self.n_clusters), survey.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
@@ -260,7 +262,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     ) -> DatasetInfo:
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         self._mean_weight = rows.weight_sum / rows.survey.n_rows
-        # Weights count as they are: later batches have another mean.
+        # Weights are not scaled to a mean of 1: later batches may have another mean.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
 
     def _settings_for_lanes(
@@ -274,68 +276,73 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         )
 
     def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
-        # Known once the fit has ended; callbacks may ask for the estimator before.
+        # The inertia is known once the fit has ended; callbacks may read the estimator before.
         self._loss = float("nan")
         if fit.steps.initial is not None:
             return fit
         n_rows = sum(fit.rows.lane_rows)
-        drawn = job.solve_beside(fit, RowSampleSolver(self._sample_size(fit), fit.work.seed))
-        shift = None if self._sparse else shift_of(drawn)
-        near, init = drawn if shift is None else drawn - shift, self.init
+        # First centroids are chosen in a sample, where Sculley (algorithm 1) takes random rows.
+        sample = job.solve_beside(fit, RowSampleSolver(self._count_sample_rows(fit), fit.work.seed))
+        shift = None if self._sparse else compute_shift(sample)
+        shifted, init = sample if shift is None else sample - shift, self.init
+        n_tries = 1
         if not isinstance(init, str):
             self._warn_of_one_init()
-            init = self._given_centres(drawn.shape[1], _INITS)
+            init = self._resolve_given_centroids(sample.shape[1], _INITS)
             init = init if shift is None else init - shift
-        first, loss = choose_first(near, int(self.n_clusters), init, self._n_tries(), fit.work.seed)
-        self._tolerance = float(self.tol) * float(near.var(axis=0).mean())
-        # By so much of its size chance moves a mean of as many squares.
-        chance = loss * self._mean_weight / math.sqrt(n_rows)
-        model = CentroidModel(first, shift, self._reassignment(fit, near))
-        return fit.replace_work(model=model, stopping=self._stopping(fit, chance))
+        elif self.n_init != "auto":
+            n_tries = int(self.n_init)
+        elif init == "random":
+            n_tries = 3
+        first, loss = choose_first_centroids(
+            shifted, int(self.n_clusters), init, n_tries, fit.work.seed
+        )
+        self._tolerance = float(self.tol) * float(shifted.var(axis=0).mean())
+        # Standard error of a mean of n_rows squares, if their deviation is about their mean.
+        sampling_error = loss * self._mean_weight / math.sqrt(n_rows)
+        model = CentroidModel(first, shift, self._make_reassignment(fit, shifted))
+        return fit.replace_work(model=model, stopping=self._make_stopping(fit, sampling_error))
 
-    def _sample_size(self, fit: FitSpec) -> int:
-        """Rows that first centres are chosen in."""
-        k, some, n_rows = int(self.n_clusters), self.init_size, sum(fit.rows.lane_rows)
-        if some is not None and some < k:
+    def _count_sample_rows(self, fit: FitSpec) -> int:
+        """Return the number of rows that first centroids are chosen in."""
+        k, size, n_rows = int(self.n_clusters), self.init_size, sum(fit.rows.lane_rows)
+        if size is not None and size < k:
             warnings.warn(
-                f"init_size={some} should be larger than n_clusters={k}. Setting it to "
+                f"init_size={size} should be larger than n_clusters={k}. Setting it to "
                 "min(3*n_clusters, n_samples)",
                 RuntimeWarning,
                 stacklevel=user_stack_level(),
             )
-        some = 3 * step_rows(fit) if some is None else int(some)
-        some = 3 * k if some < k else some
+        size = 3 * count_step_rows(fit) if size is None else int(size)
+        size = 3 * k if size < k else size
         model = fit.steps.model
         assert isinstance(model, CentroidModel)
-        return min(max(min(some, _ENTRIES // model.n_features), 2 * k), n_rows)
+        # At least two rows a cluster to choose among, however many features there are.
+        return min(max(min(size, _MAX_SAMPLE_ENTRIES // model.n_features), 2 * k), n_rows)
 
-    def _n_tries(self) -> int:
-        if isinstance(self.init, str) and self.n_init != "auto":
-            return int(self.n_init)
-        return 3 if isinstance(self.init, str) and self.init == "random" else 1
-
-    def _reassignment(self, fit: FitSpec, drawn: NDArray[np.float64]) -> Reassignment | None:
-        """Rule by which centres of few rows begin anew."""
+    def _make_reassignment(self, fit: FitSpec, sample: NDArray[np.float64]) -> Reassignment | None:
+        """Return the rule that moves centroids of low counts to rows of the (shifted) sample."""
         if not self.reassignment_ratio:
             return None
-        k, batch = int(self.n_clusters), step_rows(fit)
+        k, batch = int(self.n_clusters), count_step_rows(fit)
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
-        ratio, every = float(self.reassignment_ratio), LOOK * k / batch
-        return Reassignment(k, ratio, drawn, lanes, every, max(1, batch // 2))
+        ratio, every = float(self.reassignment_ratio), ROWS_PER_REASSIGNMENT * k / batch
+        return Reassignment(k, ratio, sample, lanes, every, max(1, batch // 2))
 
-    def _stopping(self, fit: FitSpec, chance: float) -> PassStoppingRule:
-        """The end, where `chance` moves the mean squared distance so far."""
+    def _make_stopping(self, fit: FitSpec, tolerance: float) -> PassStoppingRule:
+        """Return the rule that ends the fit when the mean squared distance no longer falls."""
         rule = fit.work.stopping
         if self.max_no_improvement is None:
             return rule
+        # Steps are counted in whole passes, rounded up; a tolerance of 0 would not end the fit.
         passes = max(1, -(-int(self.max_no_improvement) // fit.work.n_steps))
-        return PassStoppingRule(rule.max_iter, max(chance, float(np.finfo(float).tiny)), passes)
+        return PassStoppingRule(rule.max_iter, max(tolerance, float(np.finfo(float).tiny)), passes)
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
         model = fit.steps.model
         assert isinstance(model, CentroidModel)
         if self.tol and fit.work.stopping.max_iter > 1:
-            result = job.train_steps(fit, has_settled=Settled(model, self._tolerance))
+            result = job.train_steps(fit, has_settled=CentroidsSettled(model, self._tolerance))
         else:
             result = super()._run_training(job, fit)
         losses = [record["loss"] for record in result.records]
@@ -344,37 +351,41 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         state = result.state
         assert isinstance(state, ShardState)
         if fit.work.stopping.max_iter * fit.work.n_steps == 1:
-            self._begin_anew(job, fit, state)
+            self._reassign_after_single_step(job, fit, state)
         if result.interrupted is None and self.compute_labels:
-            look = InertiaSolver(model.centres(state.w), model.shift)
-            self._loss = float(job.solve_beside(fit, look)[0])
+            inertia = InertiaSolver(model.centres(state.w), model.shift)
+            self._loss = float(job.solve_beside(fit, inertia)[0])
         else:
             self._loss = losses[-1] * sum(fit.rows.lane_rows) if losses else float("inf")
         return result
 
-    def _begin_anew(self, job: FitJob, fit: FitSpec, state: ShardState) -> None:
-        """After a lone step, which ends before its lanes look, what they would do."""
+    def _reassign_after_single_step(self, job: FitJob, fit: FitSpec, state: ShardState) -> None:
+        """Reassign low centroids if it is due after a fit of one step.
+
+        Lanes reassign at the beginning of each step but the first, and such a fit has no other.
+        """
         before = fit.make_start_state().w
-        model, since = fit.steps.model, step_rows(fit)
+        model, n_since = fit.steps.model, count_step_rows(fit)
         if fit.steps.initial is not None:
-            since += self._n_since
+            n_since += self._n_since
         assert isinstance(model, CentroidModel)
-        if since < LOOK * self.n_clusters and (model.parts(before)[0] > 0).all():
-            self._n_since = since
+        is_due = n_since >= ROWS_PER_REASSIGNMENT * self.n_clusters
+        if not is_due and (model.parts(before)[0] > 0).all():
+            self._n_since = n_since
             return
         self._n_since = 0
-        rule = self._reassignment(fit, np.empty((0, model.n_features)))
+        rule = self._make_reassignment(fit, np.empty((0, model.n_features)))
         if rule is not None:
-            begin_anew(job, fit, state, rule)
+            reassign_low_centroids(job, fit, state, rule)
 
     def _set_parameters(self, w: NDArray[Any], model: CentroidModel, rows: DatasetInfo) -> None:
-        centres = model.centres(w)
-        self.cluster_centers_ = centres if model.shift is None else centres + model.shift
+        centroids = model.centres(w)
+        self.cluster_centers_ = centroids if model.shift is None else centroids + model.shift
         self.counts_ = model.parts(w)[0].copy()
         self.inertia_ = self._loss
         self._shift = model.shift
         self.n_features_in_ = model.n_features
-        self._n_features_out = len(centres)
+        self._n_features_out = len(centroids)
 
     def _set_result(
         self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
@@ -385,5 +396,5 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
 
     @property
     def _counts(self) -> NDArray[np.float64]:
-        """The name by which scikit-learn's own knows it."""
+        """Return `counts_` under the name that scikit-learn gives it."""
         return self.counts_
