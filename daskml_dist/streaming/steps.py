@@ -1,4 +1,8 @@
-"""Steps of a stream: the parameters and the optimizer's state, which stay between calls."""
+"""Steps of a stream in the calling process.
+
+`Steps` keeps a model's parameters and optimizer state between calls, and updates them by each
+call's rows as a fit of one lane would.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,17 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """Steps of one model in the calling process, each along the gradient of some rows.
+    """Gradient steps of one model in the calling process; the state stays between calls.
 
     Parameters
     ----------
     fit : FitSpec
         Of one lane.
     batch_rows : int or None
-        Rows of a step at most; None: all rows of a call.
+        Most rows of a step; None: a step takes all rows of a call.
     rule_of : callable
-        Rule of steps of so many rows, of the fit's own; by default the same.
+        Function from the fit's update rule and a number of rows to the rule of steps of that many
+        rows; by default the fit's own rule.
     """
 
     def __init__(
@@ -52,90 +57,88 @@ class Steps:
         self._backend = get_backend("cpu")
         self.batch_rows = batch_rows
         self._rule_of = rule_of
-        # Those of a trainer that is alone in its process.
-        self._threads = 1 if fit.run.deterministic else max(1, len(TrainerCores.own(1).cores))
-        #: Rows of a step that the shard's rule is for.
-        self._ruled: int | None = None
-        self._few = work.coordinates
+        # As many threads as a trainer that is alone in its process uses.
+        self._n_threads = 1 if fit.run.deterministic else max(1, len(TrainerCores.own(1).cores))
+        #: Rows of a step for which the shard's rule was made; None before the first step.
+        self._rule_rows: int | None = None
         self.shard = Shard(work.rule, fit.make_start_state())
         self._gradient = np.zeros_like(self.shard.w)
         kinds = [group.optimizer for group in work.rule.groups]
-        self._scaled = next((kind for kind in kinds if isinstance(kind, NAG)), None)
-        #: Whether the fit took its scales from the rows that come next.
+        #: Optimizer that keeps a scale of each feature in its state; None: none does.
+        self._scaled_optimizer = next((kind for kind in kinds if isinstance(kind, NAG)), None)
+        #: Whether the optimizer's scales include the next call's rows: those of the first call,
+        #: by which the fit was planned.
         self._has_scales = True
 
     def resumed(self) -> None:
-        """Note that the rows which come next are not those that the fit was planned by."""
+        """Note that the next rows are not those by which the fit was planned."""
         self._has_scales = False
 
     def take(self, rows: BatchRows, block: Block) -> float:
-        """Take the steps of a call's rows; the sum of their losses, each before its step."""
+        """Take the steps of a call's rows; return the sum of their losses, each before its step."""
         n_rows, most = block.n_rows, self.batch_rows
-        self._follow(n_rows if most is None else min(n_rows, most))
+        step_rows = n_rows if most is None else min(n_rows, most)
+        if step_rows != self._rule_rows:
+            self._rule_rows = step_rows
+            rule = self.rule_of(step_rows)
+            if rule is not self._work.rule:
+                self.shard.change_rule(rule)
+        loss = 0.0
         with ExitStack() as stack:
+            # An overflow needs no warning: the session reports a loss that is not finite.
             stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
             if self._model.linear is None:
-                # As a trainer does, so that the sums stay the same.
+                # The same threads and denormals as in a trainer, so that sums have the same bits.
                 stack.enter_context(self.around())
                 stack.enter_context(OneThread())
                 stack.enter_context(arithmetic(self._model.flushes))
-                stack.enter_context(self._model.computing(self._threads))
+                stack.enter_context(self._model.computing(self._n_threads))
             if (scales := self.scales_of(block)) is not None:
                 self.shard.rescale(*scales)
-            loss = self._steps(rows, n_rows)
-        if self._few:
+            for pieces, n in self.pieces(rows, n_rows, self.shard.step):
+                loss += self._step(pieces, n)
+        if self._work.coordinates:
             self.shard.apply_pending_penalty()  # as at the end of a pass
-        return loss
-
-    def _steps(self, rows: BatchRows, n_rows: int) -> float:
-        loss = 0.0
-        for pieces, n in self.pieces(rows, n_rows, self.shard.step):
-            loss += self._step(pieces, n)
         return loss
 
     def pieces(
         self, rows: BatchRows, n_rows: int, step: int
     ) -> Iterator[tuple[list[BatchRows], int]]:
-        """Pieces of each step of a call, which comes after so many steps, and its rows."""
+        """Yield the micro-batches of each step of a call, and the step's number of rows.
+
+        `step` is the number of steps made before the call.
+        """
         most = self.batch_rows
         several = most is not None and n_rows > most
-        # The same cuts as those of a pass.
+        # The steps of a call have equal shares of its rows, as those of a pass of a fit have.
         n_steps = -(-n_rows // most) if several and most else 1
         for clock in range(n_steps):
-            a, b = clock * n_rows // n_steps, (clock + 1) * n_rows // n_steps
-            pieces = self._pieces(rows, a, b, several)
+            start, stop = clock * n_rows // n_steps, (clock + 1) * n_rows // n_steps
+            pieces = self._cut_step(rows, start, stop, several)
             for number, piece in enumerate(pieces):
-                # Random streams are those of a fit that goes on from the steps so far.
+                # The random stream (seed, lane, clock, piece) of a fit that continues from here.
                 piece.key = (self._work.seed + step, 0, clock, number)
-            yield pieces, b - a
+            yield pieces, stop - start
 
     def reset(self, parameters: bool) -> None:
-        """Begin the optimizer and the schedule anew, and the parameters where asked for."""
+        """Reset the optimizer and the schedule, and with `parameters` the parameters too."""
         old, work = self.shard, self._work
         old.apply_pending_penalty()
         w = work.model.init(work.seed, old.w.dtype) if parameters else old.w
         opt_state = old.rule.init(w, 0)
-        if "scale" in opt_state:  # units of the features are none of what was learned
+        if "scale" in opt_state:  # the features keep their units, whatever is learned anew
             opt_state["scale"] = old.opt_state["scale"]
         self.shard = Shard(old.rule, ShardState(w, opt_state))
 
-    def _follow(self, n_rows: int) -> None:
-        """Step by the rule of steps of so many rows from now on."""
-        if n_rows != self._ruled:
-            self._ruled = n_rows
-            rule = self.rule_of(n_rows)
-            if rule is not self._work.rule:
-                self.shard.change_rule(rule)
-
     def rule_of(self, n_rows: int) -> UpdateRule:
-        """Rule of steps of so many rows."""
+        """Return the update rule of steps of `n_rows` rows."""
         return self._rule_of(self._work.rule, n_rows)
 
-    def _pieces(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
-        """Rows of a step, as many at once as the user says.
+    def _cut_step(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
+        """Return rows `start` to `stop`, a step's, in micro-batches of the size that the user set.
 
-        Where a call has `several` steps, they are as a trainer's reader would make them: even
-        shares, in memory of their own, since some libraries round by where rows lie.
+        Where a call has `several` steps, they are cut as a trainer's reader cuts them: in even
+        shares and copied, since the rounding of some libraries depends on where rows lie in memory.
         """
         n_rows, most = stop - start, self._work.micro_batch
         sparse = hasattr(rows.X, "indptr")
@@ -145,35 +148,35 @@ class Steps:
         most = n_rows if most is None else most
         n = -(-n_rows // most)
         ends = [n_rows * (i + 1) // n if copies else min((i + 1) * most, n_rows) for i in range(n)]
-        cuts = itertools.pairwise([start, *(start + end for end in ends)])
-        return [self._part(rows, slice(a, b), copies) for a, b in cuts]
+        bounds = itertools.pairwise([start, *(start + end for end in ends)])
+        return [self._slice_rows(rows, slice(a, b), copies) for a, b in bounds]
 
     def _step(self, pieces: list[BatchRows], n_rows: int) -> float:
+        """Take one step of `n_rows` rows; return the sum of their losses before it."""
         shard, model, backend = self.shard, self._model, self._backend
         index, w, own = None, shard.w, None
-        if self._few:
+        if self._work.coordinates:  # the gradient has the touched rows of the parameters alone
             index = model.touched(pieces, backend)
             w = shard.w[index]
         elif len(pieces) == 1:
             own = model.own_gradient(w, pieces[0], backend)
-        if own is not None:
+        if own is not None:  # in an array of the model's own
             gradient, loss = own
         else:
-            gradient, loss = self._room(w), 0.0
+            if index is None:
+                gradient = self._gradient  # allocated once, for all steps
+                gradient[...] = 0
+            else:
+                gradient = np.zeros_like(w)
+            loss = 0.0
             for rows in pieces:
                 loss = loss + model.add_gradient(w, rows, gradient, backend)
         loss = float(scalar(loss))
         shard.apply(gradient, n_rows, index)
         return loss
 
-    def _room(self, w: Any) -> Any:
-        """Zeros like some parameters."""
-        if w is not self.shard.w:
-            return np.zeros_like(w)
-        self._gradient[...] = 0
-        return self._gradient
-
-    def _part(self, rows: BatchRows, at: slice, copies: bool) -> BatchRows:
+    def _slice_rows(self, rows: BatchRows, at: slice, copies: bool) -> BatchRows:
+        """Return some of the rows, with their targets and weights."""
         y, weight = (None if a is None else a[at] for a in (rows.y, rows.weight))
         if copies:
             return BatchRows(rows.X[at].copy(), y, weight)
@@ -181,13 +184,13 @@ class Steps:
         return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
 
     def scales_of(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
-        """Largest values of the features and norm of a call's rows, where steps need them.
+        """Return the largest value of each feature and the norm of a call's rows.
 
-        That is where the optimizer keeps to units of the features, as another fit that goes on
-        would, and the rows are not those that the fit was planned by.
+        None where steps do not need them: no optimizer keeps scales of features, or it has those of
+        the rows already, since the fit was planned by them.
         """
         has_scales, self._has_scales = self._has_scales, False
-        if self._scaled is None or has_scales or self._model.linear is None:
+        if self._scaled_optimizer is None or has_scales or self._model.linear is None:
             return None
         scales = compute_block_scales(block)
         if self._model.linear.fit_intercept:
@@ -195,26 +198,28 @@ class Steps:
         return scales.largest, scales.norm
 
     def units(self, largest: NDArray[np.float64], norm: float) -> NDArray[Any]:
-        """Units of the parameters for rows of such scales."""
-        assert self._scaled is not None
-        units: NDArray[Any] = self._scaled.init_scaled(self.shard.w, largest, norm)["scale"]
+        """Return the optimizer's scale of each parameter, for rows with these scales."""
+        assert self._scaled_optimizer is not None
+        units: NDArray[Any] = self._scaled_optimizer.init_scaled(self.shard.w, largest, norm)[
+            "scale"
+        ]
         return units
 
     @property
     def n_behind(self) -> int:
-        """Rows that were learned and that the state lacks: none."""
+        """Return 0: the state has all rows that were learned."""
         return 0
 
     def settle(self) -> None:
-        """Wait for nothing: all steps have been made."""
+        """Do nothing: all steps have been made."""
 
     def state(self) -> ShardState:
-        """State after all steps; a copy."""
+        """Return a copy of the state after all steps."""
         return self.shard.state()
 
     def meeting(self) -> ShardState:
-        """The same, which all lanes go on from."""
+        """Return :meth:`state`; steps of several lanes continue from it in all lanes."""
         return self.state()
 
     def close(self) -> None:
-        """Let go of nothing."""
+        """Do nothing: there are no actors to end."""

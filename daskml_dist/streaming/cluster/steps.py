@@ -1,4 +1,9 @@
-"""Steps of a stream on a cluster: what a session sees in place of those of its own process."""
+"""Steps of a stream on a cluster, as the client drives them.
+
+`StreamActors` are the servers and lanes on the workers; one generation of them lives until a worker
+is lost. `ClusterSteps` takes the place of a session's `Steps`: it sends calls to the actors, and
+after a loss opens the next generation, which repeats the calls since the last fetched state.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +47,12 @@ from daskml_dist.training.worker.servers import count_fit_servers
 
 __all__ = ["ClusterSteps", "StreamActors"]
 
-#: Seconds in which the actors are to close.
-_CLEAN = 2.0
+#: Seconds that all actors together may take to close; they are cancelled then in any case.
+_CLOSE_SECONDS = 2.0
 
 
 class _StreamActor:
-    """An actor of the crew."""
+    """An actor on a worker: a server, or the host of some lanes; `proxy` is None until it runs."""
 
     def __init__(self, kind: type, address: str, future: Any) -> None:
         self.kind, self.address, self.future = kind, address, future
@@ -55,26 +60,27 @@ class _StreamActor:
 
 
 class StreamActors:
-    """Actors of one generation of a stream: its servers, and the lanes of each worker.
+    """Actors of one generation of a stream: its servers, and a host of lanes on each worker.
 
-    Use it until a method raises `WorkerUnreachableError`; then :meth:`close` it, and open another
-    one.
+    Once a method raises `WorkerUnreachableError`, :meth:`close` it and open another generation.
 
     Parameters
     ----------
     client : distributed.Client
     fit : FitSpec
-        With the state that servers begin with.
+        With the state from which the servers start, where there are servers.
     states : dict of int to ShardState
-        What lanes that hold parameters begin with.
+        State from which each lane that holds parameters starts. Lanes without one start from that
+        of lane 0.
     first : int
-        Number of the step that comes first.
+        Number of the first step.
     membership : Membership
 
     Attributes
     ----------
     sent, learned : int
-        Calls since it was opened that were sent, and of which the losses are known.
+        Numbers of calls that were sent, and whose losses were received, since the generation was
+        opened or the client fetched its state.
     """
 
     def __init__(
@@ -87,49 +93,55 @@ class StreamActors:
     ) -> None:
         self._client = client
         self._fit = fit
-        self._states, self._first = states, first
+        self._states, self._first_step = states, first
         self._membership = membership
         self._early = EarlyHost(client)
         self._servers: list[_StreamActor] = []
         self._hosts: list[_StreamActor] = []
+        #: Lanes of each host.
         self._lanes: list[frozenset[int]] = []
-        self._under_way: list[list[tuple[_StreamActor, Any]]] = []
-        self._numbers: list[int] = []
+        #: Pending answers to each call whose loss was not received yet, with the hosts.
+        self._pending: list[list[tuple[_StreamActor, Any]]] = []
+        #: Number of calls that were sent to each host, which learns them in this order.
+        self._n_sent: list[int] = []
         self.sent = self.learned = 0
 
     @property
     def run_id(self) -> str:
-        """Name of the generation."""
+        """Return the unique name of the generation."""
         return self._early.run_id
 
     # -- opening and closing -------------------------------------------------------------------
 
     def open(self) -> None:
-        """Place the actors, and wait until all have met."""
+        """Start the actors, and wait until all are connected; lanes are spread evenly."""
         addresses = sorted(self._membership.wait_for_any_worker(self._fit.run.timeout))
         n_lanes = len(self._fit.rows.lane_rows)
         n_hosts = min(len(addresses), n_lanes)
-        ends = [n_lanes * rank // n_hosts for rank in range(n_hosts + 1)]
-        self._lanes = [frozenset(range(a, b)) for a, b in itertools.pairwise(ends)]
-        self._numbers = [0] * n_hosts
+        bounds = [n_lanes * rank // n_hosts for rank in range(n_hosts + 1)]
+        self._lanes = [frozenset(range(a, b)) for a, b in itertools.pairwise(bounds)]
+        self._n_sent = [0] * n_hosts
         self._open_hosts(addresses, self._open_servers(addresses))
-        for member in (*self._servers, *self._hosts):
-            self._membership.note_work_begun(member.address)
+        for actor in (*self._servers, *self._hosts):
+            self._membership.note_work_begun(actor.address)
 
     def _open_servers(self, addresses: list[str]) -> tuple[Endpoint, ...]:
-        """Place the servers; the endpoints at which lanes reach them."""
+        """Start the servers; return the endpoints at which lanes reach them."""
         for number in range(count_fit_servers(self._fit)):
             address = addresses[number % len(addresses)]
             future = self._early.start_host(address, f"{self.run_id}-{number}")
             self._servers.append(_StreamActor(ServerHost, address, future))
-        self._bind(self._servers)
-        # Whatever has a size goes to actors that are there: graphs are for little.
-        parts = [(self._fit, number, len(self._lanes), 0) for number in range(len(self._servers))]
-        self._ask_each(self._servers, "begin", parts)
+        self._await_proxies(self._servers)
+        # The fit holds the parameters, so it is sent to the running actors: the scheduler would
+        # keep the arguments of a task in its memory.
+        begin_args = [
+            (self._fit, number, len(self._lanes), 0) for number in range(len(self._servers))
+        ]
+        self._ask_each(self._servers, "begin", begin_args)
         return tuple(self._ask(self._servers, "endpoint"))
 
     def _open_hosts(self, addresses: list[str], endpoints: tuple[Endpoint, ...]) -> None:
-        """Place the lanes, and wait until they have met."""
+        """Start the hosts of the lanes, and load the states from which the lanes start."""
         fit, n_hosts = self._fit.replace_work(initial=None), len(self._lanes)
         secret = self._early.secret
         tasks: dict[Any, Any] = {}
@@ -139,152 +151,163 @@ class StreamActors:
                 tuple(LaneSpec(lane, ()) for lane in sorted(lanes)), (0,) * len(lanes), 1,
                 endpoints, secret, 0, fit.rows.lane_rows,
             )  # fmt: skip
-            given = fit, spec, self._first
-            tasks[f"{LaneHost.__name__}-{self.run_id}-{rank}"] = LaneHost, given
+            arguments = fit, spec, self._first_step
+            tasks[f"{LaneHost.__name__}-{self.run_id}-{rank}"] = LaneHost, arguments
         pins = dict(zip(tasks, addresses, strict=False))
         futures = submit_tasks(self._client, tasks, dict(pins), list(tasks))
         self._hosts = [_StreamActor(LaneHost, pins[key], futures[key]) for key in tasks]
-        self._bind(self._hosts)
-        held = [
-            {n: state for n, state in self._states.items() if n in lanes or not n}
+        self._await_proxies(self._hosts)
+        # State of lane 0 goes to all hosts: lanes without a state of their own start from it.
+        load_args = [
+            ({n: state for n, state in self._states.items() if n in lanes or n == 0},)
             for lanes in self._lanes
         ]
-        self._ask_each(self._hosts, "load", [(states,) for states in held])
+        self._ask_each(self._hosts, "load", load_args)
 
-    def _bind(self, members: Sequence[_StreamActor]) -> None:
-        """Wait until actors are there."""
-        for member in members:
-            what = f"worker {member.address} to begin its part"
-            patience = Deadline(
+    def _await_proxies(self, actors: Sequence[_StreamActor]) -> None:
+        """Wait until actors run, and keep their proxies; raise where one cannot start."""
+        for actor in actors:
+            what = f"worker {actor.address} to begin its part"
+            deadline = Deadline(
                 what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS
             )
-            while member.proxy is None:
+            while actor.proxy is None:
                 with suppress(TimeoutError):
-                    member.proxy = self._proxy(member)
+                    actor.proxy = self._get_proxy(actor)
                     break
-                self._check(member)
-                if not patience.lasts():
+                self._check_alive(actor)
+                if not deadline.lasts():
                     raise WorkerUnreachableError(
-                        member.address, f"no answer within {self._fit.run.timeout:g} s"
+                        actor.address, f"no answer within {self._fit.run.timeout:g} s"
                     )
 
-    def _proxy(self, member: _StreamActor) -> Any:
+    def _get_proxy(self, actor: _StreamActor) -> Any:
+        """Return the proxy of an actor; raise `TimeoutError` while it does not run."""
         try:
             return wait_for_actor(
-                self._client, member.future, member.kind, member.address, CHECK_SECONDS
+                self._client, actor.future, actor.kind, actor.address, CHECK_SECONDS
             )
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:
-            if self._membership.is_there(member.address) and member.future.status == "error":
+            if self._membership.is_there(actor.address) and actor.future.status == "error":
                 raise
-            raise WorkerUnreachableError(member.address, repr(error)) from error
+            raise WorkerUnreachableError(actor.address, repr(error)) from error
 
-    def _check(self, member: _StreamActor) -> None:
-        if member.future.status in {"lost", "cancelled"}:
-            raise WorkerUnreachableError(member.address, "lost")
-        if not self._membership.is_there(member.address):
-            raise WorkerUnreachableError(member.address, "stopped answering, or lost")
+    def _check_alive(self, actor: _StreamActor) -> None:
+        """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
+        if actor.future.status in {"lost", "cancelled"}:
+            raise WorkerUnreachableError(actor.address, "lost")
+        if not self._membership.is_there(actor.address):
+            raise WorkerUnreachableError(actor.address, "stopped answering, or lost")
 
     def close(self) -> None:
-        """Leave nothing on the cluster; may be called twice."""
-        members = [*self._hosts, *self._servers]
-        self._hosts, self._servers, self._under_way = [], [], []
+        """Close and cancel all actors, also of lost workers; a second call does nothing."""
+        actors = [*self._hosts, *self._servers]
+        self._hosts, self._servers, self._pending = [], [], []
+        # An actor that still can closes its sockets itself; a lost one is cancelled alone.
         closing = []
-        for member in members:
-            if member.proxy is not None:
+        for actor in actors:
+            if actor.proxy is not None:
                 with suppress(Exception):
-                    closing.append(member.proxy.close())
-            member.proxy = None
-        until = time.monotonic() + _CLEAN
+                    closing.append(actor.proxy.close())
+            actor.proxy = None
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for call in closing:
             with suppress(Exception):
-                call.result(timeout=max(0.01, until - time.monotonic()))
-        futures = [member.future for member in members]
+                call.result(timeout=max(0.01, deadline - time.monotonic()))
+        futures = [actor.future for actor in actors]
         with suppress(Exception):
             self._client.cancel(futures, force=True)
         for future in futures:
             future.release()
         self._early.close()
 
-    # -- asking --------------------------------------------------------------------------------
+    # -- calling the actors' methods -----------------------------------------------------------
 
-    def _ask(self, members: Sequence[_StreamActor], method: str, *args: Any) -> list[Any]:
-        """Call a method of several actors at once."""
-        return self._ask_each(members, method, [args] * len(members))
+    def _ask(self, actors: Sequence[_StreamActor], method: str, *args: Any) -> list[Any]:
+        """Call a method of several actors at once; return their answers."""
+        return self._ask_each(actors, method, [args] * len(actors))
 
     def _ask_each(
-        self, members: Sequence[_StreamActor], method: str, args: Sequence[tuple[Any, ...]]
+        self, actors: Sequence[_StreamActor], method: str, args: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
-        """The same, with arguments of its own for each."""
-        pairs = zip(members, args, strict=True)
-        return self._answers([(m, self._call(m, method, *given)) for m, given in pairs])
+        """Call a method of several actors at once, each with its arguments; return the answers."""
+        pairs = zip(actors, args, strict=True)
+        return self._await_answers([(m, self._call_method(m, method, *a)) for m, a in pairs])
 
-    def _call(self, member: _StreamActor, method: str, *args: Any) -> Any:
+    def _call_method(self, actor: _StreamActor, method: str, *args: Any) -> Any:
+        """Call an actor's method without waiting; return the pending answer."""
         try:
-            return getattr(member.proxy, method)(*args)
+            return getattr(actor.proxy, method)(*args)
         except (OSError, RuntimeError) as error:
-            raise WorkerUnreachableError(member.address, repr(error)) from error
+            raise WorkerUnreachableError(actor.address, repr(error)) from error
 
-    def _answers(self, calls: Sequence[tuple[_StreamActor, Any]]) -> list[Any]:
-        """Answers to calls."""
-        return [self._answer(member, call, calls) for member, call in calls]
+    def _await_answers(self, pending: Sequence[tuple[_StreamActor, Any]]) -> list[Any]:
+        """Return the answers of pending method calls, in their order."""
+        return [self._await_answer(actor, answer, pending) for actor, answer in pending]
 
-    def _answer(
-        self, member: _StreamActor, call: Any, others: Sequence[tuple[_StreamActor, Any]]
+    def _await_answer(
+        self, actor: _StreamActor, answer: Any, others: Sequence[tuple[_StreamActor, Any]]
     ) -> Any:
+        """Return the answer of a pending method call.
+
+        It raises `WorkerUnreachableError` as soon as the actor or one of the `others` is lost: an
+        actor that waits for a lost one in a collective step would not answer.
+        """
         since = time.monotonic()
         while True:
             try:
-                return call.result(timeout=CHECK_SECONDS)
+                return answer.result(timeout=CHECK_SECONDS)
             except DaskMLDistError as error:
-                if is_consequence(error):
-                    raise WorkerUnreachableError("", f"{member.address}: {error}") from error
+                if is_consequence(error):  # another actor was lost, and it is not known which
+                    raise WorkerUnreachableError("", f"{actor.address}: {error}") from error
                 raise
             except TimeoutError:
-                self._check(member)
+                self._check_alive(actor)
             except (OSError, RuntimeError) as error:
-                raise WorkerUnreachableError(member.address, repr(error)) from error
-            for other, one in others:
-                if one.done() and other is not member:
-                    self._answer(other, one, ())  # raises where it went
-                self._check(other)
+                raise WorkerUnreachableError(actor.address, repr(error)) from error
+            for other, other_answer in others:
+                if other_answer.done() and other is not actor:
+                    self._await_answer(other, other_answer, ())  # raises if that actor failed
+                self._check_alive(other)
             if time.monotonic() - since > self._fit.run.timeout:
                 raise WorkerUnreachableError(
-                    member.address, f"no answer within {self._fit.run.timeout:g} s"
+                    actor.address, f"no answer within {self._fit.run.timeout:g} s"
                 )
 
     # -- learning ------------------------------------------------------------------------------
 
     def send(self, call: Call, every_step: bool) -> None:
-        """Send a call to the lanes that have a share in it."""
-        if call.scales is not None:
-            assert not self._under_way
+        """Send a call to the hosts whose lanes have rows of it; with `every_step` to all hosts."""
+        if call.scales is not None:  # between two calls: servers and replicas change together
+            assert not self._pending
             self._ask([*self._servers, *self._hosts], "rescale", *call.scales)
         asked = []
-        for at, (host, lanes) in enumerate(zip(self._hosts, self._lanes, strict=True)):
+        for rank, (host, lanes) in enumerate(zip(self._hosts, self._lanes, strict=True)):
             if steps := call.of(lanes, every_step):
-                asked.append((host, self._call(host, "learn", self._numbers[at], steps)))
-                self._numbers[at] += 1
-        self._under_way.append(asked)
+                asked.append((host, self._call_method(host, "learn", self._n_sent[rank], steps)))
+                self._n_sent[rank] += 1
+        self._pending.append(asked)
         self.sent += 1
 
     def receive(self) -> float:
-        """Wait for the loss of the first call that is under way."""
-        asked = self._under_way[0]
-        losses = sorted(one for answer in self._answers(asked) for one in answer)
-        del self._under_way[0]
+        """Wait for the oldest call that was sent; return the sum of its losses."""
+        asked = self._pending[0]
+        # In the order of steps and lanes, so that the sum does not depend on who hosts the lanes.
+        losses = sorted(entry for answer in self._await_answers(asked) for entry in answer)
+        del self._pending[0]
         self.learned += 1
         return float(sum(loss for _, _, loss in losses))
 
     def may_receive(self) -> bool:
-        """Return whether the loss of the first call that is under way is there."""
-        return bool(self._under_way) and all(call.done() for _, call in self._under_way[0])
+        """Return whether :meth:`receive` has the loss of a call without waiting."""
+        return bool(self._pending) and all(answer.done() for _, answer in self._pending[0])
 
     # -- the state -----------------------------------------------------------------------------
 
     def states(self) -> tuple[ShardState, dict[int, ShardState]]:
-        """Whole state once all calls are learned, and what lanes that hold parameters have."""
+        """Return the whole state and the states of lanes that hold parameters, after all calls."""
         work, lanes = self._fit.steps, dict[int, ShardState]()
         whole = None
         if work.uses_shards:
@@ -292,17 +315,17 @@ class StreamActors:
             outcomes: list[ServerOutcome] = self._ask(self._servers, "outcome")
             whole = ShardState.join([o.state for o in outcomes if o.state is not None])
         if self._states:
-            for found in self._ask(self._hosts, "states"):
-                lanes |= found
+            for states in self._ask(self._hosts, "states"):
+                lanes |= states
         if whole is None:
             return _average_states(lanes), lanes
-        if lanes:  # servers have the parameters alone
+        if lanes:  # servers sum changes of the parameters alone; replicas have the optimizer
             whole.opt_state, whole.step = lanes[0].opt_state, lanes[0].step
             lanes = {0: whole}
         return whole, lanes
 
     def load(self, state: ShardState) -> None:
-        """Let lanes that hold parameters go on from others."""
+        """Set all replicas of the parameters to a state; lanes continue from it."""
         self._ask(self._hosts, "load", {0: state})
 
 
@@ -311,39 +334,48 @@ def _average_states(states: dict[int, ShardState]) -> ShardState:
     first = states[min(states)].part(slice(None))
     if len(states) == 1:
         return first
-    some = [states[lane] for lane in sorted(states)]
-    first.w = np.mean([state.w for state in some], axis=0, dtype=np.float64).astype(first.w.dtype)
-    first.rows = sum(state.rows for state in some)
-    if any(state.average is not None for state in some):
-        finals = [state.final for state in some]
+    in_order = [states[lane] for lane in sorted(states)]
+    first.w = np.mean([state.w for state in in_order], axis=0, dtype=np.float64).astype(
+        first.w.dtype
+    )
+    first.rows = sum(state.rows for state in in_order)
+    if any(state.average is not None for state in in_order):
+        finals = [state.final for state in in_order]
         first.average = np.mean(finals, axis=0, dtype=np.float64).astype(first.w.dtype)
     return first
 
 
 R = TypeVar("R")
 
-#: Calls that are kept to be learned again, at least, and their bytes at most.
-_CALLS, _BYTES = 64, 1 << 26
-#: Bytes of parameters for each call more that is kept before these are fetched.
-_BYTES_A_CALL = 1 << 14
-#: Losses of workers with no call learned in between, after which a stream is given up.
-_MANY_LOSSES = 8
-#: Seconds of rest after the first of them.
-_REST = 0.05
+#: Calls that are kept before the state is fetched, for models of up to 1 MiB, and most bytes of
+#: their rows (64 MiB). After a loss the kept calls are learned again.
+_KEPT_CALLS, _MAX_KEPT_BYTES = 64, 1 << 26
+#: Bytes of parameters (16 KiB) for each call that a larger model keeps: its state costs more to
+#: fetch, so it is fetched after proportionally more calls.
+_STATE_BYTES_PER_CALL = 1 << 14
+#: Losses of workers without a call learned in between, beyond which the stream fails.
+_MAX_LOSSES_IN_A_ROW = 8
+#: Seconds to wait after a loss, times the losses in a row.
+_RETRY_SECONDS = 0.05
 
 
 @dataclass(eq=False)
 class _StateAndCalls:
-    """A state that the client has, and the calls since.
+    """State that the client fetched last, and the calls since, which are repeated after a loss.
 
     Parameters
     ----------
     state : ShardState
     lanes : dict of int to ShardState
-        States of lanes that hold parameters; all that of lane 0 where theirs are missing.
+        States of lanes that hold parameters; lanes without one continue from that of lane 0.
     first : int
-        Number of the step that comes after the state.
+        Number of the first step after the state.
     calls : list of Call
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the calls' rows.
     """
 
     state: ShardState
@@ -353,27 +385,27 @@ class _StateAndCalls:
     nbytes: int = field(default=0, init=False)
 
     def add(self, call: Call) -> None:
-        """Keep a call more."""
+        """Append a call."""
         self.calls.append(call)
         self.nbytes += call.nbytes
 
     @property
     def next(self) -> int:
-        """Number of the step that comes after the calls."""
+        """Return the number of the first step after the calls."""
         return self.calls[-1].steps[-1][0] + 1 if self.calls else self.first
 
     @property
     def then(self) -> Callable[[ShardState], ShardState | None] | None:
-        """Change of the state that is to follow the last call; None: none."""
+        """Return the change of the state that follows the last call, or None."""
         return self.calls[-1].then if self.calls else None
 
 
 class ClusterSteps:
-    """Steps of one model by lanes on the workers of a cluster.
+    """Gradient steps of one model by lanes on the workers of a cluster.
 
-    The client keeps the last state that it has fetched and all calls since: after the loss of a
-    worker a new generation of actors begins with that state and learns these calls again, so that
-    each counts once.
+    The client keeps the last state that it fetched and all calls since. After the loss of a worker
+    a new generation of actors starts from that state and learns these calls again, so each call
+    counts once.
 
     Parameters
     ----------
@@ -382,7 +414,7 @@ class ClusterSteps:
     fit : FitSpec
         Of one lane.
     base : Steps
-        In the calling process, not begun.
+        Steps in the calling process with the state to start from; they never step themselves.
     """
 
     def __init__(self, client: Client, plan: StreamLayout, fit: FitSpec, base: Steps) -> None:
@@ -391,32 +423,35 @@ class ClusterSteps:
         self._membership = Membership(client)
         workers = self._membership.wait_for_any_worker(fit.run.timeout)
         self._n_lanes = plan.n_lanes or len(workers)
-        #: Calls that may be under way when another one is given.
+        #: Calls that may be pending when :meth:`take` returns; lanes that step together have none.
         self._window = 0 if plan.together else 2 * self._n_lanes
         state = base.shard.state()
-        self._course = self._begun_at(state, 0)
-        self._crew: StreamActors | None = None
-        #: Calls whose losses nobody has asked for yet.
+        self._course = self._course_from(state, 0)
+        self._actors: StreamActors | None = None
+        #: Calls whose losses are known and were not returned by :meth:`finished` yet.
         self._finished: deque[Call] = deque()
-        self._losses = 0
-        self._failed: BaseException | None = None
+        #: Losses of workers since a call was learned.
+        self._losses_in_a_row = 0
+        #: Error that ended the stream, or None.
+        self._failure: BaseException | None = None
         self._is_closed = False
-        #: Rows of a step that the rule is for.
-        self._ruled: int | None = None
+        #: Rows of a step for which the actors' rule was made; None before the first call.
+        self._rule_rows: int | None = None
         #: Tag of the last call that was given.
         self.last: Any = None
+        #: Optimizer's scale of each parameter, where it keeps one.
         self._scale: Any = state.opt_state.get("scale")
         self._shielding: Shielding | None = None
 
-    def _begun_at(self, state: ShardState, first: int) -> _StateAndCalls:
-        """The course of a stream that goes on from a state in all its lanes."""
-        holds = self._plan.policy.loop in {"replicas", "shared"}
-        return _StateAndCalls(state, {0: state} if holds else {}, first)
+    def _course_from(self, state: ShardState, first: int) -> _StateAndCalls:
+        """Return the course of a stream in which all lanes start from `state` at step `first`."""
+        holds_parameters = self._plan.policy.loop in {"replicas", "shared"}
+        return _StateAndCalls(state, {0: state} if holds_parameters else {}, first)
 
     # -- learning ------------------------------------------------------------------------------
 
     def check(self, n_rows: int) -> None:
-        """Check that each lane's share of a step has as many rows as the model needs."""
+        """Raise where a lane's share of a step has fewer rows than the model needs."""
         fewest, most = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
         n_steps = 1 if most is None else -(-n_rows // most)
         share = n_rows // n_steps // (self._n_lanes if self._plan.together else 1)
@@ -428,50 +463,51 @@ class ClusterSteps:
             )
 
     def take(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
-        """Take the steps of a call's rows, or begin to; `finished` tells of their losses."""
-        if self._failed is not None:
+        """Send a call's steps to the lanes; :meth:`finished` returns the losses as they arrive."""
+        if self._failure is not None:
             raise TrainingError(
                 "The lanes of this stream have failed before. Begin another one, from the last "
                 "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
-            ) from self._failed
-        if self._course.then is not None:  # an interrupt came before
+            ) from self._failure
+        if self._course.then is not None:  # an interrupt came before its change was made
             self.state()
         self._prepare(rows, block)
         then, most = self._then(block), self._base.batch_rows
-        self._follow(block.n_rows if most is None else min(block.n_rows, most))
+        self._use_rule_for(block.n_rows if most is None else min(block.n_rows, most))
         course = self._course
         steps = deal_rows(
             rows, block.n_rows, most, self._n_lanes, course.next,
             self._plan.together,
         )  # fmt: skip
-        scales = self._scales(block)
+        scales = self._find_larger_scales(block)
         course.add(Call(steps, tag, scales, then))
         self.last = tag
-        self._run(len(course.calls) - self._window)
-        most_calls = max(_CALLS, course.state.w.nbytes // _BYTES_A_CALL)
-        if then is not None or len(course.calls) >= most_calls or course.nbytes >= _BYTES:
+        self._learn_calls(len(course.calls) - self._window)
+        most_calls = max(_KEPT_CALLS, course.state.w.nbytes // _STATE_BYTES_PER_CALL)
+        # Fetch the state where the client is to change it, and before too many calls are kept.
+        if then is not None or len(course.calls) >= most_calls or course.nbytes >= _MAX_KEPT_BYTES:
             self.state()
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
-        """Make ready what the steps of a call need of the client."""
+        """Prepare the rows of a call in the client before they are sent; by default nothing."""
 
     def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
-        """Change of the state that the client makes after the call that comes next; None: none."""
+        """Return the change of the state that the client makes after this call, or None."""
         return None
 
-    def _follow(self, n_rows: int) -> None:
-        """Have a crew that steps by the rule of steps of so many rows."""
-        if n_rows == self._ruled:
+    def _use_rule_for(self, n_rows: int) -> None:
+        """Make the actors use the update rule of steps of `n_rows` rows; it may need new ones."""
+        if n_rows == self._rule_rows:
             return
         rule = self._base.rule_of(n_rows)
         if rule != self._fit.steps.rule:
             self.state()
-            self._drop()
+            self._close_actors()
             self._fit = self._fit.replace_work(rule=rule)
-        self._ruled = n_rows
+        self._rule_rows = n_rows
 
     def finished(self) -> tuple[Any, float] | None:
-        """The next call whose loss is known, in the order of the calls: its tag, and the loss."""
+        """Return the tag and the loss of the next call whose loss is known, in order; else None."""
         if not self._finished:
             return None
         call = self._finished.popleft()
@@ -480,11 +516,11 @@ class ClusterSteps:
 
     def settle(self) -> None:
         """Wait until all calls are learned."""
-        if self._failed is None:
-            self._run(len(self._course.calls))
+        if self._failure is None:
+            self._learn_calls(len(self._course.calls))
 
-    def _scales(self, block: Block) -> tuple[Any, float] | None:
-        """Scales of a call's rows, where these are larger than those before."""
+    def _find_larger_scales(self, block: Block) -> tuple[Any, float] | None:
+        """Return the feature scales of a call's rows where they exceed those so far; else None."""
         found = self._base.scales_of(block)
         if found is None or self._scale is None:
             return None
@@ -494,157 +530,159 @@ class ClusterSteps:
         self._scale = np.maximum(self._scale, units)
         return found
 
-    def _run(self, until: int) -> None:
-        """Send all calls, and learn at least the first `until` of them."""
-        self._with_crew(lambda crew: self._advance(crew, until))
+    def _learn_calls(self, n_calls: int) -> None:
+        """Send all calls, and wait for the losses of at least the first `n_calls` of them."""
+        self._with_actors(lambda actors: self._advance(actors, n_calls))
 
-    def _advance(self, crew: StreamActors, until: int) -> None:
-        calls, most = self._course.calls, max(self._window, 1)
-        while crew.sent < len(calls) or crew.learned < until:
-            ready = crew.sent < len(calls) and crew.sent - crew.learned < most
-            if ready and calls[crew.sent].scales is not None:
-                ready = crew.sent == crew.learned
+    def _advance(self, actors: StreamActors, n_calls: int) -> None:
+        """Send all calls, at most `_window` ahead, and receive the first `n_calls` losses."""
+        calls, max_pending = self._course.calls, max(self._window, 1)
+        while actors.sent < len(calls) or actors.learned < n_calls:
+            ready = actors.sent < len(calls) and actors.sent - actors.learned < max_pending
+            # Scales change only while no lane steps.
+            if ready and calls[actors.sent].scales is not None:
+                ready = actors.sent == actors.learned
             if ready:
-                crew.send(calls[crew.sent], self._plan.together)
+                actors.send(calls[actors.sent], self._plan.together)
             else:
-                self._receive(crew, calls)
-        while crew.may_receive():
-            self._receive(crew, calls)
+                self._receive_loss(actors, calls)
+        while actors.may_receive():
+            self._receive_loss(actors, calls)
 
-    def _receive(self, crew: StreamActors, calls: list[Call]) -> None:
-        loss = crew.receive()
-        call = calls[crew.learned - 1]
-        self._losses = 0
-        if call.loss is None:  # else it was learned before a loss, too
+    def _receive_loss(self, actors: StreamActors, calls: list[Call]) -> None:
+        """Receive the loss of the next call; a repeated call keeps its first loss."""
+        loss = actors.receive()
+        call = calls[actors.learned - 1]
+        self._losses_in_a_row = 0
+        if call.loss is None:  # else an earlier generation learned it, and it was counted
             call.loss = loss
             self._finished.append(call)
 
-    def _with_crew(self, do: Callable[[StreamActors], R]) -> R:
-        """Do something with the crew, again with another one where somebody goes."""
+    def _with_actors(self, function: Callable[[StreamActors], R]) -> R:
+        """Call a function with the actors, and after each loss of a worker again with new ones."""
         try:
             while True:
                 try:
-                    if self._crew is None:
-                        self._crew = self._opened()
-                    return do(self._crew)
-                except WorkerUnreachableError as gone:
-                    self._drop()
-                    self._count_loss(gone)
+                    if self._actors is None:
+                        self._actors = self._open_actors()
+                    return function(self._actors)
+                except WorkerUnreachableError as lost:
+                    self._close_actors()
+                    self._count_loss(lost)
         except BaseException as error:
-            # Nobody knows how far it came; the client knows where to begin again.
-            self._drop()
+            # The actors may have learned part of a call; the next ones start from the course.
+            self._close_actors()
             if isinstance(error, Exception):
-                self._failed = error
+                self._failure = error
             raise
 
-    def _opened(self) -> StreamActors:
+    def _open_actors(self) -> StreamActors:
+        """Return a new generation of actors, which starts from the course's state."""
         if self._shielding is None:
             self._shielding = Shielding(self._client, f"daskml-{uuid.uuid4().hex}")
         course = self._course
         fit = self._plan.fit(self._fit, course.state, self._n_lanes)
-        crew = StreamActors(self._client, fit, course.lanes, course.first, self._membership)
+        actors = StreamActors(self._client, fit, course.lanes, course.first, self._membership)
         try:
-            crew.open()
+            actors.open()
         except BaseException:
             with Interrupts() as interrupts, interrupts.held():
-                crew.close()
+                actors.close()
             raise
-        return crew
+        return actors
 
-    def _drop(self) -> None:
+    def _close_actors(self) -> None:
+        """Close the actors, if there are any; the course stays."""
         # A second Ctrl-C waits until nothing is left on the cluster.
         with Interrupts() as interrupts, interrupts.held():
-            crew, self._crew = self._crew, None
-            if crew is not None:
-                crew.close()
+            actors, self._actors = self._actors, None
+            if actors is not None:
+                actors.close()
 
     def _count_loss(self, gone: WorkerUnreachableError) -> None:
-        self._losses += 1
-        if self._losses > _MANY_LOSSES:
+        """Count the loss of a worker, and wait a little; raise after too many in a row."""
+        self._losses_in_a_row += 1
+        if self._losses_in_a_row > _MAX_LOSSES_IN_A_ROW:
             raise WorkerLostError(
-                f"The stream lost workers {self._losses - 1} times with no call learned in "
+                f"The stream lost workers {_MAX_LOSSES_IN_A_ROW} times with no call learned in "
                 f"between ({gone}). Look at the workers' logs: do they run out of memory? Then "
                 "begin again from the last checkpoint."
             ) from gone
         if gone.address and gone.address in self._membership.call():
             self._membership.count_as_gone(gone.address)
-        time.sleep(_REST * self._losses)
+        time.sleep(_RETRY_SECONDS * self._losses_in_a_row)
 
     # -- the state -----------------------------------------------------------------------------
 
     def state(self) -> ShardState:
-        """State after all calls; after a failure, or once closed, the last one known. A copy."""
-        if self._course.calls and self._failed is None and not self._is_closed:
-            self._fetch()
+        """Return a copy of the state after all calls, or of the last one once failed or closed."""
+        if self._course.calls and self._failure is None and not self._is_closed:
+            self._fetch_state()
         return self._course.state.part(slice(None))
 
     def meeting(self) -> ShardState:
-        """The same, which all lanes go on from."""
+        """Return :meth:`state`, and let all lanes continue from it: replicas become their mean."""
         state = self.state()
         if self._plan.policy.averages and len(self._course.lanes) > 1:
-            self._course = self._begun_at(state.part(slice(None)), self._course.next)
-            if self._crew is not None:  # another one begins there
-                self._with_crew(lambda crew: crew.load(state))
+            self._course = self._course_from(state.part(slice(None)), self._course.next)
+            if self._actors is not None:  # new actors start from the course anyway
+                self._with_actors(lambda actors: actors.load(state))
         return state
 
-    def _fetch(self) -> None:
-        """Get the state of now, so that the calls before need not be kept."""
+    def _fetch_state(self) -> None:
+        """Fetch the state after all calls, make the change that is due, and forget the calls."""
 
-        def fetch(crew: StreamActors) -> None:
-            self._advance(crew, len(self._course.calls))
-            state, lanes = crew.states()
+        def fetch(actors: StreamActors) -> None:
+            self._advance(actors, len(self._course.calls))
+            state, lanes = actors.states()
             then, after = self._course.then, self._course.next
             changed = None if then is None else then(state)
-            # One assignment: an interrupt finds either all of it or nothing.
+            # One assignment of the course: an interrupt sees either the old one or the new one.
             if changed is None:
                 self._course = _StateAndCalls(state, lanes, after)
-                crew.sent = crew.learned = 0
+                actors.sent = actors.learned = 0
                 return
-            self._course = self._begun_at(changed, after)
-            crew.sent = crew.learned = 0
-            self._begin_there(crew)
+            self._course = self._course_from(changed, after)
+            actors.sent = actors.learned = 0
+            if self._plan.policy.uses_shards:
+                self._close_actors()  # servers take a state only when they start
+            else:
+                actors.load(changed)
 
-        self._with_crew(fetch)
-
-    def _begin_there(self, crew: StreamActors) -> None:
-        """Have lanes go on from the state of the course."""
-        if self._plan.policy.uses_shards:
-            self._drop()  # servers begin with it
-        else:
-            crew.load(self._course.state)
+        self._with_actors(fetch)
 
     def reset(self, parameters: bool) -> None:
-        """Begin the optimizer and the schedule anew, and the parameters where asked for."""
+        """Reset the optimizer and the schedule, and with `parameters` the parameters too."""
         base, work = self._base, self._fit.steps
         base.shard = Shard(work.rule, self.state())
         base.reset(parameters)
         self._go_on(self._fit, base.shard.state())
 
     def _go_on(self, fit: FitSpec, state: ShardState) -> None:
-        """Have other lanes, of such a fit, go on from a state; all calls before are learned."""
-        self._fit, self._course = fit, self._begun_at(state, self._course.next)
-        self._drop()
+        """Continue with new actors of a fit from a state, which has all calls so far."""
+        self._fit, self._course = fit, self._course_from(state, self._course.next)
+        self._close_actors()
 
     def resumed(self) -> None:
-        """Note that the rows which come next are not those that the fit was planned by."""
+        """Note that the next rows are not those by which the fit was planned."""
         self._base.resumed()
 
     @property
     def n_behind(self) -> int:
-        """Rows of calls that were told of as learned, and that the last known state lacks."""
-        told = [c for c in self._course.calls if c.loss is not None and c not in self._finished]
-        return sum(call.n_rows for call in told)
+        """Return the rows of calls that :meth:`finished` returned and the fetched state lacks."""
+        counted = [c for c in self._course.calls if c.loss is not None and c not in self._finished]
+        return sum(call.n_rows for call in counted)
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether it was closed before all calls were learned, as by a second Ctrl-C."""
+        """Return whether it was closed before the state had all calls, as by a second Ctrl-C."""
         return self._is_closed and bool(self._course.calls)
 
     def close(self) -> None:
-        """Leave nothing on the cluster; may be called twice."""
+        """Close all actors and end the shields; a second call does nothing."""
         self._is_closed = True
         try:
-            self._drop()
+            self._close_actors()
         finally:
             shielding, self._shielding = self._shielding, None
             if shielding is not None:
