@@ -340,6 +340,8 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
         or find_futures([{key: tasks[key]}])
         # A shuffle of workers goes through the scheduler, also where one block alone needs it.
         or is_shuffle_barrier(tasks[key])
+        # Each of its outputs is handed over on one worker: a task of several could run nowhere.
+        or any(is_shuffle_barrier(tasks.get(name)) for name in tasks[key].dependencies)
     ]
     graph: dict[Any, Any] = select_tasks(tasks, apart)
     inner = [{k: task for k, task in cone.items() if k not in graph} for cone in cones]

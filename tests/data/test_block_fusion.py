@@ -19,6 +19,7 @@ from distributed import Client
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.reduce import ReductionPass, compute_passes, fuse_by_block
+from daskml_dist.preprocessing import StandardScaler
 
 
 def _graph(*tasks: Any) -> Any:
@@ -102,6 +103,17 @@ def test_a_shuffle_between_workers_to_one_block_goes_through_the_scheduler(clien
 
 def _chained(parts: list[list[float]]) -> list[float]:
     return [value for part in parts for value in part]
+
+
+def test_a_block_of_several_outputs_of_a_shuffle_is_made(client: Client) -> None:
+    """Workers hand over an output where it lies alone: one task of several would never end."""
+    frame = pd.DataFrame({"a": np.arange(60) % 7.0, "b": np.arange(60.0)})
+    lazy = dd.from_pandas(frame, npartitions=4)
+    shuffled = lazy.shuffle("a", shuffle_method="p2p").repartition(npartitions=1)
+    assert StandardScaler().fit(shuffled).mean_ == pytest.approx(frame.mean().to_numpy())
+    with dask.config.set({"array.rechunk.method": "p2p"}):
+        array = da.from_array(frame.to_numpy(), chunks=(15, 1)).rechunk((60, 2))
+    assert StandardScaler().fit(array).mean_ == pytest.approx(frame.mean().to_numpy())
 
 
 @pytest.mark.parametrize("lazily", [False, True])
