@@ -1,4 +1,4 @@
-"""`kafka`: a source of the messages of a topic of Kafka."""
+"""`KafkaSource`: batches of rows from the messages of a Kafka topic."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from daskml_dist.streaming.sources import Batch, check_seconds, unpack_X_y
 
 __all__ = ["KafkaSource"]
 
-#: Seconds in which messages gather for a batch.
-_MOMENT = 0.1
-#: Messages that librdkafka gives at once, at most.
-_MOST = 1_000_000
+#: Seconds to gather messages for a batch: short, since Ctrl-C waits while librdkafka gathers.
+_GATHER_SECONDS = 0.1
+#: Most messages that one call of librdkafka's consumer returns.
+_MAX_MESSAGES = 1_000_000
 
 
 class KafkaSource(NamedParameters):
-    """Messages of a topic of Kafka; a context manager, and an iterator of batches.
+    """Batches of the messages of a Kafka topic; a context manager, and an iterator.
 
-    Partitions are read from where `after` says, else from the group's committed offsets, else from
-    their beginning: all of them by this process alone, whoever else is of the group, and those that
-    the topic gets later once it is entered again. A batch holds messages of one partition, and its
-    position is ``{"0": offset}``, of the last of them by the partition's number. Offsets are
-    committed by :meth:`commit` alone: give it to a stream as ``on_checkpoint``, so that they are
-    committed once what was learned is on disk. Needs the package ``confluent-kafka`` (``pip install
-    "daskml-dist[kafka]"``).
+    A partition is read from the message after its offset in `after`, else from the group's
+    committed offset, else from its beginning. This process reads all partitions, also where the
+    group has other consumers; partitions that are added to the topic later are read once the source
+    is entered again. A batch holds messages of one partition, and its position is
+    ``{"0": offset}``: the offset of its last message, by the partition's number. Only
+    :meth:`commit` commits offsets: give it to a stream as ``on_checkpoint``, so that they are
+    committed once the checkpoint is on disk. Needs the package ``confluent-kafka``
+    (``pip install "daskml-dist[kafka]"``).
 
     Parameters
     ----------
     config : dict
-        Of librdkafka, with ``"bootstrap.servers"`` and ``"group.id"``. Where the messages to begin
-        with are not there any more, that is an error; with ``"auto.offset.reset": "earliest"`` it
-        goes on from the first that there is.
+        Configuration of librdkafka, with ``"bootstrap.servers"`` and ``"group.id"``. If the topic
+        no longer has the first messages to read, the source raises; with
+        ``"auto.offset.reset": "earliest"`` it starts from the oldest that the topic has.
     topic : str
     read : callable
-        Function from a list of the values of messages (bytes, None of one without a value) to X and
-        y; of messages that hold nothing to learn, to no rows.
+        Function from a list of the values of messages (bytes, or None for a message without a
+        value) to X and y. For messages with nothing to learn they have no rows.
     after : dict, optional
-        ``s.position`` of a session that was resumed; offsets by partition.
+        Offset of the last learned message by partition: ``s.position`` of a resumed session.
     most : int, default=100
-        Messages of a batch at most.
+        Most messages of a batch.
     idle : float, optional
         Seconds without a message after which the source ends, once it has read all partitions to
-        their ends; None: it waits until interrupted, also for brokers that are away.
+        their ends; None: it waits until interrupted, also for brokers that do not answer.
     timeout : float, default=10.0
         Seconds within which the brokers must answer.
 
@@ -55,7 +56,7 @@ class KafkaSource(NamedParameters):
     InvalidParameterError
         A parameter has no meaning, or the package is missing.
     InvalidDataError
-        There is no such topic, or Kafka tells of an error.
+        There is no such topic, or Kafka reports an error.
 
     Examples
     --------
@@ -76,10 +77,10 @@ class KafkaSource(NamedParameters):
         idle: float | None = None,
         timeout: float = 10.0,
     ) -> None:
-        if not (callable(read) and isinstance(most, int) and 1 <= most <= _MOST):
+        if not (callable(read) and isinstance(most, int) and 1 <= most <= _MAX_MESSAGES):
             raise InvalidParameterError(
                 f"read={read!r}, most={most!r}: give a function of a list of bytes, and an "
-                f"integer >= 1, of {_MOST:,} at most."
+                f"integer >= 1, of {_MAX_MESSAGES:,} at most."
             )
         check_seconds("idle", idle, may_be_none=True)
         check_seconds("timeout", timeout)
@@ -95,16 +96,17 @@ class KafkaSource(NamedParameters):
             raise InvalidParameterError(
                 f'config={config!r}: give a dict with "bootstrap.servers" and "group.id".'
             )
-        # Else librdkafka goes on from the end where messages are missing, and loses all others.
-        start = {"auto.offset.reset": "error"}
-        own = {"enable.auto.commit": False, "enable.partition.eof": True}
-        self._config = {**start, **config, **own}
+        # By default librdkafka skips to the end of a partition whose next message was deleted, and
+        # so loses the messages that it still has; the user's config may choose otherwise.
+        defaults = {"auto.offset.reset": "error"}
+        required = {"enable.auto.commit": False, "enable.partition.eof": True}
+        self._config = {**defaults, **config, **required}
         self._topic = topic
         self._read = read
         self._after = dict(after or {})
         self._most, self._idle, self._timeout = most, idle, timeout
         self._consumer: Any = None
-        #: Partitions that have not been read to their ends.
+        #: Numbers of the partitions that have not been read to their ends.
         self._unread: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -118,12 +120,12 @@ class KafkaSource(NamedParameters):
                 '"bootstrap.servers" and "group.id".'
             ) from error
         try:
-            starts = self._starts(consumer)
+            starts = self._find_start_offsets(consumer)
             consumer.assign(starts)
         except BaseException:
             consumer.close()
             raise
-        self._unread = {one.partition for one in starts}
+        self._unread = {partition.partition for partition in starts}
         self._consumer = consumer
         return self
 
@@ -137,29 +139,29 @@ class KafkaSource(NamedParameters):
         if consumer is not None:
             consumer.close()
 
-    def _starts(self, consumer: Any) -> list[Any]:
-        """Partitions, each where it is to be read from."""
+    def _find_start_offsets(self, consumer: Any) -> list[Any]:
+        """Return the topic's partitions, each with the offset from which it is read."""
         try:
-            found = consumer.list_topics(self._topic, timeout=self._timeout).topics[self._topic]
-            partitions = [self._kafka.TopicPartition(self._topic, n) for n in found.partitions]
+            topic = consumer.list_topics(self._topic, timeout=self._timeout).topics[self._topic]
+            partitions = [self._kafka.TopicPartition(self._topic, n) for n in topic.partitions]
             committed = consumer.committed(partitions, timeout=self._timeout) if partitions else []
         except self._kafka.KafkaException as error:
-            raise self._told(error) from error
+            raise self._make_error(error) from error
         if not partitions:
             raise InvalidDataError(
-                f"Kafka has no topic {self._topic!r} ({found.error}). Correct its name, or make it."
+                f"Kafka has no topic {self._topic!r} ({topic.error}). Correct its name, or make it."
             )
-        numbers = {str(one.partition) for one in committed}
-        if strange := sorted(self._after.keys() - numbers):
+        numbers = {str(partition.partition) for partition in committed}
+        if unknown := sorted(self._after.keys() - numbers):
             raise InvalidDataError(
                 f"after={self._after!r}: topic {self._topic!r} has no partition "
-                f"{', '.join(strange)}. Was it made anew? Then begin another stream."
+                f"{', '.join(unknown)}. Was it made anew? Then begin another stream."
             )
-        for one in committed:
-            if str(one.partition) in self._after:
-                one.offset = self._after[str(one.partition)] + 1
-            elif one.offset < 0:
-                one.offset = self._kafka.OFFSET_BEGINNING
+        for partition in committed:
+            if (number := str(partition.partition)) in self._after:
+                partition.offset = self._after[number] + 1
+            elif partition.offset < 0:  # a special value: the group has committed nothing
+                partition.offset = self._kafka.OFFSET_BEGINNING
         return list(committed)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -168,71 +170,77 @@ class KafkaSource(NamedParameters):
                 "The source is closed. Read it inside its context: with KafkaSource(...) as source."
             )
         since = time.monotonic()
-        while self._consumer is not None:
-            if messages := self._messages():
-                yield from self._batches(messages)
+        while self._consumer is not None:  # until the context is left, also inside the loop's body
+            if messages := self._poll():
+                yield from self._make_batches(messages)
                 since = time.monotonic()
-            elif self._is_over(time.monotonic() - since):
+            elif self._ends_after(time.monotonic() - since):
                 return
 
-    def _is_over(self, waited: float) -> bool:
-        """Return whether nothing more is waited for after so many seconds without a message."""
+    def _ends_after(self, waited: float) -> bool:
+        """Return whether the source ends after `waited` seconds without a message.
+
+        It raises where the brokers have not answered for all partitions by then.
+        """
         if self._idle is None or waited < self._idle:
             return False
         if self._unread and waited >= self._idle + self._timeout:
-            raise self._told(f"no answer within {self._timeout:g} s")
+            raise self._make_error(f"no answer within {self._timeout:g} s")
         return not self._unread
 
-    def _messages(self) -> list[Any]:
-        """Messages that come within a moment, in which Ctrl-C has to wait."""
+    def _poll(self) -> list[Any]:
+        """Return the messages that arrive within `_GATHER_SECONDS`; note which partitions end."""
         try:
-            given = self._consumer.consume(self._most, timeout=_MOMENT)
+            received = self._consumer.consume(self._most, timeout=_GATHER_SECONDS)
         except self._kafka.KafkaException as error:
-            raise self._told(error) from error
-        found = []
-        for message in given:
-            if (told := message.error()) is None:
+            raise self._make_error(error) from error
+        messages = []
+        for message in received:
+            if (failure := message.error()) is None:
                 self._unread.add(message.partition())
-                found.append(message)
-            elif told.code() == self._kafka.KafkaError._PARTITION_EOF:
+                messages.append(message)
+            elif failure.code() == self._kafka.KafkaError._PARTITION_EOF:
                 self._unread.discard(message.partition())
             else:
-                raise self._told(told)
-        return found
+                raise self._make_error(failure)
+        return messages
 
-    def _batches(self, messages: list[Any]) -> Iterator[Batch]:
+    def _make_batches(self, messages: list[Any]) -> Iterator[Batch]:
+        """Yield a batch for each partition of the messages, which keep their order in it."""
         by_partition: dict[int, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(message.partition(), []).append(message)
-        for number, some in by_partition.items():
+        for number, own in by_partition.items():
             source = f"messages of {self._topic!r}, partition {number}"
-            X, y = unpack_X_y(self._read([message.value() for message in some]), source)
-            yield Batch(X, y, {str(number): some[-1].offset()})
+            X, y = unpack_X_y(self._read([message.value() for message in own]), source)
+            yield Batch(X, y, {str(number): own[-1].offset()})
 
     def commit(self, position: dict[str, int] | None) -> None:
-        """Commit the offsets after a stream's position, and wait until they are.
+        """Commit the offsets of a stream's position; return once the brokers have them.
 
         Parameters
         ----------
         position : dict or None
-            Offsets of the last messages that were learned, by partition; None: none was.
+            Offset of the last learned message by partition; None: no message was learned.
 
         Raises
         ------
         InvalidDataError
-            Kafka tells of an error.
+            Kafka reports an error.
         """
         if position is None or self._consumer is None:
             return
         _check_after(position)
-        made = self._kafka.TopicPartition
-        offsets = [made(self._topic, int(n), offset + 1) for n, offset in position.items()]
+        partition = self._kafka.TopicPartition
+        # Kafka's committed offset is that of the next message to read.
+        offsets = [partition(self._topic, int(n), last + 1) for n, last in position.items()]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=False)
         except self._kafka.KafkaException as error:
-            raise self._told(error) from error
+            raise self._make_error(error) from error
 
-    def _told(self, error: object) -> InvalidDataError:
+    def _make_error(self, error: object) -> InvalidDataError:
+        """Return the error for a topic that cannot be read, with Kafka's reason."""
         return InvalidDataError(
             f"Kafka's topic {self._topic!r} cannot be read: {error}. Check bootstrap.servers, "
             "the topic, which messages it still has, and the group's rights; a stream goes on from "
@@ -241,7 +249,7 @@ class KafkaSource(NamedParameters):
 
 
 def _check_after(after: Any) -> None:
-    """Check offsets by partition."""
+    """Raise unless `after` is None or a dict of offsets by partition."""
     if after is None:
         return
     if not isinstance(after, dict) or not all(

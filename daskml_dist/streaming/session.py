@@ -1,4 +1,8 @@
-"""`Session`: an estimator that learns from a stream."""
+"""`Session`: the open stream of an estimator.
+
+It checks and takes each call's rows, counts them, saves and publishes what was learned, and sets
+the estimator's fitted attributes when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ __all__ = ["ClusterLanes", "Session", "SingleThreadGuard", "plan_lanes"]
 
 
 class SingleThreadGuard:
-    """Context that one thread at a time may enter, also again; in another thread it raises.
+    """Context that one thread at a time may enter, also nested; in another thread it raises.
 
     Raises
     ------
@@ -55,16 +59,16 @@ class SingleThreadGuard:
 
 def plan_lanes(estimator: Any) -> Any:
     """Return the layout of an estimator's stream on a cluster; raise where none is possible."""
-    # It loads the engine of clusters, which streams of this process do without.
+    # Imported late: streams in this process need not load `distributed`.
     from daskml_dist.streaming.cluster.calls import StreamLayout
 
     return StreamLayout.of(estimator)
 
 
 class ClusterLanes:
-    """Lanes of a session on a cluster: calls are given to them, and counted in their order.
+    """Lanes of a session on a cluster, which learn its calls and report the losses in order.
 
-    Their steps take the place of those that the stream has started with.
+    Their steps replace those of the started stream.
 
     Parameters
     ----------
@@ -86,34 +90,35 @@ class ClusterLanes:
 
     @property
     def failed(self) -> bool:
-        """Return whether the lanes cannot go on: the state is of fewer calls than were given."""
+        """Return whether the lanes have ended before the state had all calls that were given."""
         return self._failed or self._steps.is_cut_off
 
     def give(self, rows: Any, block: Any, weight: float, position: Any) -> None:
-        """Have lanes learn a call, and count the calls that they have learned by now.
+        """Send a call to the lanes, and report the calls that they have learned by now.
 
         `position` is that of the stream after the call.
         """
-        self._steps.check(block.n_rows)  # what is refused changes nothing
+        self._steps.check(block.n_rows)  # before anything changes, so that the stream may go on
         try:
             self._steps.take(rows, block, (weight, block.n_rows, position))
         except Exception:
             self._failed = True
             raise
-        self._count()
+        self._report_learned()
 
     def settle(self) -> None:
-        """Wait until all calls that were given are learned and counted."""
+        """Wait until all calls that were given are learned and reported."""
         try:
             self._steps.settle()
         except Exception:
             self._failed = True
             raise
-        self._count()
+        self._report_learned()
 
-    def _count(self) -> None:
-        """Tell the session of each call that has been learned since the last count."""
-        # What is done on a drift may ask for the stream, which counts the others first.
+    def _report_learned(self) -> None:
+        """Report each call that has been learned since the last report to the session."""
+        # Not a loop over a list: the session's reaction to a drift may settle the stream, which
+        # enters this method again and reports the other calls.
         while (learned := self._steps.finished()) is not None:
             tag, loss = learned
             self._learned(loss, *tag)
@@ -123,37 +128,37 @@ class ClusterLanes:
         return reached if self._steps.last is None else self._steps.last[2]
 
     def skip(self) -> None:
-        """Note that the last call had no rows; wait until all calls before it are learned."""
+        """Wait until all calls are learned, before a call without rows moves the position."""
         self.settle()
         self._steps.last = None
 
 
 class Session:
-    """Stream that an estimator learns from; a context manager.
+    """Open stream of an estimator; a context manager, for one thread.
 
     :meth:`daskml_dist.base.BaseSteps.stream` opens it.
 
-    The parameters stay in the calling process between calls, which makes a call as cheap as its
-    step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks
-    it for an attribute or a prediction gets what has been learned by then. Used by one thread.
+    The parameters stay between calls, in the calling process or with lanes and servers on a
+    cluster, so a call costs little more than its steps. The estimator is fitted at any time: its
+    attributes and predictions are those of the rows learned so far.
 
     Parameters
     ----------
     estimator : estimator
     classes : array-like or None
-        All labels that will ever come.
+        All labels that the stream will have.
     saving : SavingSchedule or None
         When and where the stream is saved.
     on_checkpoint : callable or None
         Called with the position that was saved.
     watch : DriftWatch or None
-        For drifts.
+        Detector of drifts, and the reaction to them.
     publish : callable or None
         Called with a fitted copy of the estimator.
     publish_every : int
-        Calls between two of these.
+        Calls between two publications.
     client : distributed.Client or None
-        Of the cluster whose workers learn; None: the calling process does.
+        Client of the cluster on whose workers the lanes step; None: the calling process steps.
 
     Attributes
     ----------
@@ -191,14 +196,14 @@ class Session:
         self._publish, self._publish_every, self._unpublished = publish, publish_every, 0
         self._client = client
         self._position: Any = None
-        #: Whether the parameters are those of whole calls.
+        #: Whether no call was cut short, so that the parameters belong to the position.
         self._is_whole = True
         self._progress = ProgressiveLoss()
         self._started: StartedStream | None = None
         self._guard = SingleThreadGuard()
         self._lanes: ClusterLanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
-        #: Names of the attributes that hold what was learned; None: not as of now.
+        #: Names of the fitted attributes that :meth:`show` set; None: they are out of date.
         self._shown: list[str] | None = []
 
     # -- opening and closing -------------------------------------------------------------------
@@ -245,7 +250,7 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         try:
-            # What ended the stream is told rather than what came of it.
+            # After an error the user sees that error, not a consequence of it.
             with suppress(DivergedError, WorkerLostError) if error is not None else nullcontext():
                 self._settle()
                 self.show()
@@ -256,50 +261,49 @@ class Session:
             vars(self.estimator).pop("_stream", None)
             if self._started is not None:
                 self._started.steps.close()
-                self.show()  # what is known, where a second interrupt cut short the first one
+                self.show()  # the last known state, if a second interrupt cut the settling short
 
     # -- learning ------------------------------------------------------------------------------
 
     def learn(
         self, X: Any, y: Any = None, sample_weight: Any = None, *, position: Any = None
     ) -> float | None:
-        """Take the loss of some rows, and then the steps along their gradient.
+        """Return the mean loss of some rows, and then learn them.
 
         Parameters
         ----------
         X : ndarray, pandas.DataFrame or scipy.sparse matrix of shape (n_rows, n_features)
-            In memory, as ``fit`` takes it. The first call's dtype is that of the parameters:
-            float32 or float64.
+            Rows in memory, as ``fit`` takes them. The first call's dtype, float32 or float64, is
+            that of the parameters.
         y : array-like of shape (n_rows,) or (n_rows, n_targets), or None
-            Labels or targets; None for estimators without any.
+            Labels or targets; None for estimators that take none.
         sample_weight : array-like of shape (n_rows,), or float, or None
-            Weights of the rows, >= 0, which are taken as they are: one of 2 makes a step of
-            twice the length.
+            Weights of the rows, >= 0, not normalised: a weight of 2 doubles the row's gradient.
         position : number, str, list of these, or dict of them, optional
-            Where in its source the batch is: later ones are larger (lists are compared as tuples
-            are; of a dict each partition goes on by itself). Rows at or before :attr:`position`
-            are not learned again.
+            Position of the batch in its source. Positions grow (lists are compared as tuples are,
+            and a dict by its keys, each of which names a partition). A batch at or before
+            :attr:`position` is not learned again.
 
         Returns
         -------
         float or None
-            Mean loss of the rows, before they were learned; None where they had been, NaN where
-            there are no rows. Where lanes on a cluster do not wait for each other, that of the last
-            call whose loss has come, NaN before the first.
+            Mean loss of the rows before they were learned; None if they had been learned already,
+            NaN if there are no rows. Where lanes on a cluster do not wait for each other, the loss
+            of the last call whose loss is known, NaN before the first.
 
         Raises
         ------
         InvalidDataError
-            The rows are not like the first ones, or hold NaN, infinity or an unknown label.
-            Nothing of them is learned, and the stream may go on.
+            The rows have another shape or type than the first ones, or hold NaN, infinity or an
+            unknown label. None of them is learned, and the stream may go on.
         DivergedError
-            The loss is no finite number any more.
+            The loss is not finite any more.
         TrainingError
-            A call before was cut short (by Ctrl-C, or since its loss was no finite number), or
-            lanes on a cluster failed; WorkerLostError: workers were lost again and again.
+            An earlier call was cut short (by Ctrl-C, or because its loss was not finite), or lanes
+            on a cluster failed; WorkerLostError: workers were lost again and again.
         """
         self._check_open()
-        with self._guard:  # in the midst of a call it is not whole, either
+        with self._guard:  # another thread is refused: `_is_whole` is False during a call
             if not self._is_whole:
                 raise TrainingError(TORN)
         check_in_memory(X, y)
@@ -327,21 +331,21 @@ class Session:
 
     def _make_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Return the rows of a call, as the model reads them; the first ones start the stream."""
-        started, take = self._started, self.estimator._stream_inputs
-        if started is None or not are_arrays(X, y):  # checked like those of a fit
-            X, y, sample_weight = take(X, y, sample_weight, started is not None)
+        started, check_inputs = self._started, self.estimator._stream_inputs
+        if started is None or not are_arrays(X, y):  # plain arrays have no names or dtypes
+            X, y, sample_weight = check_inputs(X, y, sample_weight, started is not None)
         if started is not None:
             return started.make(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         made: tuple[Any, Any] = started.make(X, y, sample_weight)
-        self._started = self._place_steps(started)  # by rows that can be learned
-        if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
+        self._started = self._place_steps(started)  # only after `make` has accepted the rows
+        if "_state" in vars(self.estimator):  # an earlier fit, whose attributes a step makes stale
             self._shown = None
             self.show()
         return made
 
     def _take(self, rows: Any, block: Any, position: Any) -> None:
-        """Take the steps of a call, or have lanes take them; an interrupted call counts too."""
+        """Take the steps of a call, or send it to the lanes; an interrupted call counts too."""
         self._unpublished += 1
         if self._saving is not None:
             self._saving.count()
@@ -354,7 +358,7 @@ class Session:
         self._learned(self._started.steps.take(rows, block), weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
-        """Count a call that was learned, and watch for a drift."""
+        """Add a learned call to the sums, set the position, and look for a drift."""
         if not math.isfinite(loss):
             self._is_whole = False
             raise DivergedError(
@@ -366,7 +370,7 @@ class Session:
         self._position = position
         if self._lanes is None:
             self._is_whole = True
-        if weight:  # else there is no loss to tell
+        if weight:  # rows whose weights are all 0 have no mean loss
             self._watch.update(self, self._progress)
 
     def _settle(self) -> None:
@@ -380,14 +384,14 @@ class Session:
         return self._position if self._lanes is None else self._lanes.given(self._position)
 
     def reset(self, *, parameters: bool = False) -> None:
-        """Let the optimizer and the schedule begin anew, as after a drift.
+        """Reset the optimizer's state and the schedule, as after a drift.
 
-        Adaptive rates are large again then, and a schedule begins with its first rate.
+        Adaptive rates are large again, and the schedule starts with its first rate.
 
         Parameters
         ----------
         parameters : bool, default=False
-            Begin the parameters anew too: forget all that was learned.
+            Reset the parameters too, and so forget all that was learned.
 
         Raises
         ------
@@ -400,22 +404,22 @@ class Session:
             self._started.steps.reset(parameters)
             self._is_whole = self._is_whole or parameters
 
-    # -- keeping -------------------------------------------------------------------------------
+    # -- saving --------------------------------------------------------------------------------
 
     @property
     def _may_be_kept(self) -> bool:
-        """Return whether the parameters are those of whole calls, as the position tells."""
+        """Return whether the state has whole calls, up to the position, so that it can be saved."""
         return self._is_whole and not (self._lanes is not None and self._lanes.failed)
 
     def _save_and_publish_if_due(self) -> None:
-        """Save, and publish a copy, where that is due after a call."""
+        """Save the stream and publish a copy, each if it is due after this call."""
         if self._saving is not None and self._saving.is_due:
             self.save()
         if self._publish is not None and self._unpublished >= self._publish_every:
             self._publish_copy()
 
     def _save_and_publish_rest(self) -> None:
-        """Save and publish what was learned since the last time."""
+        """Save and publish at the end of the stream, each if calls came since the last time."""
         if self._saving is not None and self._saving.is_behind:
             self.save()
         if self._publish is not None and self._unpublished:
@@ -429,7 +433,7 @@ class Session:
         InvalidParameterError
             The stream has no `checkpoint`.
         CheckpointError
-            It could not be written, or the parameters are not those of whole calls: the stream
+            It could not be written, or the parameters do not belong to whole calls: the stream
             diverged, its lanes failed, or a call was interrupted.
         """
         if self._saving is None:
@@ -453,7 +457,7 @@ class Session:
             self._on_checkpoint(self._position)
 
     def _publish_copy(self) -> None:
-        """Give a fitted copy of the estimator to the user's function."""
+        """Call the user's `publish` with a fitted copy of the estimator."""
         assert self._publish is not None
         self._unpublished = 0
         self._publish(copy.copy(self.estimator))
@@ -462,19 +466,19 @@ class Session:
 
     @property
     def progressive_loss(self) -> float:
-        """Return the mean loss of all rows, each before it was learned, by their weights."""
+        """Return the weighted mean loss of all rows, each before it was learned."""
         self._settle()
         return self._progress.mean
 
     @property
     def n_rows(self) -> int:
-        """Return the number of rows learned by this stream, before it was resumed too."""
+        """Return the number of rows that the stream has learned, also before it was resumed."""
         self._settle()
         return self._progress.n_rows
 
     @property
     def position(self) -> Any:
-        """Return the position of the last batch that was learned; None where no call named one."""
+        """Return the position of the last learned batch; None if no call had one."""
         self._settle()
         return self._position
 
@@ -486,7 +490,7 @@ class Session:
 
     @property
     def drifts(self) -> list[int]:
-        """Return the number of rows that had been learned at each drift."""
+        """Return for each drift the number of rows that had been learned."""
         self._settle()
         return self._watch.drifts
 
@@ -497,7 +501,7 @@ class Session:
             return
         estimator, held = self.estimator, vars(self.estimator)
         before = dict(held)
-        self._shown = []  # setting attributes reads others, which must not come back here
+        self._shown = []  # first: setting attributes reads others, which calls this method
         try:
             with self._guard:
                 self._settle()
@@ -507,11 +511,13 @@ class Session:
             held.update(before)
             self._shown = None
             raise
-        self._shown = [n for n, v in held.items() if n not in before or before[n] is not v]
+        self._shown = [
+            name for name in held if name not in before or before[name] is not held[name]
+        ]
 
     def _hide(self) -> None:
-        """Remove the attributes that a step makes old: `BaseSteps.__getattr__` sets them anew."""
+        """Remove the attributes that a step makes stale; `__getattr__` sets them when asked."""
         held = vars(self.estimator)
-        shown, self._shown = self._shown, None  # an interrupt leaves nothing missing
+        shown, self._shown = self._shown, None  # first: after an interrupt `show` sets all anew
         for name in shown or ():
             held.pop(name, None)

@@ -1,4 +1,4 @@
-"""Calls of a stream, and how the rows of each are dealt among lanes."""
+"""Calls of a stream on a cluster: their steps, and the shares of these that lanes learn."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Call", "Share", "Step", "StreamLayout", "cut_steps", "deal_rows"]
+__all__ = ["Call", "Share", "Step", "StreamLayout", "deal_rows"]
 
-#: Steps of a pass that has no end.
-_ENDLESS = 1 << 60
+#: Steps of a pass of a stream: more than any stream takes, since it has no end.
+_UNLIMITED_STEPS = 1 << 60
 
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """Layout of a stream on a cluster.
+    """Policy, number of lanes and number of servers of a stream on a cluster.
 
     Parameters
     ----------
     policy : Policy
     n_lanes : int or None
-        None: one a worker.
+        None: one lane for each worker.
     n_servers : int
     """
 
@@ -40,7 +40,7 @@ class StreamLayout:
 
     @classmethod
     def of(cls, estimator: Any) -> StreamLayout:
-        """Layout that an estimator's parameters ask for, as in a fit."""
+        """Return the layout that an estimator's parameters ask for; raise for unsupported ones."""
         settings = estimator._check_settings(None)
         run, policy = settings.run, settings.policy
         refused = {
@@ -49,10 +49,10 @@ class StreamLayout:
             f"pipeline={settings.pipeline!r}": settings.pipeline is not None,
             f"{policy!r}, whose backup workers drop rows,": getattr(policy, "backup_workers", 0),
         }
-        for what, is_there in refused.items():
-            if is_there:
+        for setting, is_set in refused.items():
+            if is_set:
                 raise InvalidParameterError(
-                    f"{what} has no meaning for a stream on a cluster, which learns whole rows, "
+                    f"{setting} has no meaning for a stream on a cluster, which learns whole rows, "
                     "each once. Leave it out."
                 )
         if settings.clip is not None and run.n_servers > 1:
@@ -64,11 +64,11 @@ class StreamLayout:
 
     @property
     def together(self) -> bool:
-        """Return whether all lanes share each step."""
+        """Return whether each step has rows of all lanes, under a lockstep policy."""
         return self.policy.lockstep
 
     def fit(self, fit: FitSpec, state: ShardState, n_lanes: int) -> FitSpec:
-        """The fit of one lane, for many, from a state."""
+        """Return a one-lane fit as a fit of `n_lanes` lanes whose servers start from `state`."""
         policy, outer = self.policy, None
         if policy.outer_rate != 1 or policy.outer_momentum != 0:
             outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
@@ -78,36 +78,42 @@ class StreamLayout:
             policy=policy,
             rule=replace(work.rule, outer=outer),
             layout=ShardLayout(*work.model.parameters.shape, self.n_servers),
-            n_steps=_ENDLESS,
+            n_steps=_UNLIMITED_STEPS,
             single_rows=False,
             step_callbacks=(),
             initial=state if policy.uses_shards else None,
         )
 
 
-#: A lane and its rows of a step: features, targets and weights.
+#: Rows of a step that one lane learns: (lane, features, targets, weights).
 Share = tuple[int, Any, Any, Any]
-#: Number of a step, its rows in all, and some lanes' shares of them.
+#: One step: (number in the stream, rows of all lanes, shares of some lanes).
 Step = tuple[int, int, list[Share]]
 
 
 @dataclass(eq=False)
 class Call:
-    """Call of a session, as lanes are to learn it.
+    """Rows of one call of a session, cut into steps and dealt to lanes.
 
     Parameters
     ----------
     steps : list of Step
         With the shares of all lanes.
     tag : object
-        What the session knows it by.
+        Passed back to the session with the loss.
     scales : tuple of (ndarray, float), or None
-        Largest values of the features and norm of the rows, where these are larger than before.
+        Largest values of the features and norm of the rows; None where they do not exceed those of
+        earlier calls.
     then : callable or None
-        What the client makes of the state after the call, which all lanes go on from; it returns
-        None where that is the state itself.
+        Function from the state after the call to the changed state from which all lanes continue;
+        it returns None for no change.
     loss : float or None
         Sum of the losses of its rows, each before its step; None until it is known.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the rows, targets and weights.
     """
 
     steps: list[Step]
@@ -119,49 +125,52 @@ class Call:
 
     def __post_init__(self) -> None:
         for _, _, shares in self.steps:
-            for _, X, *others in shares:
+            for _, X, *others in shares:  # X is a dense array or a CSR matrix
                 parts = [X] if isinstance(X, np.ndarray) else [X.data, X.indices, X.indptr]
                 self.nbytes += sum(a.nbytes for a in (*parts, *others) if a is not None)
 
     @property
     def n_rows(self) -> int:
-        """Rows of all steps."""
+        """Return the number of rows of all steps."""
         return sum(rows for _, rows, _ in self.steps)
 
     def of(self, lanes: frozenset[int], every_step: bool) -> list[Step]:
-        """Steps with the shares of some lanes; without `every_step` those that have any."""
-        found = [
+        """Return the steps with the shares of some lanes alone.
+
+        Without `every_step`, steps in which these lanes have no share are left out.
+        """
+        steps = [
             (number, rows, [share for share in shares if share[0] in lanes])
             for number, rows, shares in self.steps
         ]
-        return [step for step in found if every_step or step[2]]
-
-
-def cut_steps(n_rows: int, most: int | None) -> list[int]:
-    """Bounds of the steps of a call, of so many rows each at most; as those of a pass."""
-    n_steps = 1 if most is None else -(-n_rows // most)
-    return [i * n_rows // n_steps for i in range(n_steps + 1)]
+        return [step for step in steps if every_step or step[2]]
 
 
 def deal_rows(
     rows: BatchRows, n_rows: int, most: int | None, n_lanes: int, first: int, together: bool
 ) -> list[Step]:
-    """Deal the rows of a call among lanes."""
-    bounds = itertools.pairwise(cut_steps(n_rows, most))
-    found = []
+    """Return the steps of a call, numbered from `first`, with the shares of the lanes.
+
+    With `together` the rows of a step are divided among all lanes; else each step is one lane's.
+    """
+    # Steps of equal size, of at most `most` rows, cut as those of a pass of a fit.
+    n_steps = 1 if most is None else -(-n_rows // most)
+    bounds = itertools.pairwise([i * n_rows // n_steps for i in range(n_steps + 1)])
+    steps = []
     for number, (start, stop) in enumerate(bounds, first):
-        parts = n_lanes if together else 1
-        at = [start + i * (stop - start) // parts for i in range(parts + 1)]
-        # In turn, so that what does not divide goes round.
+        n_shares = n_lanes if together else 1
+        cuts = [start + i * (stop - start) // n_shares for i in range(n_shares + 1)]
+        # The first lane moves on by one each step, so that no lane always has the larger shares.
         shares = [
-            _share((number + i) % n_lanes, rows, slice(a, b))
-            for i, (a, b) in enumerate(itertools.pairwise(at))
+            _copy_share((number + i) % n_lanes, rows, slice(a, b))
+            for i, (a, b) in enumerate(itertools.pairwise(cuts))
         ]
-        found.append((number, stop - start, sorted(shares, key=lambda share: share[0])))
-    return found
+        steps.append((number, stop - start, sorted(shares, key=lambda share: share[0])))
+    return steps
 
 
-def _share(lane: int, rows: BatchRows, at: slice) -> Share:
+def _copy_share(lane: int, rows: BatchRows, at: slice) -> Share:
+    """Return a lane's share of a step, as a copy of some of the rows."""
     X = rows.X[at]
     # The caller may write over the rows before they are sent, or sent again.
     X = np.array(X) if isinstance(X, np.ndarray) else X.copy()
