@@ -1,4 +1,4 @@
-"""Penalties chosen by cross-validation: splits of the rows, fits to all of them, and scores.
+"""Cross-validation of penalties: splits of the rows, fits to all of them at once, and scores.
 
 `RidgeCV`, `ElasticNetCV`, `LogisticRegressionCV` and their like call these functions in turn:
 `cut_into_splits`, `open_batched_splits`, `score_test_rows`. Each has the parameters `cv` and
@@ -59,7 +59,7 @@ def open_batched_splits(
 ) -> AbstractContextManager[BatchedModels]:
     """Open the fits to all splits, and to all rows, as one batch of models.
 
-    `name_classes` makes labels of the values of y and of its number of columns.
+    `name_classes` returns the class labels, given the values of y and its number of columns.
     """
     from daskml_dist.model_selection._batched_fits import align_targets
 
@@ -100,12 +100,11 @@ def score_test_rows(
     """Return the scores of fitted estimators on the test rows of their splits, a split a row."""
     from daskml_dist.model_selection._validation import score_sides
 
-    found = []
+    scores = []
     for split, of_split in estimators.items():
-        side = splits.side(split, TEST)
-        scores = [score_sides({"": scorer}, e, *side, weigh=weigh)[""] for e in of_split]
-        found.append(scores)
-    return np.array(found)
+        test_rows = splits.side(split, TEST)
+        scores.append([score_sides({"": scorer}, e, *test_rows, weigh=weigh)[""] for e in of_split])
+    return np.array(scores)
 
 
 def set_history_of_splits(estimator: Any, batch: BatchedModels) -> None:
@@ -124,32 +123,33 @@ def route_metadata(
         raise_for_params(more, estimator, method)
         if is_metadata_routing_enabled():
             found = process_routing(estimator, method, **given, **more)
-            if strange := sorted(set(found.scorer.get("score", {})) - {"sample_weight"}):
+            if unsupported := sorted(set(found.scorer.get("score", {})) - {"sample_weight"}):
                 raise InvalidParameterError(
-                    f"The scorer requests {strange}: scores here know sample_weight alone. "
+                    f"The scorer requests {unsupported}: scores here know sample_weight alone. "
                     "Request this only, and give a scorer of your own what else it needs."
                 )
             return found
     except (UnsetMetadataPassedError, InvalidParameterError):
-        raise
+        raise  # both are ValueErrors, and name the remedy already
     except ValueError as error:
         raise InvalidParameterError(str(error)) from error
     except TypeError as error:
         raise InvalidTypeError(str(error)) from error
+    # Without routing, as scikit-learn: groups go to the splitter, and weights to the scorer.
     groups = {name: given[name] for name in ("groups",) if name in given}
     weight = {name: given[name] for name in ("sample_weight",) if name in given}
     return Bunch(splitter=Bunch(split=groups), scorer=Bunch(score=weight))
 
 
 def _with_shape(values: Any) -> Any:
-    """Values as something that has a shape, or a name, or tells nothing."""
+    """Return values as an array, unless they have a shape or are checked as they are later."""
     if values is None or is_dask(values) or isinstance(values, str | list | tuple | Real):
         return values
     return values if hasattr(values, "shape") else np.asarray(values)
 
 
 def _takes_three(score: Any) -> bool:
-    """Return whether a callable takes three arguments by place, as far as it tells."""
+    """Return whether a callable takes three positional arguments; True if it has no signature."""
     try:
         signature(score).bind(None, None, None)
     except TypeError:
@@ -160,7 +160,7 @@ def _takes_three(score: Any) -> bool:
 
 
 def _n_targets(y: Any) -> int | None:
-    """Columns of targets; None for one dimension."""
+    """Return the number of columns of `y`; None if it has one dimension."""
     ndim = getattr(y, "ndim", None)
     y = np.asarray(y) if ndim is None else y
     return None if y.ndim == 1 else int(y.shape[1])

@@ -1,4 +1,4 @@
-"""Generalised linear regressors: Poisson, gamma and Tweedie, with what they share."""
+"""Generalised linear regressors: Poisson, gamma and Tweedie."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _LINKS = ("auto", "identity", "log")
 
 
 class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
-    """Half the mean deviance plus ``alpha / 2 * |coef|^2``, to the optimum.
+    """Base class that minimises half the mean deviance plus ``alpha / 2 * |coef|^2``.
 
-    A subclass gives the distribution and the link by :meth:`_loss`.
+    A subclass gives the distribution and the link by :meth:`_deviance`.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     fit_intercept : bool, default=True
     solver : {"lbfgs", "newton-cholesky"}, default="lbfgs"
         ``"newton-cholesky"`` takes few passes and suits many rows and few features: its sums
-        have the square of their number.
+        grow with the square of the number of features.
     max_iter : int, default=100
         Iterations of the solver at most.
     tol : float, default=1e-4
@@ -51,7 +51,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         Start from the last fit's coefficients.
     """
 
-    #: What solves; the first is the default.
+    #: Names of the solvers that a user may choose.
     _solvers: ClassVar[tuple[str, ...]] = ("lbfgs", "newton-cholesky")
 
     def __init__(
@@ -86,22 +86,22 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         except InvalidDataError:
             tags.target_tags.positive_only = True
         except InvalidParameterError:
-            pass  # fit says so
+            pass  # tags of an estimator with invalid parameters: `fit` raises
         return tags
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """D^2, the share of the deviance that the model explains, in one pass over the blocks.
+        """Return D^2, the share of the deviance that the model explains, in one pass.
 
-        Of rows, targets and weights as in :meth:`fit`. 1 is best; NaN where y is constant.
+        Rows, targets and weights are as in :meth:`fit`. 1 is best; NaN where y is constant.
         """
-        statistic = partial(_deviances, self._deviance())
-        found: _Deviances = self._sum_over_blocks(statistic, X, y, sample_weight)
-        check_some_weight(found.weight)
-        return 1 - found.deviance / found.null if found.null > 0 else float("nan")
+        statistic = partial(_sum_deviances, self._deviance())
+        sums: _DevianceSums = self._sum_over_blocks(statistic, X, y, sample_weight)
+        check_some_weight(sums.weight)
+        return 1 - sums.deviance / sums.null if sums.null > 0 else float("nan")
 
     @abstractmethod
     def _deviance(self) -> Any:
-        """The loss; with a link and the function that makes its deviance."""
+        """Return the loss, which has a link and computes the half deviance."""
 
     def _loss(self) -> Loss:
         loss: Loss = self._deviance()
@@ -130,7 +130,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
-        """The last fit, or no effect of any feature: the raw prediction of the mean target."""
+        """Return the last fit's parameters, or zeros with the intercept of the mean target."""
         last = self._last_fit(model)
         if last is not None or not self.fit_intercept:
             return last
@@ -140,11 +140,12 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
 
 @dataclass(frozen=True)
-class _Deviances:
-    """Weighted sums from which D^2 is made, of some rows; parts are added.
+class _DevianceSums:
+    """Weighted sums over some rows from which D^2 is computed; sums of parts add up.
 
-    A deviance is a Bregman divergence: of all rows about their mean it is the sum of that of each
-    part about its own, and of the parts' means about the whole's. No digits of a large mean cancel.
+    A deviance is a Bregman divergence, so the null deviance of all rows decomposes as variance
+    does: into that of each part about the part's mean, and that of the parts' means about the mean
+    of all. Added so, no digits of a large mean cancel.
     """
 
     loss: Tweedie
@@ -153,32 +154,34 @@ class _Deviances:
     null: float  # half the deviance of the mean
     deviance: float  # half that of the prediction
 
-    def __add__(self, other: _Deviances) -> _Deviances:
+    def __add__(self, other: _DevianceSums) -> _DevianceSums:
         weight = self.weight + other.weight
         if not weight > 0:
             return self
         mean = self.mean + other.weight / weight * (other.mean - self.mean)
-        null = self.null + other.null + self._to(mean) + other._to(mean)
-        return _Deviances(self.loss, weight, mean, null, self.deviance + other.deviance)
+        null = self.null + other.null + self._null_between(mean) + other._null_between(mean)
+        return _DevianceSums(self.loss, weight, mean, null, self.deviance + other.deviance)
 
-    def _to(self, mean: float) -> float:
-        """Growth of the null deviance where it is about another mean."""
+    def _null_between(self, mean: float) -> float:
+        """Return what the null deviance grows by when it is taken about another mean."""
         if not self.weight > 0 or self.mean == mean:
             return 0.0
         return self.weight * float(self.loss.half_deviance(np.array(self.mean), np.array(mean)))
 
 
-def _deviances(
+def _sum_deviances(
     loss: Tweedie, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-) -> _Deviances:
+) -> _DevianceSums:
+    """Return the sums of a block, given its targets, raw predictions and weights."""
     loss.check_target(y)
     y = y.astype(np.float64)
     total = float(weight.sum())
     mean = float(WeightedMoments.of(y, weight).mean[0])
     predicted = loss.inverse_link(raw.astype(np.float64))
-    nothing = mean == 0 and loss.power >= 1  # all targets are 0
-    about = 0.0 if nothing else float(weight @ loss.half_deviance(y, np.array(mean)))
-    return _Deviances(loss, total, mean, about, float(weight @ loss.half_deviance(y, predicted)))
+    # All targets are 0: they deviate by nothing from their mean, of which the log is infinite.
+    all_zero = mean == 0 and loss.power >= 1
+    null = 0.0 if all_zero else float(weight @ loss.half_deviance(y, np.array(mean)))
+    return _DevianceSums(loss, total, mean, null, float(weight @ loss.half_deviance(y, predicted)))
 
 
 class PoissonRegressor(GeneralizedLinearRegressor):

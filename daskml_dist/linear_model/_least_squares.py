@@ -1,4 +1,4 @@
-"""Base class of the linear models of least squares."""
+"""Base class of linear models fitted by the Gram matrix, and the check of its memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from daskml_dist.training.plan import DatasetInfo, make_target_shift
 
 __all__ = ["BaseLeastSquares", "check_memory", "gram_fits", "model_of", "moments_of"]
 
-#: Copies of the Gram matrix in one process at most: of its lanes, on their way, and factors.
-_COPIES = 8
-#: Features up to which nobody asks.
+#: Most copies of the Gram matrix in one process: sums of its lanes, sums in transit, and factors.
+_MAX_GRAM_COPIES = 8
+#: Features up to which memory is not checked: all copies of their Gram matrix are 1 GiB.
 _FEW_FEATURES = 4096
 
 
 class BaseLeastSquares(LinearRegressor, BaseRounds):
-    """Fitting by the Gram matrix, of one target or several."""
+    """Base class of least squares by the Gram matrix, for one target or several."""
 
     _multi_output = True
     _keeps_single_column = True
@@ -40,11 +40,11 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         return model_of(rows, bool(self._all_params()["fit_intercept"]))
 
     def _moments(self, rows: DatasetInfo, model: LinearModel) -> dict[str, Any]:
-        """Facts of the rows that every solver by the Gram matrix must know."""
+        """Return the arguments that every solver by the Gram matrix takes from the rows."""
         return moments_of(rows)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Nothing: these solvers do not iterate."""
+        """Set nothing: these solvers do not iterate."""
 
     def _set_coef(
         self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
@@ -59,14 +59,15 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
 
 def model_of(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
-    """Least squares of some rows."""
+    """Return the model of least squares for the rows of a fit."""
     loss, survey = SquaredError(), rows.survey
     shift = make_target_shift(loss, fit_intercept, survey)
     return LinearModel(loss, survey.n_features, 0, fit_intercept, survey.n_targets, shift)
 
 
 def moments_of(rows: DatasetInfo) -> dict[str, Any]:
-    """Facts of the rows that every solver by the Gram matrix must know."""
+    """Return the arguments that every solver by the Gram matrix takes from the rows."""
+    # Products of sparse rows are summed in float64, whatever their dtype.
     sparse = rows.survey.any_sparse
     return {
         "eps": float(np.finfo(np.float64 if sparse else rows.survey.dtype).eps),
@@ -74,25 +75,26 @@ def moments_of(rows: DatasetInfo) -> dict[str, Any]:
     }
 
 
-def _needed(n_features: int, n_problems: int) -> int:
-    return 8 * n_features**2 * _COPIES * n_problems
+def _count_gram_bytes(n_features: int, n_problems: int) -> int:
+    """Return the bytes that the Gram matrices of all problems take in one process."""
+    return 8 * n_features**2 * _MAX_GRAM_COPIES * n_problems
 
 
 def gram_fits(n_features: int, n_problems: int = 1) -> bool:
-    """Return whether there is memory for the Gram matrices of so many problems."""
+    """Return whether the Gram matrices of `n_problems` problems fit in memory."""
     if n_features**2 * n_problems <= _FEW_FEATURES**2:
         return True
     from daskml_dist.dask_internals.cluster import MEMORY_LIMIT
 
-    return _needed(n_features, n_problems) <= int(MEMORY_LIMIT)
+    return _count_gram_bytes(n_features, n_problems) <= int(MEMORY_LIMIT)
 
 
 def check_memory(n_features: int, n_problems: int = 1) -> None:
-    """Check that Gram matrices fit, before any worker tries."""
+    """Raise if the Gram matrices do not fit in memory, before any worker tries."""
     if not gram_fits(n_features, n_problems):
         from daskml_dist.dask_internals.cluster import MEMORY_LIMIT
 
-        needed = _needed(n_features, n_problems)
+        needed = _count_gram_bytes(n_features, n_problems)
         raise InvalidDataError(
             f"X has {n_features} features: working with their Gram matrix"
             f"{'' if n_problems == 1 else f' for each of {n_problems} splits'} takes about "

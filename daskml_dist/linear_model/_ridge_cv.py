@@ -1,4 +1,4 @@
-"""`RidgeCV` and `RidgeClassifierCV`: the penalty is chosen by leaving rows out, or by folds."""
+"""Ridge models whose penalty is chosen by leave-one-out in closed form, or by folds."""
 
 from __future__ import annotations
 
@@ -65,71 +65,74 @@ __all__ = ["BaseRidgeCV", "RidgeCV", "RidgeClassifierCV"]
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
-    """Values of each row under each penalty.
+class LeftOutValues:
+    """Leave-one-out predictions of rows, or their squared errors, under each penalty.
 
     Parameters
     ----------
     array : ndarray or dask Array of shape (n_rows, n_targets, n_alphas)
     flat : bool
-        Whether targets have one dimension.
+        Whether `y` has one dimension; so have the values of a penalty then.
     """
 
     array: Any
     flat: bool
 
     def of_penalty(self, i: int) -> Any:
-        """Values of shape (n_rows,) or (n_rows, n_targets)."""
-        found = self.array[:, :, i]
-        return found[:, 0] if self.flat else found
+        """Return the values of the i-th penalty, of shape (n_rows,) or (n_rows, n_targets)."""
+        values = self.array[:, :, i]
+        return values[:, 0] if self.flat else values
 
-    def gathered(self) -> NDArray[np.float64]:
-        """All of them, of shape (n_rows, n_alphas) or (n_rows, n_targets, n_alphas)."""
+    def compute(self) -> NDArray[np.float64]:
+        """Return all values in memory, of shape (n_rows, [n_targets,] n_alphas)."""
         array = self.array.compute() if isinstance(self.array, da.Array) else self.array
         return np.asarray(array[:, 0] if self.flat else array)
 
 
-def values_left_out(
+def map_left_out_values(
     collection: Collection,
     left_out: LeaveOneOutErrors,
     model: LinearModel,
     rows: DatasetInfo,
     *,
     squares: bool,
-) -> Values:
-    """Predictions of rows, or their squared errors times their weights."""
-    one = partial(_of_block, left_out, model, rows.classes, _weigher(rows), squares)
+) -> LeftOutValues:
+    """Return leave-one-out predictions, or with `squares` the weighted squared errors.
+
+    They are lazy where the rows are a Dask collection.
+    """
+    weigh: Any = None
+    if rows.weight_scale is not None:
+        weigh = partial(_compute_weights, rows.weight_scale, rows.class_weight, rows.classes)
+    of_block = partial(_compute_block_values, left_out, model, rows.classes, weigh, squares)
     flat = model.n_targets is None and rows.classes is None
     if collection.kind == "memory":
         block = collection.block_maker(0, *collection.parts[0])
-        return Values(one(block), flat)
+        return LeftOutValues(of_block(block), flat)
     shape = model.width, len(left_out.w)
+    # Partitions of a dask DataFrame may have unknown lengths: NaN, as dask has it.
     counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
-    lazily = delayed(one, pure=False)
-    pieces = [
-        da.from_delayed(lazily(block), (n, *shape), dtype=np.float64)
+    of_lazy_block = delayed(of_block, pure=False)
+    chunks = [
+        da.from_delayed(of_lazy_block(block), (n, *shape), dtype=np.float64)
         for n, block in zip(counts, collection.delayed_blocks(), strict=True)
     ]
-    return Values(da.concatenate(pieces), flat)
+    return LeftOutValues(da.concatenate(chunks), flat)
 
 
-def _weigher(rows: DatasetInfo) -> Any:
-    if rows.weight_scale is None:
-        return None
-    return partial(_weights, rows.weight_scale, rows.class_weight, rows.classes)
-
-
-def _weights(scale: float, of_class: Any, classes: Any, block: Block) -> NDArray[np.float64]:
-    """Weights as the fit has them."""
+def _compute_weights(
+    scale: float, class_weight: Any, classes: Any, block: Block
+) -> NDArray[np.float64]:
+    """Return the weights of a block's rows as in the fit: scaled, times those of their classes."""
     weight = np.full(block.n_rows, scale)
     if block.sample_weight is not None:
         weight *= block.sample_weight
-    if of_class is not None and block.y is not None:
-        weight *= of_class[np.searchsorted(classes, block.y)]
+    if class_weight is not None and block.y is not None:
+        weight *= class_weight[np.searchsorted(classes, block.y)]
     return weight
 
 
-def _of_block(
+def _compute_block_values(
     left_out: LeaveOneOutErrors,
     model: LinearModel,
     classes: Any,
@@ -137,6 +140,7 @@ def _of_block(
     squares: bool,
     block: Block,
 ) -> NDArray[np.float64]:
+    """Return a block's values in float64, of shape (n_rows, n_targets, n_alphas)."""
     assert block.y is not None
     backend = get_backend("cpu")
     y = model.encode(block.y, classes, np.float64)
@@ -144,27 +148,37 @@ def _of_block(
     X = backend.rows(block.rows, slice(0, block.n_rows))
     errors = left_out.errors(X, y, weight, backend)
     if squares:
+        # Errors count by the user's weights, not by those that the fit scaled to a mean of 1.
         scale = 1.0 if weigh is None else weigh.args[0]
-        found = errors**2 if weight is None else errors**2 * (weight / scale)[:, None, None]
+        values = errors**2 if weight is None else errors**2 * (weight / scale)[:, None, None]
     else:
+        # The prediction is the target minus the error, in the user's units: unshifted.
         shift = np.array(model.target_shift) if model.target_shift else 0.0
-        found = (y.reshape(len(y), -1) + shift)[:, None, :] - errors
-    return np.ascontiguousarray(found.transpose(0, 2, 1))
+        values = (y.reshape(len(y), -1) + shift)[:, None, :] - errors
+    return np.ascontiguousarray(values.transpose(0, 2, 1))
 
 
-def _column(y: Any, j: int) -> Any:
+def _take_target(y: Any, j: int) -> Any:
+    """Return the j-th column of an array or a frame."""
     return y[y.columns[j]] if hasattr(y, "columns") else y[:, j]
 
 
-class _Predicted(RegressorMixin, BaseEstimator):
-    """Stands for an estimator whose predictions are there already."""
+class _PrecomputedRegressor(RegressorMixin, BaseEstimator):
+    """Regressor for scorers, whose "rows" are predictions."""
 
     def predict(self, predicted: Any) -> Any:
         return predicted
 
 
-class _Decided(ClassifierMixin, BaseEstimator):
-    """Stands for a classifier whose raw predictions are there already."""
+class _PrecomputedClassifier(ClassifierMixin, BaseEstimator):
+    """Classifier for scorers, whose "rows" are raw predictions (values of the decision function).
+
+    Parameters
+    ----------
+    classes : ndarray of shape (n_classes,)
+    several : bool
+        Whether rows have several labels.
+    """
 
     def __init__(self, classes: NDArray[Any], several: bool) -> None:
         self.classes_, self._several = classes, several
@@ -175,12 +189,13 @@ class _Decided(ClassifierMixin, BaseEstimator):
     def predict(self, raw: Any) -> Any:
         if isinstance(raw, da.Array):
             drop: Any = {"drop_axis": 1} if raw.ndim == 2 and not self._several else {}
-            lazily: Any = raw.map_blocks
-            found: da.Array = lazily(self._labels, dtype=self.classes_.dtype, **drop)
-            return found
-        return self._labels(raw)
+            map_blocks: Any = raw.map_blocks
+            labels: da.Array = map_blocks(self._decide, dtype=self.classes_.dtype, **drop)
+            return labels
+        return self._decide(raw)
 
-    def _labels(self, raw: NDArray[np.float64]) -> NDArray[Any]:
+    def _decide(self, raw: NDArray[np.float64]) -> NDArray[Any]:
+        """Return the labels of raw predictions in memory."""
         if self._several:
             return (raw > 0).astype(self.classes_.dtype)
         best = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
@@ -188,15 +203,17 @@ class _Decided(ClassifierMixin, BaseEstimator):
 
 
 class BaseRidgeCV(BaseLinear, BaseRounds):
-    """Base class of ridge models that choose their penalty: one model for all penalties.
+    """Base class of ridge models that choose their penalty.
+
+    The fits for all penalties follow from one reduction of the rows.
 
     Parameters
     ----------
     alphas : array-like of shape (n_alphas,), default=(0.1, 1.0, 10.0)
-        Strengths to be tried.
+        Strengths to try.
     fit_intercept : bool, default=True
     store_cv_results : bool, default=False
-        Whether to set ``cv_results_``; without `cv` alone.
+        Whether to set ``cv_results_``; only without `cv`.
     """
 
     alphas: Any
@@ -207,21 +224,24 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     alpha_per_target: bool = False
     #: Whether rows may have several labels.
     _several = False
-    #: Name of the score where none is asked for.
-    _own_score = "r2"
-    #: Makes the model of some rows.
+    #: Name of the score of folds where `scoring` is None.
+    _default_scoring = "r2"
+    #: Makes the linear model for the rows of a fit.
     _model: Callable[[DatasetInfo], LinearModel]
 
     @abstractmethod
-    def _plain(self, alpha: float) -> Any:
-        """An estimator of one penalty, unfitted, to be scored."""
+    def _make_estimator(self, alpha: float) -> Any:
+        """Return an unfitted estimator of one penalty, to be scored."""
 
     @abstractmethod
-    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
-        """Score of predictions of rows that were left out."""
+    def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+        """Return the score of leave-one-out predictions.
+
+        It is a list with a score for each target where each has a penalty of its own.
+        """
 
     def _name_classes(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
-        """Return the labels of the values in columns of y."""
+        """Return the class labels, given the values of `y` and its number of columns."""
         return values
 
     def fit(
@@ -258,54 +278,60 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         return self
 
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+        """Fit by folds, or without `cv` by leave-one-out."""
         self._clear_fitted()
         if self.cv is None:
-            self._leave_out(X, y, sample_weight, client)
+            self._fit_left_out(X, y, sample_weight, client)
         else:
             self._fit_folds(X, y, sample_weight, groups, client)
 
-    # -- leaving each row out -------------------------------------------------------------------
+    # -- leave-one-out --------------------------------------------------------------------------
 
-    def _leave_out(self, X: Any, y: Any, sample_weight: Any, client: Any) -> None:
+    def _fit_left_out(self, X: Any, y: Any, sample_weight: Any, client: Any) -> None:
+        """Fit by squared leave-one-out errors; with `scoring`, choose again by that score."""
         self._fit(X, y, sample_weight, client)
-        left_out, model, rows = self._found
-        del self._found
+        # Left by `_set_fitted`, which `_fit` calls; not to be pickled with the estimator.
+        left_out, model, rows = self._left_out_fit
+        del self._left_out_fit
         scorer = resolve_scorer(self.scoring)
         if scorer is None and not self.store_cv_results:
             return
         X, y, weight = self._prepare_inputs(X, y, sample_weight)
         collection = self._align_inputs(X, y, weight)
-        values = values_left_out(collection, left_out, model, rows, squares=scorer is None)
+        values = map_left_out_values(collection, left_out, model, rows, squares=scorer is None)
         if scorer is not None:
             scores = [
-                self._left_out_score(scorer, y, values.of_penalty(i), weight)
+                self._score_left_out(scorer, y, values.of_penalty(i), weight)
                 for i in range(len(left_out.w))
             ]
-            self._choose(np.array(scores), left_out.w, model, rows)
+            self._choose_alpha(np.array(scores), left_out.w, model, rows)
         if self.store_cv_results:
-            self.cv_results_ = values.gathered()
+            self.cv_results_ = values.compute()
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
-        # Rows' weights have mean 1 in the fit.
+        # The fit scales weights to a mean of 1, and so the sum over rows: alphas are scaled alike.
         alphas = self._alphas * (rows.weight_scale or 1.0)
         return self._model(rows), LeaveOneOutRidge(alphas=alphas, **moments_of(rows))
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         left_out, squares = solution.extra["left_out"], solution.extra["squares"]
-        self._found = left_out, model, rows
+        self._left_out_fit = left_out, model, rows
         errors = squares / (rows.survey.n_rows * (rows.weight_scale or 1.0))
-        self._choose(
-            -errors if self.alpha_per_target else -errors.mean(axis=1), left_out.w, model, rows
-        )
+        scores = -errors if self.alpha_per_target else -errors.mean(axis=1)
+        self._choose_alpha(scores, left_out.w, model, rows)
 
-    def _choose(
+    def _choose_alpha(
         self,
         scores: NDArray[np.float64],
         w: NDArray[np.float64],
         model: LinearModel,
         rows: DatasetInfo,
     ) -> None:
-        """Set what follows from the scores of penalties, or of these for each target."""
+        """Set the fitted attributes of the alpha of the best score.
+
+        Scores are of shape (n_alphas,), or (n_alphas, n_targets) for an alpha for each target;
+        the parameters `w` are of shape (n_alphas, n_parameters, n_targets).
+        """
         best = np.argmax(scores, axis=0)
         if scores.ndim == 2 and scores.shape[1] > 1:
             targets = np.arange(scores.shape[1])
@@ -319,11 +345,12 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         super()._set_fitted(Solution(chosen), model, rows)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Nothing: these solvers do not iterate."""
+        """Set nothing: these solvers do not iterate."""
 
     # -- folds ----------------------------------------------------------------------------------
 
     def _fit_folds(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+        """Fit all folds and all rows from one reduction, score the folds, and choose."""
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         class_weight = self._params()["class_weight"]
         with open_batched_splits(self, splits, client, class_weight, self._name_classes) as stack:
@@ -331,31 +358,36 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             check_memory(model.n_features, stack.roles.n_splits)
             alphas = self._alphas * (stack.rows.weight_scale or 1.0)
             facts = moments_of(stack.rows)
-            found = stack(
+            reduction = stack(
                 stack.model(model), FoldedReduction(l2=float(alphas.min()), of_mean=False, **facts)
             ).extra
-            *reduced, last = found["reduced"]
-            coefs = np.array([solve_ridge_path(one, alphas) for one in reduced])
+            # A small least-squares problem for the training rows of each split, and for all rows.
+            *split_problems, full_problem = reduction["reduced"]
+            coefs = np.array([solve_ridge_path(problem, alphas) for problem in split_problems])
             if model.fit_intercept:
-                coefs = np.array(
-                    [append_intercepts(one, w) for one, w in zip(reduced, coefs, strict=True)]
-                )
-            scores = self._fold_scores(stack, splits, model, coefs).mean(axis=0)
-            # As in a search: what is NaN comes last.
+                pairs = zip(split_problems, coefs, strict=True)
+                coefs = np.array([append_intercepts(problem, w) for problem, w in pairs])
+            scores = self._score_folds(stack, splits, model, coefs).mean(axis=0)
+            # A NaN score ranks last, as in a grid search.
             best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
             self.alpha_, self.best_score_ = float(self._alphas[best]), float(scores[best])
             solver = RidgeLeastSquares(
                 alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **facts
             )
-            solution = solver.of_reduced(model, last, found["n_rows"][-1])
+            solution = solver.of_reduced(model, full_problem, reduction["n_rows"][-1])
             super()._set_fitted(solution, model, stack.rows)
             set_history_of_splits(self, stack)
 
-    def _fold_scores(
+    def _score_folds(
         self, stack: BatchedModels, splits: Any, model: LinearModel, w: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Scores of test rows, of shape (n_splits, n_alphas)."""
-        name, stacked = self.scoring or self._own_score, stack.model(model)
+        """Return the scores of test rows, of shape (n_splits, n_alphas).
+
+        The parameters `w` are of shape (n_splits, n_alphas, n_parameters, n_targets).
+        """
+        name, stacked = self.scoring or self._default_scoring, stack.model(model)
+        # Accuracy and the scores of squared or absolute errors are sums over the rows, which one
+        # pass makes for all fits. Other scores read the test rows once for each fit.
         if self._classification and name == "accuracy":
             hits = stack(stacked, SinglePassSolver(PathHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
@@ -367,18 +399,18 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             return PATH_SCORES[name](sums)
         estimators = {
             split: [
-                self._with(alpha, one, model, stack.rows)
-                for alpha, one in zip(self._alphas, of_split, strict=True)
+                self._make_fitted(alpha, w_of_alpha, model, stack.rows)
+                for alpha, w_of_alpha in zip(self._alphas, w_of_split, strict=True)
             ]
-            for split, of_split in enumerate(w)
+            for split, w_of_split in enumerate(w)
         }
         return score_test_rows(splits, estimators, resolve_scorer(self.scoring))
 
-    def _with(
+    def _make_fitted(
         self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: DatasetInfo
     ) -> Any:
-        """An estimator that has these parameters."""
-        estimator = self._plain(float(alpha))
+        """Return an estimator of one penalty, fitted with the parameters `w`."""
+        estimator = self._make_estimator(float(alpha))
         estimator._several = self._several
         estimator._set_fitted(Solution(w), model, rows)
         if hasattr(self, "feature_names_in_"):
@@ -424,9 +456,9 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
 class RidgeCV(BaseRidgeCV, BaseLeastSquares):
     """Ridge regression whose penalty is chosen by cross-validation, in two passes over the rows.
 
-    Without `cv` each row is left out once, in closed form (Rifkin and Lippert 2007): a pass for
-    the moments, and one for the errors of all rows under all penalties. With folds, the first pass
-    makes the moments of each fold, of which all fits follow, and the second scores them.
+    Without `cv` each row is left out once, in closed form [1]_: one pass sums the moments, and one
+    the errors of all rows under all penalties. With folds, the first pass sums the moments of each
+    fold, from which all fits follow, and the second scores them.
 
     Parameters
     ----------
@@ -437,7 +469,7 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
     gcv_mode : {"auto", "svd", "eigen"} or None, default=None
         Without effect: the way is chosen by the digits that are needed.
     alpha_per_target : bool, default=False
-        Whether each target has a penalty of its own; without `cv` alone.
+        Whether each target has a penalty of its own; only without `cv`.
 
     Attributes
     ----------
@@ -447,6 +479,11 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
         Squared errors of rows left out (times their weights), or with `scoring` their predictions.
     coef_, intercept_
         As in :class:`~daskml_dist.linear_model.Ridge`.
+
+    References
+    ----------
+    .. [1] R. M. Rifkin and R. A. Lippert, "Notes on regularized least squares", MIT technical
+       report, 2007.
 
     Examples
     --------
@@ -488,42 +525,43 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
         super()._check_params()
         check_one_of("gcv_mode", self.gcv_mode, (None, "auto", "svd", "eigen"))
 
-    def _plain(self, alpha: float) -> Any:
+    def _make_estimator(self, alpha: float) -> Any:
         return Ridge(alpha=alpha, fit_intercept=self.fit_intercept)
 
-    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+    def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         more = {} if weight is None else {"sample_weight": weight}
         if self.alpha_per_target and predicted.ndim == 2:
             columns = np.asarray(y) if isinstance(y, list) else y
             return [
-                scorer(_Predicted(), predicted[:, j], _column(columns, j), **more)
+                scorer(_PrecomputedRegressor(), predicted[:, j], _take_target(columns, j), **more)
                 for j in range(predicted.shape[1])
             ]
-        return scorer(_Predicted(), predicted, y, **more)
+        return scorer(_PrecomputedRegressor(), predicted, y, **more)
 
 
 class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
     """Ridge classifier whose penalty is chosen by cross-validation, in two passes over the rows.
 
-    To :class:`~daskml_dist.linear_model.RidgeClassifier` as
-    :class:`~daskml_dist.linear_model.RidgeCV` is to ridge regression. Rows may have several labels.
+    It is a :class:`~daskml_dist.linear_model.RidgeClassifier` whose penalty is chosen as in
+    :class:`~daskml_dist.linear_model.RidgeCV`. Rows may have several labels.
 
     Parameters
     ----------
     scoring : str, callable or None, default=None
         Larger is better. None: without `cv` the negative mean squared error of the signs of
-        labels, with it the accuracy (of several labels a row, the share of rows with all right).
+        labels, with it the accuracy (for several labels a row: the share of rows whose labels are
+        all predicted).
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: each row is left out once. A number of folds: stratified.
     class_weight : dict, "balanced" or None, default=None
-        None where rows have several labels.
+        Must be None where rows have several labels.
 
     Attributes
     ----------
     alpha_, best_score_ : float
     cv_results_ : ndarray of shape (n_rows, n_targets, n_alphas)
-        Squared errors of rows left out (times their weights), or with `scoring` their predictions;
-        a target a class or label, or one for two classes.
+        Squared errors of rows left out (times their weights), or with `scoring` their predictions.
+        Each class or label is a target; two classes are one.
     classes_, coef_, intercept_
         As in :class:`~daskml_dist.linear_model.RidgeClassifier`.
 
@@ -539,7 +577,7 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
     _multi_output = True
     _multi_label = True
     _flat_coef = True
-    _own_score = "accuracy"
+    _default_scoring = "accuracy"
 
     def __init__(
         self,
@@ -581,7 +619,7 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         check_weights_of_labels(self.class_weight, survey.n_targets)
         return super()._find_classes(survey, classes)
 
-    def _plain(self, alpha: float) -> Any:
+    def _make_estimator(self, alpha: float) -> Any:
         return RidgeClassifier(alpha=alpha, fit_intercept=self.fit_intercept)
 
     def _name_classes(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
@@ -589,7 +627,7 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         check_weights_of_labels(self.class_weight, n_columns)
         return values if n_columns is None else self._number_label_columns(values, n_columns)
 
-    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+    def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         more = {} if weight is None else {"sample_weight": weight}
         raw = predicted[:, 0] if predicted.shape[1] == 1 else predicted
-        return scorer(_Decided(self.classes_, self._several), raw, y, **more)
+        return scorer(_PrecomputedClassifier(self.classes_, self._several), raw, y, **more)

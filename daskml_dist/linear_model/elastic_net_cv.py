@@ -1,4 +1,4 @@
-"""`ElasticNetCV` and `LassoCV`: the penalty is chosen along paths of all folds."""
+"""Elastic nets and lassos whose penalty is chosen along regularisation paths of all folds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from daskml_dist.solvers.penalty_paths import (
 
 __all__ = ["ElasticNetCV", "LassoCV"]
 
-#: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB).
+#: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
+#: on the client's memory.
 _MAX_HISTORY_BYTES = 1 << 30
 #: Vectors of the parameters' size that a candidate keeps; most are the pairs of L-BFGS.
 _VECTORS_PER_CANDIDATE = 24
@@ -275,25 +276,26 @@ class _GradientAtZero(Solver):
 class ElasticNetCV(LinearRegressor):
     """Elastic net whose penalty is chosen by cross-validation, in two passes over the rows.
 
-    The first pass makes the moments of each fold, of which all paths and the last fit follow by
-    coordinate descent; the second has the errors of all fits on the rows that they were not
-    trained on. Where the features are too many for these matrices, all strengths and splits are
-    columns of one fit by orthant-wise quasi-Newton steps.
+    The first pass sums the moments of each fold, from which all paths and the last fit follow by
+    coordinate descent; the second sums the errors of all fits on the rows that they were not
+    trained on. Where memory is too small for the Gram matrices, fits for many strengths and all
+    splits are made together by orthant-wise quasi-Newton steps, which share passes over the rows.
 
     Parameters
     ----------
     l1_ratio : float or list of float, default=0.5
-        Shares of l1 to be tried.
+        Shares of l1 to try.
     eps : float, default=1e-3
-        Least strength of an automatic path, as a share of the largest.
+        Smallest strength of an automatic path, as a share of the largest.
     alphas : int or array-like of shape (n_alphas,), default=100
-        Strengths to be tried; a number of them: from the one that leaves no coefficient down.
+        Strengths to try. An int: this many, decreasing from the smallest one for which all
+        coefficients are zero.
     fit_intercept : bool, default=True
     precompute, copy_X, n_jobs
-        Without effect: the Gram matrix is always made, rows are never changed, and all folds are
-        fitted at once.
+        Without effect: the Gram matrix is used wherever it fits in memory, rows are never changed,
+        and all folds are fitted at once.
     max_iter : int, default=1000
-        Cycles over the features at most, for each strength.
+        Most cycles over the features (or quasi-Newton iterations) for each strength.
     tol : float, default=1e-4
         As in :class:`~daskml_dist.linear_model.ElasticNet`.
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
@@ -304,7 +306,7 @@ class ElasticNetCV(LinearRegressor):
     Attributes
     ----------
     alpha_, l1_ratio_ : float
-        Chosen: of the least mean squared error, which is the mean of those of the folds.
+        Penalty of the smallest mean squared error, averaged over the folds.
     alphas_ : ndarray of shape (n_alphas,) or (n_l1_ratios, n_alphas)
     mse_path_ : ndarray of shape (n_alphas, n_folds) or (n_l1_ratios, n_alphas, n_folds)
         Mean squared errors of the test rows, weighted where rows are.
@@ -322,7 +324,7 @@ class ElasticNetCV(LinearRegressor):
     (0.9, (2, 100))
     """
 
-    #: Whether there is a parameter `l1_ratio`.
+    #: Whether `l1_ratio` is a parameter, and not fixed by the class.
     _has_ratio: ClassVar[bool] = True
     l1_ratio: Any
 
@@ -401,11 +403,13 @@ class ElasticNetCV(LinearRegressor):
         return self
 
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+        """Choose the penalty on the splits of `cv`, and set the fitted attributes."""
+        # A single number weighs all rows alike, which changes nothing in the mean objective.
         weight = None if isinstance(sample_weight, Real) else sample_weight
         splits = cut_into_splits(self, X, y, weight, groups)
         with open_batched_splits(self, splits, client) as stack:
             model = model_of(stack.rows, bool(self.fit_intercept))
-            solution, converged = self._chosen(stack, model)
+            solution, converged = self._choose_and_refit(stack, model)
             self._set_fitted(solution, model, stack.rows)
             self._set_n_iter(solution)
             set_history_of_splits(self, stack)
@@ -417,8 +421,8 @@ class ElasticNetCV(LinearRegressor):
                 stacklevel=user_stack_level(),
             )
 
-    def _chosen(self, stack: BatchedModels, model: LinearModel) -> tuple[Solution, bool]:
-        """Choose the penalty; the fit to all rows, and whether those of the paths converged."""
+    def _choose_and_refit(self, stack: BatchedModels, model: LinearModel) -> tuple[Solution, bool]:
+        """Choose the penalty; return the fit to all rows, and whether the paths converged."""
         ratios = np.atleast_1d(np.asarray(self.l1_ratio, np.float64))
         grid = None
         if isinstance(self.alphas, Integral):
@@ -435,28 +439,32 @@ class ElasticNetCV(LinearRegressor):
             random_state=self.random_state,
             seed=seed_of(self.random_state),
         )
-        fits = gram_fits(model.n_features, stack.roles.n_splits)
-        paths = (GramPaths if fits else QuasiNewtonPaths)(stack, model, settings)
-        sums = stack(stack.model(model), SinglePassSolver(PathErrorSums(paths.w, TEST))).w[
-            ..., 0, :
-        ]
+        has_memory = gram_fits(model.n_features, stack.roles.n_splits)
+        paths = (GramPaths if has_memory else QuasiNewtonPaths)(stack, model, settings)
+        # Weights and weighted squared errors of the test rows, for each split and candidate.
+        statistic = PathErrorSums(paths.w, TEST)
+        sums = stack(stack.model(model), SinglePassSolver(statistic)).w[..., 0, :]
         check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
-        self._choose(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)
+        self._choose_penalty(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)
         return paths.refit(self.alpha_, self._ratio), paths.converged
 
     def _loss(self) -> Loss:
         return SquaredError()
 
-    def _choose(
+    def _choose_penalty(
         self, errors: NDArray[np.float64], alphas: NDArray[np.float64],
-        ratios: NDArray[np.float64], many: bool,
+        ratios: NDArray[np.float64], automatic: bool,
     ) -> None:  # fmt: skip
+        """Set the chosen penalty and the path, given errors of (n_ratios, n_alphas, n_splits).
+
+        `automatic` alphas differ from ratio to ratio; those that the user gave do not.
+        """
         mean = errors.mean(axis=2)
         ratio, at = np.unravel_index(int(mean.argmin()), mean.shape)
         self.mse_path_ = np.squeeze(errors)
         self.alpha_, self._ratio = float(alphas[ratio, at]), float(ratios[ratio])
-        self.alphas_ = alphas if many and len(ratios) > 1 else alphas[0]
+        self.alphas_ = alphas if automatic and len(ratios) > 1 else alphas[0]
         if self._has_ratio:
             self.l1_ratio_ = self._ratio
 
@@ -464,7 +472,7 @@ class ElasticNetCV(LinearRegressor):
         if "dual_gap" in solution.extra:
             gaps, n_iter = solution.extra["dual_gap"], solution.extra["n_iter"]
             self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
-        else:  # steps by gradients know of none
+        else:  # quasi-Newton steps compute no duality gap
             self.dual_gap_, self.n_iter_ = np.nan, solution.n_iter
 
     def _check_params(self) -> None:
@@ -493,7 +501,7 @@ class ElasticNetCV(LinearRegressor):
 class LassoCV(ElasticNetCV):
     """Lasso whose penalty is chosen by cross-validation, in two passes over the rows.
 
-    An :class:`~daskml_dist.linear_model.ElasticNetCV` of which all is l1.
+    An :class:`~daskml_dist.linear_model.ElasticNetCV` with ``l1_ratio=1``.
 
     Attributes
     ----------

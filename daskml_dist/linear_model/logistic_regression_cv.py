@@ -1,4 +1,4 @@
-"""`LogisticRegressionCV`: the penalty is chosen by fits to all folds, made as one."""
+"""Logistic regression whose penalty is chosen by fits to all folds, made together."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candida
 
 __all__ = ["LogisticRegressionCV"]
 
-#: Columns of one stack: each has a thread that waits.
-_MOST_COLUMNS = 512
-#: Log odds against a label that no row has.
-_FAR = 18.0
+#: Most fits that are solved together: the solver of each may have a thread, which waits.
+_MAX_FITS_TOGETHER = 512
+#: Log odds against a label that no training row has: a probability of 1.5e-8.
+_ABSENT_LABEL_LOG_ODDS = 18.0
 
 
 class LogisticPaths:
@@ -57,10 +57,10 @@ class LogisticPaths:
     stack : BatchedModels
         Its last split trains on all rows.
     each : LinearModel
-    sums : ndarray of shape (n_splits + 1, n_classes)
-        Weights of the training rows of each split, by their labels.
-    factors : ndarray of shape (n_classes,), or None
-        Weights of classes.
+        The model of one candidate.
+    label_weights : ndarray of shape (n_splits + 1, n_classes)
+        Sum of the weights of the training rows of each split and label.
+    class_weight : ndarray of shape (n_classes,), or None
 
     Attributes
     ----------
@@ -71,109 +71,113 @@ class LogisticPaths:
     """
 
     def __init__(
-        self, stack: BatchedModels, each: LinearModel, sums: NDArray[np.float64],
-        factors: NDArray[np.float64] | None,
+        self, stack: BatchedModels, each: LinearModel, label_weights: NDArray[np.float64],
+        class_weight: NDArray[np.float64] | None,
     ) -> None:  # fmt: skip
         self._stack = stack
-        n_classes = sums.shape[1]
-        of_splits = None if factors is None else np.tile(factors, (len(sums), 1))
+        n_splits, n_classes = label_weights.shape
+        of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
         self.model = stack.model(each, of_splits)
-        self._lacking = sums == 0
-        self._weights = sums @ (np.ones(n_classes) if factors is None else factors)
-        self._n_splits = len(sums) - 1
+        self._lacks_label = label_weights == 0
+        self._weights = label_weights @ (
+            np.ones(n_classes) if class_weight is None else class_weight
+        )
+        # The last split, of all rows, is for the refit alone.
+        self._n_splits = n_splits - 1
 
     def fit(self, candidates: Sequence[Any], role: int | None = None) -> None:
-        """Fit them all; what scores over rows of a role are made of comes with them."""
-        columns = [
-            self._column(candidate, split)
+        """Fit all candidates to all splits; with `role`, sum the scores of its rows too."""
+        fits = [
+            self._make_fit(candidate, split)
             for split in range(self._n_splits)
             for candidate in candidates
         ]
         self.solutions = []
         scored = () if role is None else ((role, False, False),)
         sums = []
-        for start in range(0, len(columns), _MOST_COLUMNS):
-            some = tuple(columns[start : start + _MOST_COLUMNS])
-            found = self._stack(self.model, self._stack.solver(some, scored))
+        for start in range(0, len(fits), _MAX_FITS_TOGETHER):
+            chunk = tuple(fits[start : start + _MAX_FITS_TOGETHER])
+            found = self._stack(self.model, self._stack.solver(chunk, scored))
             sums += [found.extra["scores"].get(role)]
-            self.solutions += [candidate_solution(found, k) for k in range(len(some))]
+            self.solutions += [candidate_solution(found, k) for k in range(len(chunk))]
         self._sums = {} if role is None else {role: np.concatenate(sums)}
-        w = np.array([one.w for one in self.solutions])
+        w = np.array([solution.w for solution in self.solutions])
         self.w = w.reshape(self._n_splits, len(candidates), *w.shape[1:])
-        n_iter = np.array([one.n_iter for one in self.solutions], np.int32)
+        n_iter = np.array([solution.n_iter for solution in self.solutions], np.int32)
         self.n_iter = n_iter.reshape(self.w.shape[:2])
 
-    def refitted(self, candidate: Any, number: int) -> Solution:
-        """Fit of a candidate to all rows, from the mean of those of the splits."""
-        column = self._column(candidate, self._n_splits)
-        column = replace(column, start=self.w[:, number].mean(axis=0))
-        return candidate_solution(self._stack(self.model, BatchedSolver((column,))), 0)
+    def refit(self, candidate: Any, number: int) -> Solution:
+        """Return the fit of a candidate to all rows, started at the mean of its splits' fits."""
+        fit = self._make_fit(candidate, self._n_splits)
+        fit = replace(fit, start=self.w[:, number].mean(axis=0))
+        return candidate_solution(self._stack(self.model, BatchedSolver((fit,))), 0)
 
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
-        """Scores over rows of the role of the fit, of shape (n_splits, n_candidates)."""
+        """Return the scores of the fits on rows of a role, of shape (n_splits, n_candidates)."""
         n_splits, n_candidates = self.w.shape[:2]
-        # Weights of classes are no part of scores.
+        # These sums have the rows' weights, without those of classes, as scikit-learn scores.
         sums = self._sums[role]
         check_weighed(dict(enumerate(sums[::n_candidates, 0])))
         return CANDIDATE_SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
 
     def rankings(self, name: str, role: int) -> NDArray[np.float64]:
-        """Ranking scores of the same shape; NaN where the rows themselves have to tell."""
+        """Return ranking scores as :meth:`scores` does; NaN where they need the raw predictions."""
         classes = self._stack.rows.classes
         names = RANKINGS if self.model.each.width == 1 else CLASS_RANKINGS
-        lacks = name == "average_precision" and (classes is None or classes[-1] != 1)
-        if lacks or name not in names:
+        # scikit-learn's average precision is that of the label 1: here it must be the second class.
+        lacks_one = name == "average_precision" and (classes is None or classes[-1] != 1)
+        if lacks_one or name not in names:
             return np.full(self.w.shape[:2], np.nan)
-        found = self._stack.rankings(self.model, *self._columns(), role)
-        return found[:, names.index(name)].reshape(self.w.shape[:2])
-
-    def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Parameters of the fits to all splits, and the split of each."""
         n_splits, n_candidates = self.w.shape[:2]
         w = self.w.reshape(-1, *self.w.shape[2:])
-        return w, np.repeat(np.arange(n_splits), n_candidates)
+        splits = np.repeat(np.arange(n_splits), n_candidates)
+        found = self._stack.rankings(self.model, w, splits, role)
+        return found[:, names.index(name)].reshape(n_splits, n_candidates)
 
-    def estimator(self, candidate: Any, w: NDArray[np.float64]) -> Any:
-        """A candidate that has these parameters."""
+    def make_fitted(self, candidate: Any, w: NDArray[np.float64]) -> Any:
+        """Return a copy of a candidate, fitted with the parameters `w`."""
         candidate = type(candidate)(**candidate.get_params(deep=False))
         candidate._set_fitted(Solution(w), self.model.each, self._stack.rows)
         return candidate
 
-    def _column(self, candidate: Any, split: int) -> Candidate:
+    def _make_fit(self, candidate: Any, split: int) -> Candidate:
+        """Return the fit of a candidate to the training rows of a split."""
         weight = float(self._weights[split])
         _, solver = candidate._problem(self._stack.of_split(weight))
-        return Candidate(split, solver, weight, self._start(split))
+        return Candidate(split, solver, weight, self._choose_start(split))
 
-    def _start(self, split: int) -> NDArray[np.float64] | None:
-        """Parameters to start from where training rows lack a label; None: zeros.
+    def _choose_start(self, split: int) -> NDArray[np.float64] | None:
+        """Return the parameters to start from if training rows lack a label; None: zeros.
 
-        Its intercept has no minimum, and nothing else tells of it: from there it need not move.
+        The loss decreases for ever as the intercept of an absent label goes to minus infinity.
+        Starting far down that slope, its gradient is nearly zero, and it stays there.
         """
-        each, lacking = self.model.each, self._lacking[split]
+        each, lacking = self.model.each, self._lacks_label[split]
         if not each.fit_intercept or not lacking.any() or lacking.all():
             return None
         w = np.zeros(each.shape)
         if each.width > 1:
-            w[-1, lacking] = -_FAR
+            w[-1, lacking] = -_ABSENT_LABEL_LOG_ODDS
         else:
-            w[-1, 0] = _FAR if lacking[0] else -_FAR
+            sign = 1 if lacking[0] else -1
+            w[-1, 0] = sign * _ABSENT_LABEL_LOG_ODDS
         return w
 
 
 class LogisticRegressionCV(LinearClassifier):
-    """Logistic regression whose penalty is chosen by cross-validation, all fits of it in one.
+    """Logistic regression whose penalty is chosen by cross-validation, with all fits made together.
 
-    Each pair of a penalty and a split is a column of one wide model, and the gradients that all
-    columns ask for are one reading of the rows; the fit to all rows begins where the chosen ones
-    of the splits ended.
+    Each pair of a penalty and a split is a column of one wide model, and one pass over the rows
+    computes the gradients of all columns. The fit to all rows starts at the mean of the splits'
+    fits with the chosen penalty.
 
     Parameters
     ----------
     Cs : int or array-like of shape (n_Cs,), default=10
-        Inverse strengths to be tried; a number of them: from 1e-4 to 1e4, evenly by their
-        logarithms.
+        Inverse strengths to try. An int: this many, from 1e-4 to 1e4, evenly spaced on a
+        logarithmic scale.
     l1_ratios : array-like of shape (n_l1_ratios,) or None, default=None
-        Shares of l1 to be tried; None: 0, which is l2.
+        Shares of l1 to try; None: 0, which is l2, but 1 with ``penalty="l1"``.
     fit_intercept : bool, default=True
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: 5 folds, stratified.
@@ -225,7 +229,7 @@ class LogisticRegressionCV(LinearClassifier):
     densify = densify
     sparsify = sparsify
 
-    #: Weights of a score are the scorer's affair.
+    #: `score` does not take `sample_weight` by routing: the scorer requests it.
     __metadata_request__score: ClassVar = {"sample_weight": metadata_routing.UNUSED}
 
     _run_used = BaseRounds._run_used
@@ -276,7 +280,7 @@ class LogisticRegressionCV(LinearClassifier):
         self.callbacks = callbacks
 
     def get_metadata_routing(self) -> Any:
-        """Routes of metadata: to the splitter, and to the scorer.
+        """Return the routing of metadata to the splitter and to the scorer.
 
         Returns
         -------
@@ -334,15 +338,22 @@ class LogisticRegressionCV(LinearClassifier):
     def _fit_splits(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any, weigh: bool = True
     ) -> None:
+        """Choose the penalty on the splits of `cv`, and set the fitted attributes.
+
+        `weigh`: whether scores are weighted by `sample_weight`.
+        """
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         with open_batched_splits(self, splits, client) as stack:
-            paths = self._paths(stack)
+            plain, _ = self._make_estimator(1.0, 0.0)._problem(stack.rows)
+            label_weights = stack(stack.model(plain), SinglePassSolver(SplitLabelWeights())).w
+            class_weight = self._resolve_class_weight(stack, label_weights[-1])
+            paths = LogisticPaths(stack, plain, label_weights, class_weight)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
-            scores = self._scores(paths, splits, weigh)
+            scores = self._score_splits(paths, splits, weigh)
             model = paths.model.each
             if self.refit:
                 best = int(np.argmax(scores.mean(axis=0)))
-                solution = paths.refitted(self._candidates()[best], best)
+                solution = paths.refit(self._candidates()[best], best)
                 chosen = np.full(len(scores), best)
             else:
                 chosen = scores.argmax(axis=1)
@@ -351,7 +362,7 @@ class LogisticRegressionCV(LinearClassifier):
             self._set_fitted(solution, model, stack.rows)
             self._set_paths(paths, scores, chosen)
             set_history_of_splits(self, stack)
-        failed = [one for one in (*paths.solutions, solution) if not one.converged]
+        failed = [fit for fit in (*paths.solutions, solution) if not fit.converged]
         if failed:
             warnings.warn(
                 f"{len(failed)} of the fits failed to converge: {failed[0].message}. Increase "
@@ -361,7 +372,7 @@ class LogisticRegressionCV(LinearClassifier):
             )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> float:
-        """Score of `scoring`, in one pass over the blocks.
+        """Return the score by `scoring`, in one pass over the blocks.
 
         Parameters
         ----------
@@ -381,46 +392,45 @@ class LogisticRegressionCV(LinearClassifier):
             return super().score(X, y, weight)
         self._check_fitted()
         X, y, weight = self._prepare_inputs(X, y, weight)
-        more = {} if weight is None else {"sample_weight": weight}
-        return float(scorer(self, X, y, **more))
+        weights = {} if weight is None else {"sample_weight": weight}
+        return float(scorer(self, X, y, **weights))
 
     # -- fits -----------------------------------------------------------------------------------
 
-    def _paths(self, stack: BatchedModels) -> LogisticPaths:
-        some, _ = self._plain(1.0, 0.0)._problem(stack.rows)
-        sums = stack(stack.model(some), SinglePassSolver(SplitLabelWeights())).w
-        factors = self._class_factors(stack, sums[-1])
-        return LogisticPaths(stack, some, sums, factors)
-
-    def _class_factors(
-        self, stack: BatchedModels, of_labels: NDArray[np.float64]
+    def _resolve_class_weight(
+        self, stack: BatchedModels, label_weights: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
+        """Return the weight of each class, given the summed weights of all rows by label."""
         from daskml_dist.model_selection._batched_fits import resolve_class_weights
 
         if self.class_weight is None:
             return None
         classes = stack.rows.classes
         assert classes is not None
-        return resolve_class_weights(self.class_weight, classes, lambda: of_labels)
+        return resolve_class_weights(self.class_weight, classes, lambda: label_weights)
 
     def _candidates(self) -> list[LogisticRegression]:
-        """One for each C and share of l1; shares of the same C are neighbours."""
-        return [self._plain(float(c), float(r)) for c in self._values for r in self._ratios]
+        """Return an unfitted estimator for each C and share of l1, C being the outer loop."""
+        return [
+            self._make_estimator(float(c), float(r)) for c in self._values for r in self._ratios
+        ]
 
-    def _plain(self, C: float, l1_ratio: float) -> LogisticRegression:
-        """An estimator of one penalty, unfitted."""
+    def _make_estimator(self, C: float, l1_ratio: float) -> LogisticRegression:
+        """Return an unfitted estimator of one penalty."""
         own, params = self._all_params(), LogisticRegression().get_params(deep=False)
         shared = {name: own[name] for name in own if name in params}
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)
 
     def _is_summed(self, weigh: bool) -> bool:
-        """Return whether sums that come with the fits tell the scores."""
+        """Return whether the scores follow from sums that are made along with the fits."""
         name = "accuracy" if self.scoring is None else self.scoring
         return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 
-    def _scores(self, paths: LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
-        """Scores of test rows, of shape (n_splits, n_candidates); with their weights, or not."""
+    def _score_splits(self, paths: LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
+        """Return the scores of test rows, of shape (n_splits, n_candidates)."""
+        # From the cheapest way to the dearest: sums that came with the fits, one pass that ranks
+        # the rows for all fits, or a pass for each fit.
         name = "accuracy" if self.scoring is None else self.scoring
         if self._is_summed(weigh):
             return paths.scores(name, TEST)
@@ -430,14 +440,14 @@ class LogisticRegressionCV(LinearClassifier):
                 return found
         candidates = self._candidates()
         estimators = {}
-        for split, of_split in enumerate(paths.w):
+        for split, w_of_split in enumerate(paths.w):
             estimators[split] = [
-                paths.estimator(candidate, w)
-                for candidate, w in zip(candidates, of_split, strict=True)
+                paths.make_fitted(candidate, w)
+                for candidate, w in zip(candidates, w_of_split, strict=True)
             ]
-            for one in estimators[split]:
+            for estimator in estimators[split]:
                 if hasattr(self, "feature_names_in_"):
-                    one.feature_names_in_ = self.feature_names_in_
+                    estimator.feature_names_in_ = self.feature_names_in_
         scorer = resolve_scorer(self.scoring) or get_scorer("accuracy")
         if hasattr(scorer, "_score_func"):
             scorer = Scorer.from_sklearn(scorer, getattr(scorer, "_name", None))
@@ -449,7 +459,7 @@ class LogisticRegressionCV(LinearClassifier):
     def _set_paths(
         self, paths: LogisticPaths, scores: NDArray[np.float64], chosen: NDArray[np.intp]
     ) -> None:
-        """Set what scikit-learn's has; `chosen` is the candidate of each split."""
+        """Set scikit-learn's attributes of the paths; `chosen` is the candidate of each split."""
         values, ratios = self._values, self._ratios
         shape = len(scores), len(values), len(ratios)
         c = float(np.mean(np.repeat(values, len(ratios))[chosen]))
@@ -481,12 +491,14 @@ class LogisticRegressionCV(LinearClassifier):
 
     @property
     def _values(self) -> NDArray[np.float64]:
+        """Return the inverse strengths to try."""
         if isinstance(self.Cs, Integral):
             return np.logspace(-4, 4, int(self.Cs))
         return np.ravel(np.asarray(self.Cs, np.float64))
 
     @property
     def _ratios(self) -> NDArray[np.float64]:
+        """Return the shares of l1 to try."""
         given = self.l1_ratios
         if given is None:
             return np.array([1.0 if self.penalty == "l1" else 0.0])
