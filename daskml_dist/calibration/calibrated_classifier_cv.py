@@ -1,57 +1,80 @@
-"""Classifier whose probabilities are calibrated by cross-validation."""
+"""Classifier whose probabilities are calibrated by cross-validation.
+
+The classifiers of the splits predict their test rows, a block at a time; calibrators, functions
+from scores to probabilities, are fitted to sums over these predictions in few passes.
+"""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
+from dask.base import persist
+from dask.delayed import delayed
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 from sklearn import calibration
 from sklearn.frozen import FrozenEstimator
+from sklearn.isotonic import IsotonicRegression
 from sklearn.model_selection import LeaveOneOut
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist.calibration._answers import (
-    MemberAssignments,
-    check_known_classes,
-    has_decisions,
-    lacking_labels,
-)
-from daskml_dist.calibration._calibrators import by_scores, by_temperature
-from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import convert_named_columns, convert_to_host
+from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host, take_rows
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
-from daskml_dist.meta_estimators.lazy_labels import counted_labels, encoded
-from daskml_dist.meta_estimators.members import fit_folds, fit_members, has_few_entries, here, taken
+from daskml_dist.meta_estimators.members import (
+    count_labels,
+    encode_labels,
+    fit_folds,
+    fit_members,
+    has_few_entries,
+    prepare_in_memory,
+    prepare_lazy_inputs,
+)
+from daskml_dist.metrics._runs import ScoreRun, make_score_run, merge_score_runs
+from daskml_dist.model_selection._fold_rows import TEST, FoldAssignment, count_rows_of_block
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 from daskml_dist.svm import LinearSVC
 
-__all__ = ["CalibratedClassifierCV"]
+__all__ = ["CalibratedClassifierCV", "HeldOutPredictions", "fit_label_calibrators"]
+
+#: Distinct scores that are kept of a column, 32 bytes each; beyond, neighbours share a bin.
+MAX_SCORES = 2**18
+#: Bound of the logarithm of an inverse temperature, either way.
+_MAX_LOG_BETA = 10.0
+#: Bisection alone narrows the bracket of 20 to below the tolerance in 45 steps.
+_MAX_NEWTON_STEPS = 60
+#: Change of the logarithm of an inverse temperature that ends the search.
+_LOG_BETA_TOLERANCE = 1e-12
 
 
 class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     """Classifier whose probabilities are calibrated on rows that it has not been fitted to.
 
-    Rows in memory are scikit-learn's affair. On a Dask collection the classifier is fitted to the
-    training rows of each split (a linear one of a solver to those of all splits in one fit), and
-    calibrators are fitted to sums over its answers to the others.
+    Rows in memory are left to scikit-learn. On a Dask collection the classifier is fitted to the
+    training rows of each split (all splits in one fit, where the classifier can train several
+    models at once), and calibrators are fitted to sums over its predictions of the test rows.
 
     Parameters
     ----------
     estimator, method, cv, ensemble
         scikit-learn's. `estimator` is this package's `LinearSVC` by default; any other may be
-        given, scikit-learn's too, which are fitted in the memory of workers. A `FrozenEstimator` is
-        not fitted again. `n_jobs` is for rows in memory.
+        given. One of scikit-learn is fitted to rows that are gathered on a worker. A
+        `FrozenEstimator` is not fitted again. `n_jobs` is for rows in memory.
 
     Attributes
     ----------
@@ -62,10 +85,10 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     -----
     A calibrator of a class is fitted to the distinct scores of all test rows, with the weight of
     either label at each, which is all that isotonic regression (pool adjacent violators) and
-    Platt's sigmoid need: scikit-learn's own fits, to the same numbers. Up to 2**18 distinct scores
-    nothing is lost; of more, neighbours are summed into bins of nearly equal weight, each at its
-    middle. The temperature is found by Newton's method on sums over all rows, in some six passes
-    over answers that stay on the workers.
+    Platt's sigmoid need: scikit-learn's own code fits them, to the same numbers. Up to 2**18
+    distinct scores nothing is lost; beyond, neighbours are summed into bins of nearly equal weight,
+    each at its middle. The temperature is found by Newton's method on sums over all rows, in about
+    six passes over predictions that stay on the workers.
 
     References
     ----------
@@ -98,10 +121,10 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     def _get_estimator(self) -> Any:
         if self.estimator is not None:
             return self.estimator
-        found = LinearSVC()
+        default = LinearSVC()
         if is_metadata_routing_enabled():
-            found.set_fit_request(sample_weight=True)
-        return found
+            default.set_fit_request(sample_weight=True)
+        return default
 
     @taking_client
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any) -> Self:
@@ -127,85 +150,93 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         """
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
-            X, y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
-            found: Self = super().fit(X, y, **given)
-            n_known = [len(one.estimator.classes_) for one in self.calibrated_classifiers_]
+            X, y, given = prepare_in_memory(
+                X, y, {**fit_params, "sample_weight": sample_weight}, labels=True
+            )
+            fitted: Self = super().fit(X, y, **given)
+            n_known = [len(c.estimator.classes_) for c in self.calibrated_classifiers_]
             if self.method == "temperature" and min(n_known) < len(self.classes_):
-                # scikit-learn fits such temperatures, and fails where rows are predicted.
+                # scikit-learn fits such a model, and fails when it predicts.
                 del self.calibrated_classifiers_
-                raise lacking_labels("The training rows of a split lack a label")
-            return found
+                raise _make_lacking_label_error("The training rows of a split lack a label")
+            return fitted
         with translate_parameter_errors():
             self._validate_params()
-        X, y, weighted = taken(X, y, {"sample_weight": sample_weight})
+        X, y, weighted = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
         member = self._get_estimator()
-        own, groups = self._params_of(member, weighted, fit_params)
-        self.classes_, counts = counted_labels(y)
+        member_params, groups = self._route_params(member, weighted, fit_params)
+        self.classes_, counts = count_labels(y)
         self._check_folds(counts)
+        # As scikit-learn does: temperatures are of classifiers fitted to numbered text labels.
         if self.method == "temperature" and self.classes_.dtype.kind in "OUST":
-            y, classes = encoded(y, self.classes_), np.arange(len(self.classes_))
+            y, classes = encode_labels(y, self.classes_), np.arange(len(self.classes_))
         else:
             classes = self.classes_
         few = has_few_entries(X, int(counts.sum()))
         with doing(type(self).__name__, None):
             weight = weighted.get("sample_weight")
-            self._fit_lazily(member, X, y, groups, own, weight, classes, few)
+            self._fit_lazily(member, X, y, groups, member_params, weight, classes, few)
         return self
 
     def _fit_lazily(
-        self, member: Any, X: Any, y: Any, groups: Any, own: dict[str, Any], weight: Any,
+        self, member: Any, X: Any, y: Any, groups: Any, member_params: dict[str, Any], weight: Any,
         classes: Any, few: bool,
     ) -> None:  # fmt: skip
+        """Fit to a Dask collection: classifiers of the splits, their predictions, calibrators."""
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
-        apart = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
+        per_split = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True, any_shape=True)
-        if frozen and not apart:
-            roles, fits = None, [member]
+        if frozen and not per_split:
+            folds, classifiers = None, [member]
             codes: list[Any] = [None] * len(rows.parts)
         else:
-            splits = Splits(self, X, y, groups, own, self.cv)
-            roles, codes = splits.roles, splits.rows.code_parts
-            fits = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
-        if roles is not None:
-            check_known_classes(fits, classes, self.method, apart)
-        asked = MemberAssignments(fits, roles, classes, apart)
-        if apart:
-            final = fits
-        else:
-            final = [fits[0]] if frozen else fit_members([(member, X, y, own)], few)
-        columns = [self._columns(one, classes) for one in final]
+            splits = Splits(self, X, y, groups, member_params, self.cv)
+            folds, codes = splits.roles, splits.rows.code_parts
+            classifiers = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
+        if folds is not None:
+            _check_known_classes(classifiers, classes, self.method, per_split)
+        # With ensemble=False one classifier, fitted to all rows, takes the splits' calibrators.
+        final = classifiers
+        if not per_split and not frozen:
+            final = fit_members([(member, X, y, member_params)], few)
+        elif not per_split:
+            final = classifiers[:1]
         tell("calibrating")
-        lots = asked.blocks(rows, codes)
+        predictor = HeldOutPredictor(classifiers, folds, classes, per_split)
+        predictions = predictor.predict_blocks(rows, codes)
         with reading("calibrating"):
             if self.method == "temperature":
-                found = by_temperature(lots, len(final), has_decisions(final[0]))
+                are_decisions = _has_decision_function(final[0])
+                found = _fit_temperatures(predictions, len(final), are_decisions)
             else:
-                found = by_scores(lots, columns, self.method)
+                labels = [self._find_column_classes(one, classes) for one in final]
+                found = fit_label_calibrators(predictions, labels, self.method)
         self.calibrated_classifiers_ = [
             calibration._CalibratedClassifier(
                 fitted, calibrators, method=self.method, classes=self.classes_
             )
             for fitted, calibrators in zip(final, found, strict=True)
         ]
+        # An earlier fit may have left names that this one's classifier does not have.
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
             if hasattr(final[0], name):
                 setattr(self, name, getattr(final[0], name))
 
     @staticmethod
-    def _columns(fitted: Any, classes: Any) -> list[int]:
-        """Classes that the columns of a classifier's answers are of."""
+    def _find_column_classes(fitted: Any, classes: Any) -> list[int]:
+        """Return the position of the class of each column of a classifier's scores."""
         known = [int(k) for k in np.searchsorted(classes, fitted.classes_)]
         if len(known) > 2:
             return known
-        # One column: of two classes it is the second's; scikit-learn takes it for the first that a
-        # fit has met where there are more.
+        # A single column is of the second of two classes. Where there are more in all, and this
+        # classifier has met two, scikit-learn takes the column for the first of these.
         return known[-1:] if len(classes) == 2 else known[:1]
 
-    def _params_of(
+    def _route_params(
         self, member: Any, weighted: dict[str, Any], more: dict[str, Any]
     ) -> tuple[dict[str, Any], Any]:
-        """Arguments of the classifier's fit, and groups of rows."""
+        """Return the arguments of the classifier's fit, and the groups of rows for the splitter."""
         if lazy := [name for name, value in more.items() if is_dask(value) and name != "groups"]:
             raise InvalidParameterError(
                 f"{lazy} cannot be cut into folds; of the arguments of fit sample_weight can. "
@@ -227,6 +258,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         return {**more, **weighted}, None
 
     def _check_folds(self, counts: Any) -> None:
+        """Raise scikit-learn's errors where some fold cannot hold all classes."""
         cv = self.cv
         n_folds = int(cv) if isinstance(cv, Integral) else getattr(cv, "n_splits", None)
         if n_folds and (counts < n_folds).any():
@@ -240,3 +272,343 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 "splits. Please use a cross-validation generator that allows all classes to appear "
                 "in every test and train split."
             )
+
+
+# --- held-out predictions, which calibrators are fitted to -------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutPredictions:
+    """Scores of rows that a classifier was not fitted to, with the rows' labels and weights.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n, n_columns)
+        Decision values or probabilities; for two classes one column, of the second class.
+    labels : ndarray of int64 of shape (n,)
+        Positions of the labels among the sorted classes.
+    weights : ndarray of float64 of shape (n,)
+    """
+
+    scores: NDArray[Any]
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutPredictor:
+    """Fitted classifiers, and the fold assignment that tells which rows each of them predicts.
+
+    Instances are picklable, and callable because :func:`share_in_graph` shares functions.
+
+    Parameters
+    ----------
+    classifiers : list of estimator
+        One for each split, or a single one for all rows.
+    folds : FoldAssignment or None
+        None: the single classifier predicts every row.
+    classes : ndarray
+        All labels, sorted.
+    per_split : bool
+        Whether each split gets calibrators of its own (``ensemble=True``).
+    """
+
+    classifiers: list[Any]
+    folds: FoldAssignment | None
+    classes: NDArray[Any]
+    per_split: bool
+
+    def __call__(self) -> HeldOutPredictor:
+        """Return self."""
+        return self
+
+    def predict(self, X: Any, codes: Any, y: Any, weight: Any) -> list[HeldOutPredictions | None]:
+        """Return the predictions of a block's rows: one entry for each set of calibrators.
+
+        An entry is None where the block holds no test row of a split.
+        """
+        n_rows = count_rows_of_block(X)
+        if not n_rows:
+            return [None] * (len(self.classifiers) if self.per_split else 1)
+        labels = np.searchsorted(self.classes, as_column(y, name="y"))
+        weights = _check_weights(weight, n_rows)
+        if self.folds is None:
+            every = np.arange(n_rows)
+            return [self._predict_rows(self.classifiers[0], X, labels, weights, every)]
+        by_split = [
+            self._predict_rows(
+                classifier, X, labels, weights, np.flatnonzero(self.folds.played(codes, k) == TEST)
+            )
+            for k, classifier in enumerate(self.classifiers)
+        ]
+        if self.per_split:
+            return by_split
+        # The splits' predictions are joined into one set, so each row must be tested exactly once.
+        filled = [found for found in by_split if found is not None]
+        if sum(len(found.labels) for found in filled) != n_rows:
+            raise InvalidDataError(
+                "With ensemble=False every row must be in the test rows of one split. Use KFold or "
+                "StratifiedKFold as cv."
+            )
+        columns = [(found.scores, found.labels, found.weights) for found in filled]
+        return [HeldOutPredictions(*map(np.concatenate, zip(*columns, strict=True)))]
+
+    def _predict_rows(
+        self, classifier: Any, X: Any, labels: Any, weights: Any, at: NDArray[np.intp]
+    ) -> HeldOutPredictions | None:
+        """Return the predictions of the rows at some positions of a block."""
+        if not len(at):
+            return None
+        rows = take_rows(X, at)
+        scores = _predict_scores(classifier, rows)
+        joins_splits = self.folds is not None and not self.per_split
+        if joins_splits and len(classifier.classes_) != len(self.classes):
+            # Rows of all splits are joined, so a fold's model that lacks some classes gets their
+            # columns: the least decision value, or a probability of zero.
+            known = np.searchsorted(self.classes, classifier.classes_)
+            is_decided = _has_decision_function(classifier)
+            if not is_decided:
+                scores = np.asarray(classifier.predict_proba(rows))
+            fill = np.finfo(scores.dtype).min if is_decided else 0.0
+            all_scores = np.full((len(scores), len(self.classes)), fill, scores.dtype)
+            all_scores[:, known] = scores
+            scores = all_scores
+        return HeldOutPredictions(scores, labels[at], weights[at])
+
+    def predict_blocks(self, rows: Collection, codes: list[Any]) -> Collection:
+        """Return a lazy collection whose blocks are the lists that :meth:`predict` makes."""
+        predict = delayed(_predict_block, pure=False)
+        shared = share_in_graph(self)
+        parts = [
+            (predict(shared, X, code, y, weight), None, None)
+            for (X, y, weight), code in zip(rows.parts, codes, strict=True)
+        ]
+        return replace(rows, parts=parts, inputs=(None, None, None))  # the inputs are other rows
+
+
+def _predict_block(shared: Any, X: Any, codes: Any, y: Any, weight: Any) -> Any:
+    predictor: HeldOutPredictor = shared()
+    return predictor.predict(X, codes, y, weight)
+
+
+def _has_decision_function(classifier: Any) -> bool:
+    """Return whether decision values are calibrated: they are preferred to probabilities."""
+    return hasattr(classifier, "decision_function")
+
+
+def _predict_scores(classifier: Any, X: Any) -> NDArray[Any]:
+    """Return decision values or probabilities, a column a class; for two classes one column."""
+    if _has_decision_function(classifier):
+        scores = np.asarray(classifier.decision_function(X))
+    else:
+        scores = np.asarray(classifier.predict_proba(X))
+        scores = scores[:, 1:] if scores.shape[1] == 2 else scores
+    return scores[:, None] if scores.ndim == 1 else scores
+
+
+def _check_weights(weight: Any, n_rows: int) -> NDArray[np.float64]:
+    """Return the weights of a block's rows, 1 where none are given."""
+    if weight is None or np.ndim(weight) == 0:
+        weights = np.full(n_rows, 1.0 if weight is None else weight)
+    else:
+        weights = as_column(weight, name="weight")
+    if (weights < 0).any():
+        raise InvalidDataError("Some weights are negative. Give weights of at least 0.")
+    return weights.astype(np.float64)
+
+
+def _check_known_classes(
+    classifiers: list[Any], classes: NDArray[Any], method: str, per_split: bool
+) -> None:
+    """Raise an error where a fold's model lacks a class that its calibrator needs.
+
+    A temperature scales the scores of all classes together. The decision values of two known
+    classes are one column, which cannot be spread over the columns of all classes.
+    """
+    for split, classifier in enumerate(classifiers):
+        lacking = np.setdiff1d(classes, classifier.classes_).tolist()
+        is_decided = _has_decision_function(classifier)
+        needs_all = method == "temperature" and (per_split or is_decided)
+        needs_all |= not per_split and is_decided and len(classifier.classes_) <= 2
+        if lacking and needs_all:
+            raise _make_lacking_label_error(
+                f"The training rows of split {split} lack the label(s) {lacking}"
+            )
+
+
+def _make_lacking_label_error(finding: str) -> InvalidDataError:
+    """Return the error of folds that lack a class; its text begins with the finding."""
+    return InvalidDataError(
+        f"{finding}, which calibration of this kind needs in each. Shuffle the rows that are "
+        "split, for example cv=StratifiedKFold(5, shuffle=True), or use method='sigmoid' with "
+        "ensemble=True, which gives such classes no probability in that fold."
+    )
+
+
+# --- sigmoid and isotonic calibrators: one for each class ---------------------------------------
+
+
+def fit_label_calibrators(
+    predictions: Collection, labels: list[list[int]], method: str, limit: int = MAX_SCORES
+) -> list[list[Any]]:
+    """Fit a sigmoid or isotonic calibrator to each column of scores, in one pass.
+
+    `labels` names the class of each column, for each set of calibrators.
+    """
+    summaries = reduce_parts(
+        predictions,
+        partial(_summarize_scores, labels=labels, limit=limit),
+        partial(_merge_summaries, limit=limit),
+    )
+    fit = _fit_isotonic if method == "isotonic" else _fit_sigmoid
+    return [[fit(run, dtype) for run, dtype in of_columns] for of_columns in summaries]
+
+
+def _summarize_scores(
+    index: int, predictions: list[HeldOutPredictions | None], y: Any, w: Any, *, labels: Any,
+    limit: int,
+) -> list[list[tuple[ScoreRun, Any] | None]]:  # fmt: skip
+    """Return a block's distinct scores with their weights, and their dtype, for each column."""
+    summaries: list[list[tuple[ScoreRun, Any] | None]] = []
+    for found, columns in zip(predictions, labels, strict=True):
+        if found is None:
+            summaries.append([None] * len(columns))
+            continue
+        of_columns: list[tuple[ScoreRun, Any] | None] = []
+        for label, scores in zip(columns, found.scores.T, strict=True):
+            is_label = (found.labels == label).astype(np.int64)
+            run = make_score_run(is_label, scores, found.weights, limit)
+            of_columns.append((run, scores.dtype))
+        summaries.append(of_columns)
+    return summaries
+
+
+def _merge_summaries(parts: list[Any], limit: int) -> list[list[Any]]:
+    return [
+        [_merge_runs([part[i][k] for part in parts], limit) for k in range(len(of_columns))]
+        for i, of_columns in enumerate(parts[0])
+    ]
+
+
+def _merge_runs(runs: list[Any], limit: int) -> Any:
+    filled = [run for run in runs if run is not None]
+    if len(filled) < 2:
+        return filled[0] if filled else None
+    return merge_score_runs([run for run, _ in filled], limit), filled[0][1]
+
+
+def _read_run(run: ScoreRun, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return scores, and for each the summed weights of (other labels, the class)."""
+    weights = np.zeros((len(run.low), 2))
+    weights[:, run.labels.astype(np.int64)] = run.weights
+    is_weighted = weights.sum(axis=1) > 0
+    # A bin of several scores counts at its middle; a distinct score has low == high.
+    return ((run.low + run.high) / 2).astype(dtype)[is_weighted], weights[is_weighted]
+
+
+def _fit_isotonic(run: ScoreRun, dtype: Any) -> Any:
+    scores, weights = _read_run(run, dtype)
+    # Rows of equal score are pooled anyway, so their weighted mean stands for all of them.
+    total = weights.sum(axis=1)
+    calibrator = IsotonicRegression(out_of_bounds="clip")
+    return calibrator.fit(scores, weights[:, 1] / total, sample_weight=total)
+
+
+def _fit_sigmoid(run: ScoreRun, dtype: Any) -> Any:
+    scores, weights = _read_run(run, np.float64)
+    # Each score stands twice: once with label 0, once with label 1.
+    labels = np.repeat([0.0, 1.0], len(scores))
+    label_weights, label_scores = weights.T.ravel(), np.tile(scores, 2)
+    kept = label_weights > 0
+    return calibration._SigmoidCalibration().fit(
+        label_scores[kept], labels[kept], label_weights[kept]
+    )
+
+
+# --- temperature: one calibrator for all classes ------------------------------------------------
+
+
+def _fit_temperatures(
+    predictions: Collection, n_temperatures: int, are_decisions: bool
+) -> list[list[Any]]:
+    """Fit a temperature to each set of held-out predictions, all in the same passes."""
+    calibrator_class = getattr(calibration, "_TemperatureScaling", None)
+    if calibrator_class is None:
+        raise InvalidParameterError(
+            "method='temperature' needs scikit-learn 1.8 or newer. Update it, or use 'sigmoid'."
+        )
+    # Predictions stay in memory: every Newton step reads them again.
+    blocks = persist(*[part[0] for part in predictions.parts])
+    parts = [(block, None, None) for block in blocks]
+    predictions = Collection(**{**vars(predictions), "parts": parts})
+    calibrators = []
+    for log_beta in _minimize_log_losses(predictions, n_temperatures, are_decisions):
+        calibrator = calibrator_class()
+        calibrator.beta_ = np.exp(log_beta)
+        calibrators.append([calibrator])
+    return calibrators
+
+
+def _minimize_log_losses(
+    predictions: Collection, n_temperatures: int, are_decisions: bool
+) -> NDArray[np.float64]:
+    """Return the logarithms of the inverse temperatures of least log loss.
+
+    Newton's method on the inverse temperature, in which the loss is convex, safeguarded by
+    bisection of its logarithm: a step that leaves the bracket goes to the bracket's middle.
+    """
+    low = np.full(n_temperatures, -_MAX_LOG_BETA)
+    high = np.full(n_temperatures, _MAX_LOG_BETA)
+    at = np.zeros(n_temperatures)
+    for _ in range(_MAX_NEWTON_STEPS):
+        slopes, curvatures = reduce_parts(
+            predictions, partial(_sum_derivatives, np.exp(at), are_decisions), _add_arrays
+        )
+        # A negative slope tells that the minimum lies above.
+        low, high = np.where(slopes < 0, at, low), np.where(slopes < 0, high, at)
+        # Not finite where there is no curvature or the step makes beta negative: bisected below.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            newton = np.log(np.exp(at) - slopes / curvatures)
+        is_inside = (newton > low) & (newton < high)
+        ahead = np.where(slopes == 0, at, np.where(is_inside, newton, (low + high) / 2))
+        is_done = np.abs(ahead - at).max() < _LOG_BETA_TOLERANCE
+        at = ahead
+        if is_done:
+            break
+    return at
+
+
+def _sum_derivatives(
+    betas: NDArray[np.float64], are_decisions: bool, index: int, predictions: Any, y: Any, w: Any
+) -> NDArray[np.float64]:
+    """Return a block's log loss derivatives by the inverse temperatures: slopes, curvatures.
+
+    For the softmax of ``beta * logits`` the slope is the mean logit less that of the true class,
+    the curvature the variance of the logits, both under the predicted probabilities.
+    """
+    out = np.zeros((2, len(betas)))
+    for i, (found, beta) in enumerate(zip(predictions, betas, strict=True)):
+        if found is None:
+            continue
+        logits = _convert_to_logits(found.scores.astype(np.float64), are_decisions)
+        scaled = beta * logits
+        probabilities = np.exp(scaled - logsumexp(scaled, axis=1, keepdims=True))
+        means = (probabilities * logits).sum(axis=1)
+        true_logits = logits[np.arange(len(logits)), found.labels]
+        out[0, i] = found.weights @ (means - true_logits)
+        variances = (probabilities * (logits - means[:, None]) ** 2).sum(axis=1)
+        out[1, i] = found.weights @ variances
+    return out
+
+
+def _convert_to_logits(scores: NDArray[np.float64], are_decisions: bool) -> NDArray[np.float64]:
+    """Return a logit for each class, as scikit-learn's temperature scaling takes them."""
+    if are_decisions:
+        return np.hstack([-scores, scores]) if scores.shape[1] == 1 else scores
+    probabilities = np.hstack([1 - scores, scores]) if scores.shape[1] == 1 else scores
+    logits: NDArray[np.float64] = np.log(probabilities + 1e-12)  # 0 has no logarithm
+    return logits
+
+
+def _add_arrays(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.asarray(np.sum(parts, axis=0), np.float64)

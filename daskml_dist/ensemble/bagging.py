@@ -45,8 +45,15 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
 )
 from daskml_dist.inference.block_mapping import make_sample_row, share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
-from daskml_dist.meta_estimators.lazy_labels import encoded, labels_of
-from daskml_dist.meta_estimators.members import as_array, fit_members, here, params_of, taken
+from daskml_dist.meta_estimators.members import (
+    encode_labels,
+    find_labels,
+    fit_members,
+    join_lazy_blocks,
+    prepare_in_memory,
+    prepare_lazy_inputs,
+    route_member_params,
+)
 from daskml_dist.model_selection._fold_rows import count_rows
 from daskml_dist.models.batched import FoldAssignment
 from daskml_dist.parameters.checks import taking_client
@@ -210,7 +217,11 @@ class BaggedRows:
         if by_weight:
             # Counts as sample weights: no row is copied.
             as_floats = delayed(methodcaller("astype", np.float64), pure=False)
-            return X, y, as_array([as_floats(one) for one in counts], self.rows, np.empty(0))
+            return (
+                X,
+                y,
+                join_lazy_blocks([as_floats(one) for one in counts], self.rows, np.empty(0)),
+            )
         # How many rows a block has after its draws is not known before it is computed.
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeat_rows, pure=False)
@@ -218,7 +229,9 @@ class BaggedRows:
         repeated = []
         for value, like in zip((X, y), samples, strict=True):
             pieces = zip(value.to_delayed().ravel(), counts, strict=True)
-            repeated.append(as_array([repeat(one, count) for one, count in pieces], unknown, like))
+            repeated.append(
+                join_lazy_blocks([repeat(one, count) for one, count in pieces], unknown, like)
+            )
         return repeated[0], repeated[1], None
 
     def numbered_inputs(self, sample: Any) -> tuple[Any, Any]:
@@ -229,7 +242,7 @@ class BaggedRows:
         number = delayed(_append_row_numbers, pure=False)
         each = zip(self.rows.parts, self.starts, strict=True)
         pieces = [number(part[1], int(start)) for part, start in each]
-        return X, as_array(pieces, self.rows, np.empty((0, 2)))
+        return X, join_lazy_blocks(pieces, self.rows, np.empty((0, 2)))
 
     def _target_array(self) -> Any:
         dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
@@ -239,7 +252,7 @@ class BaggedRows:
         """Apply a function to X (0) or y (1) of each block; `sample` is rows, or an empty y."""
         lazy = delayed(function, pure=False)
         like = function(sample) if place == 0 else sample
-        return as_array([lazy(part[place]) for part in self.rows.parts], self.rows, like)
+        return join_lazy_blocks([lazy(part[place]) for part in self.rows.parts], self.rows, like)
 
 
 def _count_block_draws(
@@ -450,7 +463,7 @@ class BaggingMixin(OnBlocks):
         self._drawn_rows = None
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
-            X, y, given = here(
+            X, y, given = prepare_in_memory(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
@@ -460,12 +473,12 @@ class BaggingMixin(OnBlocks):
             self._validate_params()  # type: ignore[attr-defined]
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
         # Members are fitted to numbers of classes, as in scikit-learn.
-        X, y, params = taken(X, y, {"sample_weight": sample_weight})
-        (more,) = params_of(self, [("estimator", self.estimator_)], fit_params)
+        X, y, params = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
+        (more,) = route_member_params(self, [("estimator", self.estimator_)], fit_params)
         if is_classifier(self):
-            self.classes_ = labels_of(y)
+            self.classes_ = find_labels(y)
             self.n_classes_ = len(self.classes_)
-            y = encoded(y, self.classes_)
+            y = encode_labels(y, self.classes_)
         weight = params.get("sample_weight")
         seeds = self._draw_member_seeds()
         if not len(seeds):
@@ -596,7 +609,9 @@ class BaggingMixin(OnBlocks):
             )
         width = () if n_classes is None else (n_classes,)
         average = delayed(_average_oob_answers, pure=False)
-        table = as_array([average(one) for one in answers], bagged.rows, np.empty((0, *width)))
+        table = join_lazy_blocks(
+            [average(one) for one in answers], bagged.rows, np.empty((0, *width))
+        )
         name = "oob_prediction_" if n_classes is None else "oob_decision_function_"
         setattr(self, name, table)
 

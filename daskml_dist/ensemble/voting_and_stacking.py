@@ -29,17 +29,19 @@ from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.linear_model import LogisticRegression, RidgeCV
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
-from daskml_dist.meta_estimators.lazy_labels import check_indicators, counted_labels, encoded
 from daskml_dist.meta_estimators.members import (
-    OutOfFold,
-    as_array,
+    OutOfFoldPredictor,
+    check_indicators,
     check_weighable,
+    count_labels,
+    encode_labels,
     fit_folds,
     fit_members,
     has_few_entries,
-    here,
-    params_of,
-    taken,
+    join_lazy_blocks,
+    prepare_in_memory,
+    prepare_lazy_inputs,
+    route_member_params,
 )
 from daskml_dist.model_selection._validation import Splits, has_several_columns
 from daskml_dist.parameters.checks import taking_client
@@ -94,12 +96,12 @@ class NamedMembersMixin(OnBlocks):
         self._check_names_given()
         X, y = convert_named_columns(*convert_to_host(X, y))
         if not is_dask(X):
-            X, y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
+            X, y, fit_params = prepare_in_memory(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
-        X, y, params = taken(X, y, fit_params)
+        X, y, params = prepare_lazy_inputs(X, y, fit_params)
         named = self._check_members(params)
-        given = params_of(self, named, params)
+        given = route_member_params(self, named, params)
         y, n_rows = self._encode_labels(y) if is_classifier(self) else (y, None)
         few = has_few_entries(X, n_rows)
         with doing(type(self).__name__, getattr(self, "verbose", 0)):
@@ -134,9 +136,9 @@ class NamedMembersMixin(OnBlocks):
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
         """Set `classes_` from the labels of a Dask collection; return their numbers and n_rows."""
         self.classes_: Any
-        self.classes_, counts = counted_labels(y)
+        self.classes_, counts = count_labels(y)
         setattr(self, self._encoder_attribute, _make_label_encoder(self.classes_))
-        return encoded(y, self.classes_), int(counts.sum())
+        return encode_labels(y, self.classes_), int(counts.sum())
 
     @abstractmethod
     def _fit_collection(
@@ -348,7 +350,7 @@ class StackingMixin(NamedMembersMixin):
             fits.append(fit_folds(member, splits, few))
         several = is_classifier(self) and isinstance(self.classes_, list)
         n_classes = len(self.classes_) if is_classifier(self) and not several else None
-        own = OutOfFold(fits, self.stack_method_, n_classes)
+        own = OutOfFoldPredictor(fits, self.stack_method_, n_classes)
         plain = self._without_members()
         # The answers to a sample tell scikit-learn the widths, and Dask dtype and kind.
         sample = make_sample_row(X)
@@ -356,7 +358,7 @@ class StackingMixin(NamedMembersMixin):
         self._remember_widths(sample)
         rows = splits.rows
         blocks = own.blocks(rows, partial(_concatenate_or_empty, plain, found[:0]))
-        return as_array(blocks, rows.columns, found)
+        return join_lazy_blocks(blocks, rows.columns, found)
 
     def _without_members(self) -> Any:
         """Return a copy without members, small enough to be part of every task."""
@@ -396,11 +398,11 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
     column = delayed(partial(as_column, name="y", several=True), pure=False)
     width = y.shape[1:] if has_several_columns(y) else ()
     targets = np.empty((0, *width), getattr(y, "dtype", np.float64))
-    y = as_array([column(part[1]) for part in rows.parts], rows, targets)
+    y = join_lazy_blocks([column(part[1]) for part in rows.parts], rows, targets)
     if weight is None or np.ndim(weight) == 0:
         return y, params
     column = delayed(partial(as_column, name="sample_weight"), pure=False)
-    weights = as_array([column(part[2]) for part in rows.parts], rows, np.empty(0))
+    weights = join_lazy_blocks([column(part[2]) for part in rows.parts], rows, np.empty(0))
     return y, {**params, "sample_weight": weights}
 
 

@@ -1,4 +1,4 @@
-"""Blocks as inspections read them: rows with columns, and a number for each row."""
+"""Reading of blocks whose columns an inspection replaces, and of their targets and weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scipy import sparse
 from daskml_dist.data.conversion import as_column, copy_to_host, densify_columns, describe_block
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["column_of", "read_rows", "weights_of"]
+__all__ = ["check_column", "check_weights", "read_rows"]
 
 
 def read_rows(X: Any, index: int | None) -> Any:
-    """Rows of a block: a frame, or an ndarray."""
+    """Return the rows of a block in host memory, as a DataFrame or an ndarray."""
     rows = copy_to_host(X)
     if sparse.issparse(rows):
         raise InvalidDataError(
@@ -27,8 +27,8 @@ def read_rows(X: Any, index: int | None) -> Any:
     return densify_columns(rows) if is_dataframe_like(rows) else np.asarray(rows)
 
 
-def column_of(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
-    """A number or label for each of n rows of a block."""
+def check_column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
+    """Return the `n` numbers or labels that a block of `n` rows has in a column, checked."""
     found = as_column(values, name=name, index=index)
     if len(found) != n:
         raise InvalidDataError(
@@ -38,8 +38,8 @@ def column_of(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
     return found
 
 
-def weights_of(values: Any, index: int, n: int) -> NDArray[np.float64]:
-    """Weights of n rows of a block: 1 where there are none."""
+def check_weights(values: Any, index: int, n: int) -> NDArray[np.float64]:
+    """Return the weights of a block's `n` rows, 1 where none are given."""
     if values is None or isinstance(values, Real):
         return np.full(n, 1.0 if values is None else float(values))
-    return column_of(values, "sample_weight", index, n).astype(np.float64)
+    return check_column(values, "sample_weight", index, n).astype(np.float64)

@@ -1,10 +1,15 @@
-"""`partial_dependence`: what a model answers on average where some features have given values."""
+"""Partial dependence: mean predictions of a model where some features are set to given values.
+
+The points of the grid come from a pass over all blocks; a second one sums predictions at all
+points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -14,24 +19,25 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
-from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import convert_foreign, convert_named_columns
+from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.column_statistics import ColumnSketch, merge_sketches, sketch_column
+from daskml_dist.data.conversion import convert_foreign, convert_named_columns, describe_block
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
-from daskml_dist.errors import ExportError, InvalidParameterError
+from daskml_dist.errors import ExportError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.remedies import add_remedy
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inference.export import to_sklearn
-from daskml_dist.inspection._blocks import read_rows, weights_of
-from daskml_dist.inspection._grid import axes_of
+from daskml_dist.inspection._blocks import check_weights, read_rows
+from daskml_dist.parameters.checks import check_count
 
 __all__ = ["partial_dependence"]
 
 Array = NDArray[Any]
-#: Estimators that `method="auto"` asks for their trees, as scikit-learn does of its own.
-_TREES = {
+#: Estimators for which `method="auto"` takes the recursion, as scikit-learn does for its own.
+_TREE_ESTIMATORS = {
     "DecisionTreeRegressor", "HistGradientBoostingClassifier", "HistGradientBoostingRegressor",
     "RandomForestRegressor",
 }  # fmt: skip
@@ -54,12 +60,12 @@ def partial_dependence(
     kind: str = "average",
     custom_values: Any = None,
 ) -> Bunch:
-    """Average the answers of a model over all rows, with some features set to points of a grid.
+    """Average the predictions of a model over all rows, with some features set to points of a grid.
 
-    As :func:`sklearn.inspection.partial_dependence`, for Dask collections too, where the blocks are
-    looked at for the grid (and once more where a feature has over 8,000 values, so that its
-    percentiles are exact), and then asked once for all points. Nothing is gathered.
-    ``sklearn.inspection.PartialDependenceDisplay`` draws what is found.
+    As :func:`sklearn.inspection.partial_dependence`, for Dask collections too. These are read once
+    for the grid (again where a feature has so many values that exact percentiles take a second
+    pass), and once for the predictions at all points of it. No rows are gathered.
+    ``sklearn.inspection.PartialDependenceDisplay`` draws the result.
 
     Parameters
     ----------
@@ -73,21 +79,21 @@ def partial_dependence(
     sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         Weights of rows in the average.
     categorical_features : array-like of bool, int or str, or None
-        Features of which each value is a point of the grid.
+        Features whose values all are points of the grid.
     feature_names : sequence of str, or None
         Names that `categorical_features` uses; None: those of X.
     response_method : {"auto", "predict_proba", "decision_function"}, default="auto"
-        Answer of a classifier.
+        Prediction method of a classifier.
     percentiles : tuple of float, default=(0.05, 0.95)
         Ends of the grid, from 0 to 1. Missing values do not count.
     grid_resolution : int, default=100
-        Points of a feature; of one with fewer values these are the points.
+        Points of a feature; a feature with fewer values has a point for each of them.
     method : {"auto", "recursion", "brute"}, default="auto"
-        "recursion" asks the trees of boosting and of regression trees and forests, and the rows of
-        the fit that each node had; "auto" takes it where it can: without weights, and where no tree
-        splits categories, of which scikit-learn's recursion takes no notice.
+        "recursion" walks the trees of boosting models, regression trees and forests, and weights
+        branches by the training rows of each node. "auto" does so where possible: without weights,
+        and where no tree splits categories, which scikit-learn's recursion ignores.
     kind : {"average", "individual", "both"}, default="average"
-        Whether answers are averaged.
+        Whether predictions are averaged over rows, returned for each row, or both.
     custom_values : dict or None
         Points of some of `features`, as these name them.
 
@@ -123,64 +129,68 @@ def partial_dependence(
     array([[-1.6,  0. ,  1.6]])
     """
     check_fitted(estimator)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "response_method": response_method, "percentiles": percentiles, "kind": kind,
         "grid_resolution": grid_resolution, "categorical_features": categorical_features,
         "feature_names": feature_names,
     }  # fmt: skip
-    trees = None
+    tree_model = None
     if kind == "average" and sample_weight is None:
-        trees = _of_trees(estimator, method)
-    method = "brute" if trees is None and method == "auto" else method
+        tree_model = _find_recursion_estimator(estimator, method)
+    method = "brute" if tree_model is None and method == "auto" else method
     X, sample_weight = convert_named_columns(*convert_foreign(X, sample_weight))
     collection = as_collection(X, None, sample_weight, numeric=False)
     if collection.kind == "memory":
         if is_dataframe_like(X) or hasattr(X, "tocsr"):
             X = read_rows(X, None)  # whose values can be set one by one
-        return _by_scikit_learn(
-            estimator if trees is None else trees, X, features, method=method,
-            custom_values=custom_values, sample_weight=sample_weight, **asked,
+        return _run_scikit_learn(
+            estimator if tree_model is None else tree_model, X, features, method=method,
+            custom_values=custom_values, sample_weight=sample_weight, **options,
         )  # fmt: skip
     features = [features] if isinstance(features, str | int) else list(features)
     custom = dict(custom_values or {})
-    grid = axes_of(
+    grid = _make_grid(
         collection, features, custom, categorical_features, feature_names, percentiles,
         grid_resolution,
     )  # fmt: skip
-    # One row tells what answers look like, and scikit-learn what is wrong with what was asked for.
-    most = 2 if trees is None else None
-    points = {f: axis[:most] for f, axis in zip(features, grid.axes, strict=True)}
-    of_row = _by_scikit_learn(
-        estimator if trees is None else trees, grid.row, features, method=method,
-        custom_values=points, sample_weight=None, **asked,
+    # scikit-learn's own function on a single row tells the number of outputs, and raises the errors
+    # of parameters. The recursion needs no rows: with the whole grid, that is its result already.
+    max_points = 2 if tree_model is None else None
+    points = {f: axis[:max_points] for f, axis in zip(features, grid.axes, strict=True)}
+    one_row_result = _run_scikit_learn(
+        estimator if tree_model is None else tree_model, grid.row, features, method=method,
+        custom_values=points, sample_weight=None, **options,
     )  # fmt: skip
-    if trees is not None:
-        return of_row
-    n_outputs = (of_row.average if kind == "average" else of_row.individual).shape[0]
-    work = _Work(
-        estimator, grid.columns, _cartesian(grid.axes), response_method,
+    if tree_model is not None:
+        return one_row_result
+    n_outputs = one_row_result["average" if kind == "average" else "individual"].shape[0]
+    predictor = _GridPredictor(
+        estimator, grid.columns, _list_grid_points(grid.axes), response_method,
         (n_outputs, *(len(axis) for axis in grid.axes)),
     )  # fmt: skip
-    return _of_blocks(collection, work, grid.axes, kind)
+    return _predict_blocks(collection, predictor, grid.axes, kind)
 
 
-def _of_blocks(collection: Any, work: _Work, axes: list[Array], kind: str) -> Bunch:
-    """The averages over all blocks' rows, and the answers for each row."""
-    given, found = share_in_graph(work), Bunch(grid_values=axes)
+def _predict_blocks(
+    collection: Any, predictor: _GridPredictor, axes: list[Array], kind: str
+) -> Bunch:
+    """Return averages over all rows, lazy predictions of each row, or both."""
+    shared, result = share_in_graph(predictor), Bunch(grid_values=axes)
     if kind != "individual":
-        weight, sums = reduce_parts(collection, _summed, _added, given)
+        weight, sums = reduce_parts(collection, _sum_predictions, _add_sums, shared)
         if weight == 0:
             raise InvalidParameterError(
                 "Weights sum to zero, so there is no average. Give some rows a positive weight."
             )
-        found["average"] = sums / weight
+        result["average"] = sums / weight
     if kind != "average":
-        found["individual"] = _lazy(collection, given, work.shape)
-    return found
+        result["individual"] = _make_lazy_array(collection, shared, predictor.shape)
+    return result
 
 
 @contextmanager
-def _in_our_words() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
+    """Raise scikit-learn's errors as this package's, which name a remedy."""
     try:
         yield
     except (ValueError, TypeError, NotImplementedError, IndexError) as error:
@@ -189,20 +199,22 @@ def _in_our_words() -> Iterator[None]:
         raise InvalidParameterError(add_remedy(f"partial_dependence: {error}")) from error
 
 
-def _by_scikit_learn(estimator: Any, X: Any, features: Any, **asked: Any) -> Bunch:
+def _run_scikit_learn(estimator: Any, X: Any, features: Any, **asked: Any) -> Bunch:
     from sklearn import inspection
 
-    with _in_our_words():
+    with _translate_errors():
         return inspection.partial_dependence(estimator, X, features, **asked)
 
 
-def _of_trees(estimator: Any, method: str) -> Any:
-    """scikit-learn's own of an estimator whose trees are to be asked; None for those of rows."""
-    name, ours = type(estimator).__name__, type(estimator).__module__.startswith("daskml_dist.")
-    if not ours:
-        asks_trees = method == "recursion" or (method == "auto" and _are_trees_of_theirs(estimator))
-        return estimator if asks_trees else None
-    if method == "brute" or (method == "auto" and name not in _TREES):
+def _find_recursion_estimator(estimator: Any, method: str) -> Any:
+    """Return the scikit-learn model that the recursion takes; None for predictions of rows."""
+    name, is_ours = type(estimator).__name__, type(estimator).__module__.startswith("daskml_dist.")
+    if not is_ours:
+        recurses = method == "recursion" or (
+            method == "auto" and _uses_recursion_by_default(estimator)
+        )
+        return estimator if recurses else None
+    if method == "brute" or (method == "auto" and name not in _TREE_ESTIMATORS):
         return None
     reason = None
     if hasattr(estimator, "_trees") and (estimator._trees.nodes.category >= 0).any():
@@ -221,30 +233,32 @@ def _of_trees(estimator: Any, method: str) -> Any:
     )
 
 
-def _are_trees_of_theirs(estimator: Any) -> bool:
-    """Return whether scikit-learn's ``method="auto"`` asks the trees of an estimator of its own."""
-    kinds = [k.__name__ for k in type(estimator).__mro__ if k.__module__.startswith("sklearn.")]
-    # Trees that go on from another model (init) know their part of the answer alone.
-    is_whole = "BaseGradientBoosting" in kinds and estimator.init is None
-    return is_whole or not _TREES.isdisjoint(kinds)
+def _uses_recursion_by_default(estimator: Any) -> bool:
+    """Return whether scikit-learn's ``method="auto"`` would take the recursion."""
+    class_names = [
+        k.__name__ for k in type(estimator).__mro__ if k.__module__.startswith("sklearn.")
+    ]
+    # Trees that start from another model (init) hold only a part of the prediction.
+    boosts_from_constant = "BaseGradientBoosting" in class_names and estimator.init is None
+    return boosts_from_constant or not _TREE_ESTIMATORS.isdisjoint(class_names)
 
 
 # --- blocks ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
-    """Task that is done with every block. (Callable, as what is shared must be.)
+class _GridPredictor:
+    """Predictions of rows at all points of the grid; callable because functions are shared.
 
     Parameters
     ----------
     estimator : estimator
     columns : list of int
     points : list of tuple
-        A value of each column.
+        Each holds a value for each column.
     response_method : str
     shape : tuple of int
-        Outputs, and points of each feature.
+        Number of outputs, then of points of each feature.
     """
 
     estimator: Any
@@ -254,7 +268,7 @@ class _Work:
     shape: tuple[int, ...]
 
     def __call__(self, rows: Any) -> Iterator[Array]:
-        """Answers for some rows, of shape (n, n_outputs), at one point after the other."""
+        """Yield the predictions of rows, of shape (n, n_outputs), for each point in turn."""
         from sklearn.base import is_regressor
 
         from daskml_dist.sklearn_internals import assign_values, get_response_values
@@ -263,7 +277,7 @@ class _Work:
         if method == "auto":
             regresses = is_regressor(self.estimator)
             method = "predict" if regresses else ["predict_proba", "decision_function"]
-        rows = rows.copy()
+        rows = rows.copy()  # its columns are overwritten point by point
         for point in self.points:
             for column, value in zip(self.columns, point, strict=True):
                 assign_values(rows, value, column_indexer=column)
@@ -271,43 +285,282 @@ class _Work:
             yield np.asarray(found).reshape(len(rows), self.shape[0])
 
 
-def _summed(index: int, X: Any, y: Any, w: Any, work: _Work) -> Any:
-    """Weight of a block, and sums of its answers in the shape of the result."""
+def _sum_predictions(index: int, X: Any, y: Any, w: Any, predictor: _GridPredictor) -> Any:
+    """Return a block's weight, and its weighted sums of predictions in the shape of the result."""
     rows = read_rows(X, index)
     n = rows.shape[0]
-    weight = weights_of(w, index, n)
+    weight = check_weights(w, index, n)
     if n == 0:
-        return 0.0, np.zeros(work.shape)
-    sums = [weight @ found.astype(np.float64) for found in work(rows)]
-    return weight.sum(), np.array(sums).T.reshape(work.shape)
+        return 0.0, np.zeros(predictor.shape)
+    sums = [weight @ predictions.astype(np.float64) for predictions in predictor(rows)]
+    return weight.sum(), np.array(sums).T.reshape(predictor.shape)
 
 
-def _added(parts: list[Any]) -> Any:
+def _add_sums(parts: list[Any]) -> Any:
     return sum(weight for weight, _ in parts), np.sum([sums for _, sums in parts], axis=0)
 
 
-def _each(index: int, X: Any, work: _Work) -> Array:
-    """Answers for each row of a block, in the shape of the result."""
+def _predict_block(index: int, X: Any, predictor: _GridPredictor) -> Array:
+    """Return the predictions of each row of a block, of shape (n_outputs, n, *points)."""
     rows = read_rows(X, index)
-    n, (n_outputs, *lengths) = rows.shape[0], work.shape
+    n, (n_outputs, *lengths) = rows.shape[0], predictor.shape
     if n == 0:
         return np.zeros((n_outputs, 0, *lengths))
-    found = np.array([answers.astype(np.float64) for answers in work(rows)])
-    return np.ascontiguousarray(found.T).reshape(n_outputs, n, *lengths)
+    predictions = np.array([values.astype(np.float64) for values in predictor(rows)])
+    return np.ascontiguousarray(predictions.T).reshape(n_outputs, n, *lengths)
 
 
-def _lazy(collection: Any, work: Any, shape: tuple[int, ...]) -> Any:
+def _make_lazy_array(collection: Any, shared: Any, shape: tuple[int, ...]) -> Any:
+    """Return the lazy array of `kind="individual"`, one chunk for each block."""
     n_outputs, *lengths = shape
     counts = collection.row_counts or [np.nan] * len(collection.parts)
-    one = delayed(_each, pure=False)
+    predict = delayed(_predict_block, pure=False)
     parts = [
-        da.from_delayed(one(i, X, work), (n_outputs, n, *lengths), dtype=np.float64)
+        da.from_delayed(predict(i, X, shared), (n_outputs, n, *lengths), dtype=np.float64)
         for i, ((X, _, _), n) in enumerate(zip(collection.parts, counts, strict=True))
     ]
     return da.concatenate(parts, axis=1, allow_unknown_chunksizes=True)
 
 
-def _cartesian(axes: list[Array]) -> list[tuple[Any, ...]]:
-    """All points of a grid, the last feature's changing fastest."""
+def _list_grid_points(axes: list[Array]) -> list[tuple[Any, ...]]:
+    """Return all points of a grid; the last feature's value changes fastest."""
     at = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
     return list(zip(*(axis[rows] for axis, rows in zip(axes, at, strict=True)), strict=True))
+
+
+# --- the grid: values of features, or points between two percentiles ----------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """Values of each feature, positions of the features' columns, and a row of the collection."""
+
+    axes: list[Array]
+    columns: list[int]
+    row: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _ColumnSummary:
+    """Distinct values of a column, None where they are many, and a sketch of its quantiles."""
+
+    values: Array | None
+    sketch: ColumnSketch | None
+
+
+def _make_grid(
+    collection: Collection, features: Sequence[Any], custom: Mapping[Any, Any], categorical: Any,
+    names: Any, percentiles: tuple[float, float], resolution: int,
+) -> _Grid:  # fmt: skip
+    """Return the grid that scikit-learn makes, but that percentiles leave missing values out."""
+    check_count("grid_resolution", resolution)
+    if np.shape(percentiles) != (2,):
+        raise InvalidParameterError(f"percentiles={percentiles!r}: use two numbers of [0, 1].")
+    columns = [_find_column(collection, feature) for feature in features]
+    categorical_columns = _find_categorical_columns(collection, categorical, names)
+    max_values = {
+        j: np.inf if j in categorical_columns else resolution - 1
+        for j, feature in zip(columns, features, strict=True)
+        if feature not in custom
+    }
+    first_row, summaries = reduce_parts(
+        collection, partial(_summarize_block, max_values), partial(_merge_summaries, max_values)
+    )
+    if first_row is None:
+        raise InvalidDataError(
+            "X holds 0 sample(s) in all its blocks: there is nothing to average. Check the filter "
+            "or the path that made the collection."
+        )
+    sketches = {j: one.sketch for j, one in summaries.items() if one.values is None}
+    ends = _find_percentiles(collection, sketches, np.asarray(percentiles, np.float64))
+    axes: list[Array] = []
+    for feature, j in zip(features, columns, strict=True):
+        if feature in custom:
+            axes.append(_convert_custom_values(custom[feature]))
+        elif j not in sketches:
+            axes.append(summaries[j].values)
+        elif np.allclose(ends[j][0], ends[j][1]):
+            raise InvalidParameterError(
+                "percentiles are too close to each other, unable to build the grid. Please choose "
+                f"percentiles that are further apart; of feature {feature!r} both are {ends[j][0]}."
+            )
+        else:
+            axes.append(np.linspace(ends[j][0], ends[j][1], num=resolution))
+    return _Grid(axes, columns, first_row)
+
+
+def _convert_custom_values(values: Any) -> Array:
+    return np.asarray(values, object if any(isinstance(v, str) for v in values) else None)
+
+
+def _list_names(collection: Collection) -> list[Any]:
+    return [] if collection.feature_names is None else list(collection.feature_names)
+
+
+def _find_column(collection: Collection, feature: Any) -> int:
+    """Return the position of a feature that is given by name or position."""
+    if isinstance(feature, str):
+        names = _list_names(collection)
+        if feature in names:
+            return names.index(feature)
+        raise InvalidParameterError(
+            f"{feature!r} is no column of X, which has {names or 'no names'}. Use one "
+            "of these, or a number."
+        )
+    n = collection.row_shape[0] if collection.row_shape else np.inf
+    if isinstance(feature, bool | np.bool_) or not 0 <= feature < n:
+        raise InvalidParameterError(
+            f"all features must be in [0, {n - 1}], and one is {feature!r}. Use numbers or names."
+        )
+    return int(feature)
+
+
+def _find_categorical_columns(collection: Collection, given: Any, names: Any) -> set[int]:
+    """Return the positions of categorical columns; scikit-learn raises the errors of wrong ones."""
+    features = np.asarray([] if given is None else given)
+    if features.dtype.kind == "b":
+        return set(np.flatnonzero(features).tolist())
+    known = list(names) if names is not None else _list_names(collection)
+    if not known and collection.row_shape:
+        known = [f"x{j}" for j in range(collection.row_shape[0])]
+    return {
+        known.index(feature) if isinstance(feature, str) else int(feature)
+        for feature in features.tolist()
+        if not isinstance(feature, str) or feature in known
+    }
+
+
+# --- summaries of columns, in a first pass ---------------------------------------------------
+
+
+def _summarize_block(max_values: dict[int, float], index: int, X: Any, y: Any, w: Any) -> Any:
+    """Return a row of a block, None if it has none, and the summaries of the grid's columns."""
+    rows = read_rows(X, index)
+    if not len(rows):
+        return None, {}
+    summaries = {}
+    for j, limit in max_values.items():
+        values = _get_column_values(rows, j)
+        try:
+            distinct = np.unique(values)
+        except TypeError as error:
+            raise InvalidDataError(
+                f"{describe_block(index)}Column #{j} contains mixed data types ({error}), so its "
+                "categories cannot be sorted. Fill missing ones with a category of their own."
+            ) from error
+        is_number = values.dtype.kind in "biuf"
+        summaries[j] = _drop_many_values(
+            _ColumnSummary(distinct, sketch_column(values) if is_number else None), j, limit
+        )
+    return (rows.iloc[:1] if is_dataframe_like(rows) else rows[:1].copy()), summaries
+
+
+def _get_column_values(rows: Any, j: int) -> Array:
+    return np.asarray(rows.iloc[:, j] if is_dataframe_like(rows) else rows[:, j])
+
+
+def _drop_many_values(summary: _ColumnSummary, j: int, limit: float) -> _ColumnSummary:
+    """Return a column's summary without its distinct values where they are over the limit."""
+    if summary.values is None or len(summary.values) <= limit:
+        return summary
+    if summary.sketch is None:
+        raise InvalidDataError(
+            f"Column #{j} holds no numbers, and more values than grid_resolution. Name it in "
+            "categorical_features, or give its points as custom_values."
+        )
+    return _ColumnSummary(None, summary.sketch)
+
+
+def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
+    """Merge the summaries of blocks, and drop values that are too many together."""
+    filled = [part for part in parts if part[0] is not None]
+    if not filled:
+        return None, {}
+    merged = {}
+    for j, limit in max_values.items():
+        blocks = [summaries[j] for _, summaries in filled]
+        values: Any = None
+        if all(block.values is not None for block in blocks):
+            values = np.unique(np.concatenate([block.values for block in blocks]))
+        sketches = [block.sketch for block in blocks if block.sketch is not None]
+        merged[j] = _drop_many_values(
+            _ColumnSummary(values, merge_sketches(sketches) if sketches else None), j, limit
+        )
+    return filled[0][0], merged
+
+
+# --- percentiles -----------------------------------------------------------------------------
+
+
+def _find_percentiles(
+    collection: Collection, sketches: dict[int, Any], shares: NDArray[np.float64]
+) -> dict[int, list[float]]:
+    """Return exact quantiles of columns, as `scipy.stats.mstats.mquantiles` defines them.
+
+    Where a sketch has left values out, another pass counts the values near the rank.
+    """
+    found: dict[int, dict[int, float]] = {j: {} for j in sketches}
+    slack = 1.0
+    while True:
+        searches = []
+        for j, sketch in sketches.items():
+            for at, share in enumerate(shares):
+                if at in found[j]:
+                    continue
+                # mquantiles' default alphap = betap = 0.4, for the ranks of rows from 1.
+                position = sketch.n_rows * share + (0.4 + share * (1 - 0.4 - 0.4))
+                rank = int(np.clip(position, 1, sketch.n_rows - 1))
+                gamma = float(np.clip(position - rank, 0, 1))
+                if sketch.error == 0:
+                    found[j][at] = _interpolate_ranks(sketch.values, sketch.weights, rank, gamma)
+                else:
+                    margin = slack * (2 * sketch.error + 2)
+                    searches.append((j, at, rank, gamma, *_bound_rank(sketch, rank, margin)))
+        if not searches:
+            return {j: [of[at] for at in range(len(shares))] for j, of in found.items()}
+        counts_of_ranges = reduce_parts(
+            collection, partial(_count_in_ranges, searches), _merge_counts
+        )
+        for (j, at, rank, gamma, *_), (below, values, counts) in zip(
+            searches, counts_of_ranges, strict=True
+        ):
+            # Both rows, of this rank and the next, must lie within the counted range.
+            if below < rank and rank < below + counts.sum():
+                found[j][at] = _interpolate_ranks(values, counts, rank - below, gamma)
+        slack *= 8  # the error of a sketch is a bound, so this ends after few passes
+
+
+def _interpolate_ranks(values: Array, counts: Array, rank: int, gamma: float) -> float:
+    """Return the values of a rank (the least has rank 1) and the next, interpolated."""
+    ends = np.cumsum(counts)
+    low, high = values[np.searchsorted(ends, [rank - 1, rank], side="right")].astype(np.float64)
+    return float((1 - gamma) * low + gamma * high)
+
+
+def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, float]:
+    """Return two values of a sketch between which the rows of a rank and the next should lie."""
+    ends, last = np.cumsum(sketch.weights), len(sketch.values) - 1
+    at = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
+    low, high = sketch.values[np.clip(at, 0, last)]
+    return low, high
+
+
+def _count_in_ranges(searches: list[Any], index: int, X: Any, y: Any, w: Any) -> list[Any]:
+    """Return for each range how many values of a block lie below, and those inside with counts."""
+    rows, found = read_rows(X, index), []
+    for j, _, _, _, low, high in searches:
+        values = _get_column_values(rows, j)
+        inside = values[(values >= low) & (values <= high)]
+        found.append((int((values < low).sum()), *np.unique(inside, return_counts=True)))
+    return found
+
+
+def _merge_counts(parts: list[list[Any]]) -> list[Any]:
+    """Merge the counts of blocks for each range."""
+    found = []
+    for each in zip(*parts, strict=True):
+        values, inverse = np.unique(np.concatenate([v for _, v, _ in each]), return_inverse=True)
+        counts = np.concatenate([c for _, _, c in each])
+        total = np.bincount(inverse, counts, len(values)).astype(np.int64)
+        found.append((sum(below for below, _, _ in each), values, total))
+    return found

@@ -1,7 +1,11 @@
-"""`permutation_importance`: how much worse a model answers where a feature says nothing."""
+"""Permutation importance: how much a score falls where a feature's values are permuted.
+
+Every score is a function of sums over rows, so that blocks are scored where they lie.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
@@ -21,16 +25,18 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
-from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
-from daskml_dist.inspection._scores import Score, Target, score_of
+from daskml_dist.inspection._blocks import check_column, check_weights, read_rows
 from daskml_dist.parameters.checks import check_count, check_value, seed_of
 
-__all__ = ["permutation_importance"]
+__all__ = ["SCORES", "permutation_importance"]
 
-#: Containers of several scores.
-_SEVERAL = (dict, list, tuple, set)
-#: Sums that a score comes from, at most: those of the others are filled up with zeros.
-_N_SUMS = 4
+Sums = NDArray[np.float64]
+Array = NDArray[Any]
+
+#: Types of `scoring` that ask for several scores.
+_CONTAINERS = (dict, list, tuple, set)
+#: Most sums of a score (those of R^2); zeros fill up the sums of the others.
+_MAX_SUMS = 4
 
 
 @reading("permutation_importance")
@@ -50,11 +56,12 @@ def permutation_importance(
 ) -> Any:
     """Measure how much a score falls where a feature's values are permuted among all rows.
 
-    As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: a permutation is
-    one of all rows, of whatever blocks, and its result depends neither on chunks nor on workers.
-    Rows stay where they are: columns are gathered, as many at a time as `column_memory` holds, and
-    every block is then scored with all of these, in all repeats. So the blocks are made twice (once
-    to gather, once to score) where all columns fit, and else once more and twice for each group.
+    As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: values are
+    permuted across all blocks, and the result depends neither on chunks nor on workers. Rows stay
+    where they are: columns are gathered, as many at a time as `column_memory` holds, and every
+    block is then scored with each of these permuted, in all repeats. So the blocks are computed
+    twice (once to gather, once to score) where all columns are known to fit; otherwise once, and
+    twice more for each group of columns.
 
     Parameters
     ----------
@@ -70,15 +77,15 @@ def permutation_importance(
         Of rows in memory also a function of (estimator, X, y), which scikit-learn then calls.
         Several, as a list of names or a dict, are scores of the same permutations, in one pass.
     n_repeats : int, default=5
-        Permutations; each is used for all features.
+        Number of permutations; each is used for all features.
     n_jobs : int or None, default=None
         Accepted for scikit-learn's interface; no effect: the workers' threads score the blocks.
     random_state : int, RandomState instance or None, default=None
-        Of the permutations.
+        Seed of the permutations.
     sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         Weights of rows in the score.
     max_samples : float or int, default=1.0
-        Rows that are drawn for a repeat, without replacement, as a share or a number.
+        Rows that are drawn for each repeat, without replacement, as a share or a number.
     column_memory : int or str, default="512 MiB"
         Bytes of gathered columns in a process; one column is gathered at least (of 10**8 rows of
         float32 it is 400 MB).
@@ -115,60 +122,64 @@ def permutation_importance(
     check_fitted(estimator)
     check_count("n_repeats", n_repeats)
     check_value("permutation_importance", "n_jobs", n_jobs)
-    named = _by_name(scoring)
-    scores = {name: score_of(estimator, one) for name, one in named.items()}
+    named = _name_scores(scoring)
+    scores = {name: _find_score(estimator, one) for name, one in named.items()}
     X, y, sample_weight = convert_named_columns(*take_named_columns(X, y, sample_weight))
     if y is None:
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
     collection = as_collection(X, y, sample_weight, numeric=False)
-    plain = {name: score for name, score in scores.items() if score is not None}
-    if len(plain) < len(scores):
-        return _by_scikit_learn(
+    known_scores = {name: score for name, score in scores.items() if score is not None}
+    if len(known_scores) < len(scores):
+        return _run_scikit_learn(
             collection, estimator, X, y, scoring, n_repeats, random_state, sample_weight,
             max_samples,
         )  # fmt: skip
     budget = parse_bytes(column_memory)
-    facts = _survey(collection, budget)
-    n = int(facts.counts.sum())
-    seed, m = seed_of(random_state), _drawn(max_samples, n)
-    target = Target(facts.centre, getattr(estimator, "classes_", None))
-    work = _PermutationTask(
-        estimator, tuple(plain.values()), target, np.cumsum(np.append(0, facts.counts[:-1])),
-        [PermutedRows(n, m, seed, r) for r in range(n_repeats)],
+    summary = _summarize_data(collection, budget)
+    n = int(summary.counts.sum())
+    seed, n_drawn = seed_of(random_state), _count_drawn_rows(max_samples, n)
+    target = Target(summary.mean, getattr(estimator, "classes_", None))
+    starts = np.cumsum(np.append(0, summary.counts[:-1]))
+    scorer = _BlockScorer(
+        estimator, tuple(known_scores.values()), target, starts,
+        [PermutedRows(n, n_drawn, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
+    # Each pass scores the blocks with the columns of one group; the first also as they are.
     baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
-    for group in _groups(facts, budget):
-        columns = facts.columns
+    for group in _group_columns(summary, budget):
+        columns = summary.columns
         if columns is None:
-            columns = _joined(reduce_parts(collection, partial(_columns_of, group), _chained))
-        held = _Columns(group, columns)
-        given = held if collection.kind == "memory" else share_in_graph(held)
-        own, sums = reduce_parts(
-            collection, partial(_score_block, work, first=not parts), _added, given
+            columns = _join_columns(
+                reduce_parts(collection, partial(_take_group, group), _concatenate_lists)
+            )
+        gathered = _GatheredColumns(group, columns)
+        given = gathered if collection.kind == "memory" else share_in_graph(gathered)
+        block_sums, sums = reduce_parts(
+            collection, partial(_score_block, scorer, first=not parts), _add_block_sums, given
         )
-        baseline = own if not parts else baseline
+        baseline = block_sums if not parts else baseline
         parts.append(sums)
-    permuted = np.concatenate(parts)  # of shape (n_features, n_repeats, n_scores, _N_SUMS)
+    permuted = np.concatenate(parts)  # of shape (n_features, n_repeats, n_scores, _MAX_SUMS)
     found = {
-        name: _bunch(
-            score.of(baseline[i])
-            - np.array([[score.of(one[i]) for one in repeats] for repeats in permuted])
+        name: _make_bunch(
+            score.compute(baseline[i])
+            - np.array([[score.compute(sums[i]) for sums in repeats] for repeats in permuted])
         )
-        for i, (name, score) in enumerate(plain.items())
+        for i, (name, score) in enumerate(known_scores.items())
     }
-    return found if isinstance(scoring, _SEVERAL) else found[""]
+    return found if isinstance(scoring, _CONTAINERS) else found[""]
 
 
-def _by_name(scoring: Any) -> dict[Any, Any]:
-    """Return the scores that are asked for, by name; a single one has none."""
-    if not isinstance(scoring, _SEVERAL):
+def _name_scores(scoring: Any) -> dict[Any, Any]:
+    """Return the requested scores by name; a single one is named ""."""
+    if not isinstance(scoring, _CONTAINERS):
         return {"": scoring}
     if not scoring:
         raise InvalidParameterError("scoring holds no score. Name one, or leave it out.")
     return dict(scoring) if isinstance(scoring, dict) else {name: name for name in scoring}
 
 
-def _bunch(importances: NDArray[np.float64]) -> Bunch:
+def _make_bunch(importances: NDArray[np.float64]) -> Bunch:
     return Bunch(
         importances_mean=importances.mean(axis=1),
         importances_std=importances.std(axis=1),
@@ -176,7 +187,7 @@ def _bunch(importances: NDArray[np.float64]) -> Bunch:
     )
 
 
-def _by_scikit_learn(
+def _run_scikit_learn(
     collection: Collection, estimator: Any, X: Any, y: Any, scoring: Any, n_repeats: int,
     random_state: Any, sample_weight: Any, max_samples: Any,
 ) -> Bunch:  # fmt: skip
@@ -193,8 +204,8 @@ def _by_scikit_learn(
     )  # fmt: skip
 
 
-def _drawn(given: Any, n: int) -> int:
-    """Number of rows of a repeat."""
+def _count_drawn_rows(given: Any, n: int) -> int:
+    """Return the number of rows of each repeat."""
     if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= n:
         return int(given)
     if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
@@ -205,62 +216,214 @@ def _drawn(given: Any, n: int) -> int:
     )
 
 
-# --- columns ---------------------------------------------------------------------------------
+# --- scores: functions of sums over rows --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """Facts about all targets that scores need.
+
+    Parameters
+    ----------
+    mean : float
+        Mean of numeric targets, else 0.
+    classes : ndarray, or None
+        The classifier's `classes_`.
+    """
+
+    mean: float
+    classes: Array | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score that is a function of sums over rows; larger is better.
+
+    Parameters
+    ----------
+    method : str
+        Prediction method of the estimator.
+    sums : callable
+        Maps targets, predictions, weights and the `Target` to sums; the first is of the weights.
+    score : callable
+        Maps the sums of all rows to the score.
+    """
+
+    method: str
+    sums: Callable[[Array, Array, Array, Target], list[Any]]
+    score: Callable[[Sums], float]
+
+    def compute(self, sums: Sums) -> float:
+        """Return the score of the sums of all rows."""
+        if sums[0] == 0:
+            raise InvalidDataError(
+                "The sample weights of the rows sum to zero, so there is no score. Give some rows "
+                "a positive weight, or raise max_samples."
+            )
+        return float(self.score(sums))
+
+
+def _sum_hits(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+    """Return the sums of weights and of those of right predictions."""
+    return [w.sum(), w @ (y == predicted)]
+
+
+def _sum_squared_errors(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+    """Return the sums of weights and of squared errors."""
+    return [w.sum(), w @ (y - predicted) ** 2]
+
+
+def _sum_absolute_errors(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+    """Return the sums of weights and of absolute errors."""
+    return [w.sum(), w @ np.abs(y - predicted)]
+
+
+def _sum_squares_and_variance(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+    """Return the sums that R^2 needs: weights, squared errors, deviations and their squares."""
+    # Deviations from about the mean: squares of the targets themselves would cancel.
+    deviation = y - target.mean
+    return [w.sum(), w @ (y - predicted) ** 2, w @ deviation, w @ deviation**2]
+
+
+def _sum_log_losses(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+    """Return the sums of weights and of log losses, clipped as scikit-learn's."""
+    assert target.classes is not None
+    at = np.searchsorted(target.classes, y)
+    at = np.minimum(at, len(target.classes) - 1)
+    if not np.array_equal(target.classes[at], y):
+        raise InvalidDataError("y holds labels that the estimator does not know. Drop such rows.")
+    probabilities = np.asarray(predicted, np.float64)
+    own = np.take_along_axis(probabilities, at[:, None], axis=1)[:, 0] / probabilities.sum(axis=1)
+    eps = np.finfo(predicted.dtype).eps
+    return [w.sum(), w @ -np.log(np.clip(own, eps, 1 - eps))]
+
+
+def _compute_r2(sums: Sums) -> float:
+    weight, residual, deviation, squares = sums
+    total = squares - deviation**2 / weight
+    return 1 - residual / total if total > 0 else float(residual == 0)
+
+
+def _compute_mean(sums: Sums) -> float:
+    return float(sums[1] / sums[0])
+
+
+def _negate_mean(sums: Sums) -> float:
+    return -_compute_mean(sums)
+
+
+def _negate_root(sums: Sums) -> float:
+    return -float(np.sqrt(_compute_mean(sums)))
+
+
+#: The available scores, by scikit-learn's names.
+SCORES: dict[str, Score] = {
+    "accuracy": Score("predict", _sum_hits, _compute_mean),
+    "neg_log_loss": Score("predict_proba", _sum_log_losses, _negate_mean),
+    "neg_mean_absolute_error": Score("predict", _sum_absolute_errors, _negate_mean),
+    "neg_mean_squared_error": Score("predict", _sum_squared_errors, _negate_mean),
+    "neg_root_mean_squared_error": Score("predict", _sum_squared_errors, _negate_root),
+    "r2": Score("predict", _sum_squares_and_variance, _compute_r2),
+}
+
+
+def _find_score(estimator: Any, scoring: Any) -> Score | None:
+    """Return the score of a name, or the estimator's default; None for a function."""
+    from sklearn.base import is_classifier, is_regressor
+
+    names = f"Use one of {sorted(SCORES)}"
+    if scoring is None:
+        if not (is_classifier(estimator) or is_regressor(estimator)):
+            raise InvalidParameterError(
+                f"{type(estimator).__name__} is neither a classifier nor a regressor, so it has no "
+                f"score by default. {names} as `scoring`."
+            )
+        scoring = "accuracy" if is_classifier(estimator) else "r2"
+    if callable(scoring):
+        return None
+    if not isinstance(scoring, str) or scoring not in SCORES:
+        raise InvalidParameterError(
+            f"scoring={scoring!r} does not come from sums over rows. {names}; of rows in memory "
+            "also a function of (estimator, X, y)."
+        )
+    score = SCORES[scoring]
+    if not hasattr(estimator, score.method):
+        raise InvalidParameterError(
+            f"scoring={scoring!r} needs {score.method}, which this {type(estimator).__name__} does "
+            f"not have. {names}."
+        )
+    return score
+
+
+# --- columns, whole and of blocks -----------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _Facts:
-    """Facts that a survey tells: rows of each block, bytes of each column, mean target, columns."""
+class _DataSummary:
+    """Summary of all blocks.
+
+    Parameters
+    ----------
+    counts : ndarray of int64 of shape (n_blocks,)
+        Rows of each block.
+    sizes : ndarray of int64 of shape (n_features,)
+        Bytes of each column.
+    mean : float
+        Mean of numeric targets, else 0.
+    columns : list, or None
+        All columns, where they were gathered on the way.
+    """
 
     counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    centre: float
+    mean: float
     columns: list[Any] | None
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns:
-    """Whole columns, by their numbers. (Callable, as what is shared must be.)"""
+class _GatheredColumns:
+    """Whole columns and their positions; callable because `share_in_graph` shares functions."""
 
     numbers: range
     values: list[Any]
 
     def __call__(self) -> list[Any]:
-        """The values."""
+        """Return the columns."""
         return self.values
 
 
-def _survey(collection: Collection, budget: int) -> _Facts:
-    """Look at all blocks, and gather their columns where it is known that they fit."""
+def _summarize_data(collection: Collection, budget: int) -> _DataSummary:
+    """Read all blocks once; gather their columns too where these are known to fit the budget."""
     known = collection.nbytes
     gather = collection.kind == "memory" or (known is not None and sum(known) <= budget)
-    found = reduce_parts(collection, partial(_look, gather), _chained)
-    found.sort(key=lambda one: one[0])
-    filled = [one for one in found if one[1]]
+    blocks = reduce_parts(collection, partial(_summarize_block, gather), _concatenate_lists)
+    blocks.sort(key=lambda block: block[0])
+    filled = [block for block in blocks if block[1]]
     if not filled:
         raise InvalidDataError(
             "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the filter or "
             "the path that made the collection."
         )
-    counts = np.array([one[1] for one in found], np.int64)
-    sizes = np.sum([one[2] for one in filled], axis=0)
-    weight, total = np.sum([one[3] for one in filled], axis=0)
-    columns = _joined([(one[0], one[4]) for one in filled]) if gather else None
-    return _Facts(counts, sizes, total / weight if weight else 0.0, columns)
+    counts = np.array([block[1] for block in blocks], np.int64)
+    sizes = np.sum([block[2] for block in filled], axis=0)
+    weight, total = np.sum([block[3] for block in filled], axis=0)
+    columns = _join_columns([(block[0], block[4]) for block in filled]) if gather else None
+    return _DataSummary(counts, sizes, total / weight if weight else 0.0, columns)
 
 
-def _look(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[Any]:
+def _summarize_block(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[Any]:
+    """Return index, rows, bytes of columns, target sums and perhaps columns, as a list of one."""
     rows = read_rows(X, index)
     n, d = rows.shape
-    target, weight = column_of(y, "y", index, n), weights_of(w, index, n)
+    target, weight = check_column(y, "y", index, n), check_weights(w, index, n)
     sums = [weight.sum(), weight @ target if target.dtype.kind in "biuf" else 0.0]
-    each = [_taken(rows, j) for j in range(d)]
-    sizes = np.array([_bytes(one) for one in each], np.int64)
-    return [(index, n, sizes, sums, each if gather else None)]
+    columns = [_take_column(rows, j) for j in range(d)]
+    sizes = np.array([_count_bytes(one) for one in columns], np.int64)
+    return [(index, n, sizes, sums, columns if gather else None)]
 
 
-def _groups(facts: _Facts, budget: int) -> list[range]:
-    """Columns that are gathered together."""
+def _group_columns(facts: _DataSummary, budget: int) -> list[range]:
+    """Return ranges of columns whose bytes fit the budget together; one column at least."""
     d = len(facts.sizes)
     if facts.columns is not None:
         return [range(d)]
@@ -273,17 +436,18 @@ def _groups(facts: _Facts, budget: int) -> list[range]:
     return [*found, range(first, d)]
 
 
-def _columns_of(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
+def _take_group(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
+    """Return the index and a group's columns of a block that has rows, as a list."""
     rows = read_rows(X, index)
-    return [(index, [_taken(rows, j) for j in group])] if rows.shape[0] else []
+    return [(index, [_take_column(rows, j) for j in group])] if rows.shape[0] else []
 
 
-def _chained(parts: list[list[Any]]) -> list[Any]:
+def _concatenate_lists(parts: list[list[Any]]) -> list[Any]:
     return [one for part in parts for one in part]
 
 
-def _joined(parts: list[tuple[int, list[Any]]]) -> list[Any]:
-    """Whole columns of those of blocks."""
+def _join_columns(parts: list[tuple[int, list[Any]]]) -> list[Any]:
+    """Return whole columns, joined from the columns of blocks in the order of these."""
     parts = sorted(parts, key=lambda part: part[0])
     return [_whole(list(of)) for of in zip(*(columns for _, columns in parts), strict=True)]
 
@@ -296,14 +460,14 @@ def _whole(pieces: list[Any]) -> Any:
     return pd.concat(pieces, ignore_index=True)
 
 
-def _taken(rows: Any, j: int) -> Any:
-    """A column, apart from its block."""
+def _take_column(rows: Any, j: int) -> Any:
+    """Return a column in contiguous memory, without the index of its block."""
     if is_dataframe_like(rows):
         return rows.iloc[:, j].reset_index(drop=True)
     return np.ascontiguousarray(rows[:, j])
 
 
-def _bytes(column: Any) -> int:
+def _count_bytes(column: Any) -> int:
     return int(column.memory_usage(deep=True) if hasattr(column, "iloc") else column.nbytes)
 
 
@@ -311,8 +475,8 @@ def _bytes(column: Any) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _PermutationTask:
-    """Task that is done with every block.
+class _BlockScorer:
+    """Scores of every block, with columns permuted.
 
     Parameters
     ----------
@@ -320,57 +484,67 @@ class _PermutationTask:
     scores : tuple of Score
     target : Target
     starts : ndarray of int of shape (n_blocks,)
-        Number of each block's first row.
-    draws : list of PermutedRows
-        One a repeat.
+        Position of each block's first row among all rows.
+    repeats : list of PermutedRows
     """
 
     estimator: Any
     scores: tuple[Score, ...]
     target: Target
     starts: NDArray[np.int64]
-    draws: list[PermutedRows]
+    repeats: list[PermutedRows]
 
     def sums(self, rows: Any, y: NDArray[Any], w: NDArray[Any]) -> NDArray[np.float64]:
-        """Sums of some rows for each score, of shape (n_scores, _N_SUMS)."""
+        """Return the sums of some rows for each score, of shape (n_scores, _MAX_SUMS)."""
         methods = {score.method for score in self.scores}
-        answers = {name: np.asarray(getattr(self.estimator, name)(rows)) for name in methods}
-        sums = np.zeros((len(self.scores), _N_SUMS))
+        predictions = {name: np.asarray(getattr(self.estimator, name)(rows)) for name in methods}
+        sums = np.zeros((len(self.scores), _MAX_SUMS))
         for own, score in zip(sums, self.scores, strict=True):
-            values = score.sums(y, answers[score.method], w, self.target)
+            values = score.sums(y, predictions[score.method], w, self.target)
             own[: len(values)] = values
         return sums
 
 
 def _score_block(
-    work: _PermutationTask, index: int, X: Any, y: Any, w: Any, given: _Columns, *, first: bool
+    scorer: _BlockScorer,
+    index: int,
+    X: Any,
+    y: Any,
+    w: Any,
+    gathered: _GatheredColumns,
+    *,
+    first: bool,
 ) -> Any:
-    """Sums of a block as it is (asked for `first`), and with each column in each repeat."""
+    """Return the sums of a block as it is (where `first`), and with each column permuted.
+
+    The latter have the shape (n_columns, n_repeats, n_scores, _MAX_SUMS).
+    """
     rows = read_rows(X, index)
     n = rows.shape[0]
     if n == 0:
         return None
-    y, w = column_of(y, "y", index, n), weights_of(w, index, n)
-    own = work.sums(rows, y, w) if first else None
-    found: list[list[Any]] = [[] for _ in given.numbers]
-    numbers = work.starts[index] + np.arange(n)
-    for draw in work.draws:
-        at, source = draw.of(numbers)
+    y, w = check_column(y, "y", index, n), check_weights(w, index, n)
+    baseline = scorer.sums(rows, y, w) if first else None
+    by_column: list[list[Any]] = [[] for _ in gathered.numbers]
+    row_numbers = scorer.starts[index] + np.arange(n)
+    for repeat in scorer.repeats:
+        at, source = repeat.of(row_numbers)
         if len(at) == 0:
-            for of in found:
-                of.append(0.0)
+            # None of the block's rows is drawn: sums of zero, broadcast below.
+            for sums in by_column:
+                sums.append(0.0)
             continue
         some = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
-        for of, j, column in zip(found, given.numbers, given.values, strict=True):
-            before = _replace(some, j, column, source)
-            of.append(work.sums(some, y[at], w[at]))
-            _put(some, j, before)
-    shape = len(work.scores), _N_SUMS
-    return own, np.array([[np.broadcast_to(one, shape) for one in of] for of in found])
+        for sums, j, column in zip(by_column, gathered.numbers, gathered.values, strict=True):
+            before = _swap_column(some, j, column, source)
+            sums.append(scorer.sums(some, y[at], w[at]))
+            _restore_column(some, j, before)
+    shape = len(scorer.scores), _MAX_SUMS
+    return baseline, np.array([[np.broadcast_to(one, shape) for one in sums] for sums in by_column])
 
 
-def _replace(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
-    """Write values of a whole column to a block's; what was there."""
+def _swap_column(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
+    """Write values of a whole column to a block's, and return the values before."""
     if not is_dataframe_like(rows):
         before = rows[:, j].copy()
         rows[:, j] = column[source]
@@ -380,14 +554,15 @@ def _replace(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
     return before
 
 
-def _put(rows: Any, j: int, column: Any) -> None:
+def _restore_column(rows: Any, j: int, column: Any) -> None:
     if is_dataframe_like(rows):
         rows.isetitem(j, column)
     else:
         rows[:, j] = column
 
 
-def _added(parts: list[Any]) -> Any:
+def _add_block_sums(parts: list[Any]) -> Any:
+    """Add the sums of blocks; None stands for a block without rows."""
     filled = [part for part in parts if part is not None]
     if not filled:
         return None

@@ -1,4 +1,4 @@
-"""Mixin of ensembles whose answers are scikit-learn's, of each block of a Dask collection."""
+"""Mixin that runs the prediction methods of scikit-learn's ensembles on each block of rows."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["OnBlocks"]
 
 
 class OnBlocks(EstimatorMixin):
-    """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
+    """Mixin that, placed before a scikit-learn ensemble in the bases, predicts Dask rows lazily.
 
-    Each block is answered by scikit-learn's own method in one task, by all members together.
+    scikit-learn's own method predicts each block in one task, with all members.
     """
 
-    #: Whether scikit-learn reads rows in memory itself, where CuPy's are to be copied before;
-    #: else the members do, which may leave them on their GPU.
+    #: Whether the ensemble itself reads rows, so that CuPy arrays are copied to host memory before;
+    #: otherwise its members read them, perhaps on the GPU.
     _reads_rows: ClassVar[bool] = False
 
     def _will_have(self, name: str) -> bool:
@@ -41,7 +41,7 @@ class OnBlocks(EstimatorMixin):
         return False
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy of a classifier, R^2 of a regressor; arguments are those of :meth:`fit`."""
+        """Return mean accuracy or R^2 of a classifier or regressor; arguments as in :meth:`fit`."""
         check_fitted(self)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
@@ -50,7 +50,7 @@ class OnBlocks(EstimatorMixin):
         return float(get_scorer(name)(self, X, y, sample_weight=sample_weight))
 
 
-_DOC = """{summary}
+_METHOD_DOC = """{summary}
 
 Parameters
 ----------
@@ -63,7 +63,7 @@ Returns
 ndarray, or lazy dask Array where X is a Dask collection
     {shape}
 """
-#: Methods of rows: what they give, and its shape.
+#: Prediction methods: summary and shape of the result, for their docstrings.
 _METHODS = {
     "predict": ("Labels or numbers of rows.", "Of shape (n_rows,)."),
     "predict_proba": ("Probabilities of the classes.", "Of shape (n_rows, n_classes)."),
@@ -79,10 +79,12 @@ _METHODS = {
 }
 
 
-def _method(name: str, summary: str, shape: str) -> Any:
-    def theirs(self: Any) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(super(OnBlocks, self), name)
-        return found
+def _make_method(name: str, summary: str, shape: str) -> Any:
+    """Make the method of a name: lazy for Dask rows, otherwise the ensemble's own with checks."""
+
+    def get_own(self: Any) -> Callable[..., Any]:
+        own: Callable[..., Any] = getattr(super(OnBlocks, self), name)
+        return own
 
     def method(self: Any, X: Any, **params: Any) -> Any:
         if self._will_have(name):
@@ -94,29 +96,30 @@ def _method(name: str, summary: str, shape: str) -> Any:
         check_unique_names(X)
         if name != "transform":
             _check_some_rows(self, X)
-        return theirs(self)(X, **params)
+        return get_own(self)(X, **params)
 
     def check(self: Any) -> bool:
         try:
-            return theirs(self) is not None
+            return get_own(self) is not None
         except AttributeError as error:
             if self._will_have(name):
                 return True
-            # scikit-learn tells why there is none in the cause.
+            # The cause is scikit-learn's error that tells why the method is missing.
             raise (error.__cause__ or error) from None
 
     method.__name__ = name
     method.__qualname__ = f"OnBlocks.{name}"
-    method.__doc__ = _DOC.format(summary=summary, shape=shape)
+    method.__doc__ = _METHOD_DOC.format(summary=summary, shape=shape)
     return available_if(check)(method)
 
 
+# Methods are set here, after the class, since each calls `super(OnBlocks, self)`.
 for _name, _texts in _METHODS.items():
-    setattr(OnBlocks, _name, _method(_name, *_texts))
+    setattr(OnBlocks, _name, _make_method(_name, *_texts))
 
 
 def _check_some_rows(estimator: Any, X: Any) -> None:
-    """Check that there are rows in memory: means and votes of none are not defined."""
+    """Raise an error for no rows: the means and votes of an ensemble are not defined for none."""
     check_fitted(estimator)
     shape: tuple[int, ...] = getattr(X, "shape", ())
     if len(shape) == 2 and not shape[0]:

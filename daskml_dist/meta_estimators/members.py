@@ -1,4 +1,4 @@
-"""Members of ensembles: fits of others to rows of Dask collections, and what they say of these."""
+"""Members of ensembles: fits to Dask collections, out-of-fold predictions, and lazy labels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ from daskml_dist.data.block_errors import mark_own_errors, name_blocks_in_errors
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_column as column_of
-from daskml_dist.data.conversion import check_unique_names, convert_object_values, take_rows
-from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.conversion import (
+    check_no_missing,
+    check_unique_names,
+    convert_object_values,
+    take_rows,
+)
+from daskml_dist.data.lazy import is_dask, is_dask_frame
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     InvalidDataError,
@@ -55,33 +61,37 @@ from daskml_dist.model_selection._validation import (
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 
 __all__ = [
-    "OutOfFold",
-    "as_array",
+    "OutOfFoldPredictor",
     "check_given",
+    "check_indicators",
     "check_weighable",
+    "count_labels",
+    "encode_labels",
+    "find_labels",
     "fit_folds",
     "fit_members",
     "has_few_entries",
-    "here",
-    "params_of",
+    "join_lazy_blocks",
     "plain_labels",
-    "taken",
+    "prepare_in_memory",
+    "prepare_lazy_inputs",
+    "route_member_params",
     "weights_of_rows",
 ]
 
-#: Entries of X up to which a member is fitted in one task, on all rows: to start a fit on several
-#: processes, and their meetings, take longer than the arithmetic (`benchmarks/break_even.py`).
-_FEW_ENTRIES = 1 << 20
-#: Parameters that a fit in another process cannot keep to: they speak to the caller.
-_OF_THE_CALLER = "callbacks", "checkpoint", "verbose"
-#: Python's record of warnings belongs to the process: threads take turns.
-_recording_warnings = threading.Lock()
+#: Entries of X up to which a member is fitted in one task, on all rows: starting and synchronising
+#: several processes takes longer than the arithmetic (`benchmarks/break_even.py`).
+_MAX_TASK_ENTRIES = 1 << 20
+#: Parameters that need the caller's process: these fits do not run in tasks.
+_CALLER_PARAMS = "callbacks", "checkpoint", "verbose"
+#: `warnings.catch_warnings` changes the whole process, so a worker's threads take turns.
+_catching_warnings = threading.Lock()
 
 
-def here(
+def prepare_in_memory(
     X: Any, y: Any, params: dict[str, Any], *, labels: bool
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """Rows, targets and arguments of a fit to rows in memory, where they fit too."""
+    """Return X, y and the arguments of a fit to rows in memory; lazy targets are computed."""
     check_unique_names(X)
     check_given(y)
     if isinstance(y, str):
@@ -92,13 +102,13 @@ def here(
 
 
 def check_given(y: Any) -> None:
-    """Check that there is a target, where one is needed."""
+    """Raise an error where there is no target."""
     if y is None:
         raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
 
 
 def plain_labels(y: Any) -> Any:
-    """Labels in memory as scikit-learn takes them: of NumPy's dtypes, and none missing."""
+    """Return labels in memory as scikit-learn takes them: of NumPy dtypes, none missing."""
     dtypes = list(getattr(y, "dtypes", [])) if is_dataframe_like(y) else [getattr(y, "dtype", None)]
     if hasattr(y, "iloc") and not all(isinstance(dtype, np.dtype) for dtype in dtypes):
         y = as_column(y)
@@ -110,8 +120,8 @@ def plain_labels(y: Any) -> Any:
     return convert_object_values(y) if isinstance(y, np.ndarray) and y.ndim == 1 else y
 
 
-def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Inputs of a fit, with columns for the names of these; weights that are None are left out."""
+def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return X, y and the arguments of a lazy fit; names of columns give way to columns of X."""
     X, y, weight = take_named_columns(X, y, params.get("sample_weight"))
     check_given(y)
     params = {name: value for name, value in params.items() if name != "sample_weight"}
@@ -121,17 +131,17 @@ def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, A
 # --- fits ------------------------------------------------------------------------------------
 
 
-def params_of(
+def route_member_params(
     ensemble: Any, named: Sequence[tuple[str, Any]], params: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Arguments of the ``fit`` of each member: weights, or what metadata routing sends it."""
+    """Return each member's arguments of ``fit``: the weights, or the metadata routed to it."""
     if is_metadata_routing_enabled():
         with translate_parameter_errors():
             routed = process_routing(ensemble, "fit", **params)
         return [dict(routed[name]["fit"]) for name, _ in named]
-    if strange := sorted(set(params) - {"sample_weight"}):
+    if unknown := sorted(set(params) - {"sample_weight"}):
         raise InvalidParameterError(
-            f"fit of {type(ensemble).__name__} got {strange}, and knows sample_weight alone. Turn "
+            f"fit of {type(ensemble).__name__} got {unknown}, and knows sample_weight alone. Turn "
             "on scikit-learn's metadata routing for others."
         )
     check_weighable(named, params)
@@ -139,7 +149,7 @@ def params_of(
 
 
 def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
-    """Check that members take the weights of rows, if there are any."""
+    """Raise an error where there are weights and a member does not take them."""
     for name, member in named:
         if "sample_weight" in params and not has_fit_parameter(member, "sample_weight"):
             raise InvalidTypeError(
@@ -149,15 +159,15 @@ def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) ->
 
 
 def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
-    """Return whether a Dask collection is known to be so small that one process should fit it."""
-    # Frames do not know their rows, and lists of delayed blocks not even their columns.
+    """Return whether X is known to be so small that one process fits it sooner than several."""
+    # Dask DataFrames do not know their rows, lists of delayed blocks not even their columns.
     n_known, *row_shape = getattr(X, "shape", None) or (None, math.inf)
     n = n_rows if n_rows is not None else n_known
-    return isinstance(n, int | np.integer) and n * math.prod(row_shape) <= _FEW_ENTRIES
+    return isinstance(n, int | np.integer) and n * math.prod(row_shape) <= _MAX_TASK_ENTRIES
 
 
 def _fits_in_task(member: Any, few: bool) -> bool:
-    """Return whether a member is fitted in one task, on rows that are gathered there."""
+    """Return whether a member is fitted in one task, to rows that are gathered there."""
     if not takes_dask_collections(member):
         return True
     if not few or isinstance(member, FrozenEstimator):
@@ -167,19 +177,20 @@ def _fits_in_task(member: Any, few: bool) -> bool:
     params = member.get_params(deep=False)
     # An estimator of other estimators (a search, an ensemble) fits them by tasks of its own.
     nested = any(hasattr(value, "fit") or isinstance(value, list) for value in params.values())
-    to_caller = any(params.get(name) for name in _OF_THE_CALLER)
-    return not (nested or to_caller or params.get("device") == "gpu")
+    needs_caller = any(params.get(name) for name in _CALLER_PARAMS)
+    return not (nested or needs_caller or params.get("device") == "gpu")
 
 
 def fit_members(
     jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]], few: bool | None = None
 ) -> list[Any]:
-    """Fit clones of estimators, each to rows and with arguments of its own.
+    """Fit clones of estimators, one for each (estimator, X, y, params).
 
-    Those that know Dask collections are fitted one after the other, each on the whole cluster;
-    others, and all where rows are few, as tasks side by side, on rows gathered there.
+    Estimators that take Dask collections are fitted one after the other, each on the whole cluster;
+    others, and nearly all where rows are few, in parallel tasks, to rows that are gathered there.
+    `few` is whether rows are few; None: :func:`has_few_entries` tells it of each X.
     """
-    found, tasks, blocks = {}, {}, []
+    fitted, tasks, blocks = {}, {}, []
     for i, job in enumerate(jobs):
         if _fits_in_task(job[0], has_few_entries(job[1]) if few is None else few):
             member, X, y, params = job
@@ -189,65 +200,71 @@ def fit_members(
             blocks += rows.parts
         else:
             tell("members", i, len(jobs), "fit")
-            found[i] = fit_clone(*job)
+            fitted[i] = fit_clone(*job)
     if tasks:
         tell(f"{len(tasks)} members as tasks")
-        found.update(zip(tasks, _computed(list(tasks.values()), blocks), strict=True))
-    return [found[i] for i in range(len(jobs))]
+        fitted.update(zip(tasks, _compute_fits(list(tasks.values()), blocks), strict=True))
+    return [fitted[i] for i in range(len(jobs))]
 
 
-def _computed(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[Any]:
-    """Return what tasks fit, and repeat their warnings; errors name the block that has none."""
+def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[Any]:
+    """Return the estimators that tasks fit, and repeat their warnings in this process."""
+    # Blocks that cannot be computed are named in the error.
     with name_blocks_in_errors(blocks):
         made = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
-    for text, category in dict.fromkeys(one for _, found in made for one in found):
+    # Each warning once, in order, however many fits it came from.
+    for text, category in dict.fromkeys(warned for _, caught in made for warned in caught):
         warnings.warn(text, category, stacklevel=user_stack_level())
     return [fitted for fitted, _ in made]
 
 
 def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
-    plain = {name: value for name, value in params.items() if name != "sample_weight"}
+    """Return a task that gathers rows and fits a clone of a member to them."""
+    unweighted_params = {name: value for name, value in params.items() if name != "sample_weight"}
     columns = [list(of) for of in zip(*rows.parts, strict=True)]
-    task: Delayed = delayed(partial(_fit_here, plain), pure=False)(member, *columns)
+    task: Delayed = delayed(partial(_fit_gathered, unweighted_params), pure=False)(member, *columns)
     return task
 
 
-def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -> Any:
-    """Fit a clone to rows that are gathered from the blocks."""
-    params = dict(plain)
+def _fit_gathered(
+    unweighted_params: dict[str, Any], member: Any, X: Any, y: Any, weight: Any
+) -> Any:
+    """Fit a clone to rows that are joined from lists of blocks."""
+    params = dict(unweighted_params)
     if weight[0] is not None:
-        each = zip(weight, map(count_rows_of_block, X), strict=True)
-        params["sample_weight"] = join_blocks([weights_of_rows(own, n) for own, n in each])
+        sizes = zip(weight, map(count_rows_of_block, X), strict=True)
+        params["sample_weight"] = join_blocks([weights_of_rows(own, n) for own, n in sizes])
     y = None if y[0] is None else join_blocks(y)
-    return _fit_recorded(member, join_blocks(X), y, params)
+    return _fit_catching_warnings(member, join_blocks(X), y, params)
 
 
 def _fit_fold(splits_params: Callable[..., dict[str, Any]], member: Any, sides: Any) -> Any:
-    """Fit a clone to the training rows of a split, which are gathered."""
+    """Fit a clone to the training rows of a split, gathered as the first of `sides`."""
     (X, y, *cut), _ = sides
-    return _fit_recorded(member, X, y, splits_params(cut))
+    return _fit_catching_warnings(member, X, y, splits_params(cut))
 
 
-def _fit_recorded(
+def _fit_catching_warnings(
     member: Any, X: Any, y: Any, params: dict[str, Any]
 ) -> tuple[Any, list[tuple[str, type[Warning]]]]:
     """Return a fitted clone, and the warnings of its fit, which the caller's process repeats."""
     if not takes_dask_collections(member):
-        # Such fits are not short, and a worker's threads make several at once.
+        # Fits of other packages may be long, and would wait for each other at the lock.
         return mark_own_errors(fit_clone, member, X, y, params), []
-    with _recording_warnings, warnings.catch_warnings(record=True) as found:
+    with _catching_warnings, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         fitted = mark_own_errors(fit_clone, member, X, y, params)
     return fitted, [(str(one.message), one.category) for one in found]
 
 
 def weights_of_rows(weight: Any, n_rows: int) -> Any:
-    """Return the weights of a block's rows, of which one number is that of each."""
+    """Return a weight for each row of a block, which may be given as a single number."""
     return np.full(n_rows, weight) if np.ndim(weight) == 0 else weight
 
 
 def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:
-    """Fit clones of an estimator to the training rows of each split; one fit where that can be.
+    """Fit clones of an estimator to the training rows of each split, in one batched fit if
+    possible.
 
     Where rows are few, each clone is fitted in a task; `few` is as of :func:`fit_members`.
     """
@@ -258,7 +275,7 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
         )
         tasks = [fit(member, splits.rows.gather_split(split)) for split in range(splits.n_splits)]
         tell(f"{len(tasks)} fits as tasks")
-        return _computed(tasks, splits.rows.columns.parts)
+        return _compute_fits(tasks, splits.rows.columns.parts)
     found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
         fits = splits.fits([member], {}, train_score=False, error_score="raise")
@@ -267,21 +284,21 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
     return [fit.estimator for fit in fits[0]]
 
 
-# --- what members say of rows that they have not seen ----------------------------------------
+# --- out-of-fold predictions -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class OutOfFold:
-    """Answers of members about rows, each by the fit that has not seen the row. Picklable.
+class OutOfFoldPredictor:
+    """Predictions of members for rows, each by the fit that has not seen the row. Picklable.
 
     Parameters
     ----------
     fits : list of list of estimator
-        Of each member, one a split.
+        For each member, one for each split.
     methods : list of str
-        Of the members.
+        Prediction method of each member.
     n_classes : int or None
-        Of the targets, which are numbered; None for regression.
+        Number of classes, whose labels are encoded as 0, 1, ...; None for regression.
     """
 
     fits: list[list[Any]]
@@ -289,76 +306,80 @@ class OutOfFold:
     n_classes: int | None
 
     def of_rows(self, X: Any) -> list[NDArray[Any]]:
-        """Answers of the first fits."""
-        each = zip(self.fits, self.methods, strict=True)
-        return [_in_order(fits[0], method, X, self.n_classes) for fits, method in each]
+        """Return the predictions of each member's first fit."""
+        members = zip(self.fits, self.methods, strict=True)
+        return [
+            _predict_known_classes(fits[0], method, X, self.n_classes) for fits, method in members
+        ]
 
     def blocks(self, rows: RowsOfSplits, then: Any) -> list[Delayed]:
-        """``then(X, answers)`` of each block, lazy."""
-        make = delayed(partial(_out_of_fold, rows.roles), pure=False)
-        once = share_in_graph(partial(_both, self, then))
+        """Return lazy results of ``then(X, predictions)``, one for each block."""
+        make = delayed(partial(_predict_block, rows.roles), pure=False)
+        once = share_in_graph(partial(_return_pair, self, then))
         return [
             make(once, X, codes)
             for (X, _, _), codes in zip(rows.columns.parts, rows.code_parts, strict=True)
         ]
 
 
-def _both(own: OutOfFold, then: Any) -> tuple[OutOfFold, Any]:
+def _return_pair(own: OutOfFoldPredictor, then: Any) -> tuple[OutOfFoldPredictor, Any]:
     return own, then
 
 
-def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any:
-    own, then = both()
+def _predict_block(folds: Any, shared: Any, X: Any, codes: NDArray[np.int64]) -> Any:
+    """Return ``then(X, predictions)`` of a block, each row predicted by the fit that tests it."""
+    own, then = shared()
     if not count_rows_of_block(X):
         return then(X, [])
-    played = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
-    if not (played.sum(axis=0) == 1).all():
+    is_tested = np.array([folds.played(codes, split) == TEST for split in range(folds.n_splits)])
+    if not (is_tested.sum(axis=0) == 1).all():
         raise InvalidDataError(
             "cross_val_predict only works for partitions: every row must be in the test rows of "
             "one split. Use KFold, StratifiedKFold or GroupKFold as cv."
         )
-    found: list[Any] = []
+    by_member: list[Any] = []
     for fits, method in zip(own.fits, own.methods, strict=True):
-        out: Any = None
-        for at, fitted in zip(played, fits, strict=True):
+        outputs: Any = None
+        for at, fitted in zip(is_tested, fits, strict=True):
             if not at.any():
                 continue
             rows = take_rows(X, np.flatnonzero(at))
-            answers = _in_order(fitted, method, rows, own.n_classes)
-            several = answers if isinstance(answers, list) else [answers]
-            if out is None:
-                out = [np.empty((len(codes), *one.shape[1:]), one.dtype) for one in several]
-            for whole, one in zip(out, several, strict=True):
-                whole[at] = one
-        found.append(out if isinstance(answers, list) else out[0])
-    return then(X, found)
+            predictions = _predict_known_classes(fitted, method, rows, own.n_classes)
+            # A list holds an array for each label of a multilabel target.
+            parts = predictions if isinstance(predictions, list) else [predictions]
+            if outputs is None:
+                outputs = [np.empty((len(codes), *part.shape[1:]), part.dtype) for part in parts]
+            for output, part in zip(outputs, parts, strict=True):
+                output[at] = part
+        by_member.append(outputs if isinstance(predictions, list) else outputs[0])
+    return then(X, by_member)
 
 
-def _in_order(fitted: Any, method: str, X: Any, n_classes: int | None) -> Any:
-    """Answers with a column for every class, of a fit that may not have met all.
+def _predict_known_classes(fitted: Any, method: str, X: Any, n_classes: int | None) -> Any:
+    """Return predictions with a column for every class, though a fit may lack some classes.
 
-    Of several labels a row a list of those of each, from estimators that answer so.
+    Some estimators return a list for multilabel targets: an array for each label.
     """
     given = getattr(fitted, method)(X)
     if isinstance(given, list):
-        return [np.asarray(one) for one in given]
-    answers = np.asarray(given)
+        return [np.asarray(array) for array in given]
+    predictions = np.asarray(given)
     known = np.asarray(getattr(fitted, "classes_", ()))
     if n_classes is None or method == "predict" or len(known) == n_classes:
-        return answers
-    if answers.ndim == 1:
+        return predictions
+    if predictions.ndim == 1:
         raise InvalidDataError(
             f"{method} of a split's training rows knows {len(known)} of {n_classes} labels. Use "
             "StratifiedKFold, or fewer folds."
         )
-    none = 0.0 if method == "predict_proba" else np.finfo(answers.dtype).min
-    out = np.full((len(answers), n_classes), none, answers.dtype)
-    out[:, known.astype(np.int64)] = answers
+    fill = 0.0 if method == "predict_proba" else np.finfo(predictions.dtype).min
+    out = np.full((len(predictions), n_classes), fill, predictions.dtype)
+    out[:, known.astype(np.int64)] = predictions
     return out
 
 
-def as_array(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
-    """Lazy array of a block for each block of a collection; `sample` is some rows of it."""
+def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
+    """Join lazy results for the blocks of a collection; `sample` holds some rows of the result."""
     counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
     meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
     array: da.Array = da.concatenate(
@@ -368,3 +389,98 @@ def as_array(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Arr
         ]
     )
     return array
+
+
+# --- labels of lazy targets --------------------------------------------------------------------
+
+
+def find_labels(y: Any) -> NDArray[Any]:
+    """Return the sorted labels, in one pass over a Dask collection."""
+    return count_labels(y)[0]
+
+
+def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the sorted labels and how many rows have each, in one pass."""
+    if not is_dask(y):
+        labels, counts = np.unique(np.asarray(y), return_counts=True)
+        return _check_labels(labels), counts
+    table = y.to_frame("y") if is_series_like(y) else y
+    if getattr(table, "ndim", 2) == 1:
+        table = table[:, np.newaxis]
+    columns = as_collection(table, y, numeric=False, classification=True)
+    labels, counts = reduce_parts(columns, _count_block_labels, _merge_label_counts)
+    return _check_labels(labels), counts
+
+
+def _count_block_labels(
+    index: int, X: Any, y: Any, weight: Any
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    column = column_of(y, name="y", index=index)
+    check_no_missing(column, "y", index)
+    labels, counts = np.unique(column, return_counts=True)
+    return labels, counts
+
+
+def _merge_label_counts(
+    parts: list[tuple[NDArray[Any], NDArray[Any]]],
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    filled = [part for part in parts if len(part[0])] or parts[:1]
+    labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
+    counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
+    return labels, counts.astype(np.int64)
+
+
+def _check_labels(labels: NDArray[Any]) -> NDArray[Any]:
+    """Raise an error for labels that are missing or continuous."""
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+        if (labels % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use a regressor for a continuous target."
+            )
+    return labels
+
+
+def check_indicators(y: Any) -> int:
+    """Check that y is a multilabel indicator matrix, and return its number of columns."""
+    if is_dask(y):
+        values = reduce_parts(
+            as_collection(y, None, numeric=False), _find_block_values, _merge_values
+        )
+    else:
+        values = np.unique(np.asarray(y))
+    if others := sorted(set(values.tolist()) - {0, 1}):
+        raise InvalidDataError(
+            f"y has {y.shape[1]} columns, and holds {others[:5]}. Of several labels a row, give a "
+            "column of 0 and 1 for each; of one label, one column."
+        )
+    return int(y.shape[1])
+
+
+def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> NDArray[Any]:
+    return np.unique(np.asarray(X))
+
+
+def _merge_values(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.unique(np.concatenate(parts))
+
+
+def encode_labels(y: Any, classes: NDArray[Any]) -> Any:
+    """Return the positions of labels among the sorted `classes`; lazy where y is."""
+    if is_dask_frame(y):
+        column = y if is_series_like(y) else y[y.columns[0]]
+        return column.map_partitions(_encode_series, classes, meta=(column.name, np.int64))
+    if is_dask(y):
+        return y.map_blocks(_encode_array, classes, dtype=np.int64, meta=np.empty(0, np.int64))
+    return _encode_array(np.asarray(y), classes)
+
+
+def _encode_array(labels: Any, classes: NDArray[Any]) -> NDArray[np.int64]:
+    return np.searchsorted(classes, np.asarray(labels)).astype(np.int64)
+
+
+def _encode_series(labels: Any, classes: NDArray[Any]) -> Any:
+    import pandas
+
+    return pandas.Series(_encode_array(labels, classes), labels.index, name=labels.name)

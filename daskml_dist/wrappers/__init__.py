@@ -6,8 +6,7 @@ from daskml_dist.wrappers.blockwise_voting import (
     BlockwiseVotingClassifier,
     BlockwiseVotingRegressor,
 )
-from daskml_dist.wrappers.incremental import Incremental
-from daskml_dist.wrappers.parallel_post_fit import ParallelPostFit
+from daskml_dist.wrappers.parallel_post_fit import Incremental, ParallelPostFit
 
 __all__ = [
     "BlockwiseVotingClassifier",

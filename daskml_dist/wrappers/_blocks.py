@@ -1,4 +1,4 @@
-"""Call of `fit` or `partial_fit` with the rows of one block."""
+"""Training of a wrapped estimator on the rows of one block."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ def teach_block(
     y: Any,
     weight: Any,
 ) -> None:
-    """Call a method that learns with the rows of a block; its number, if any, is in the errors."""
+    """Call an estimator's `fit` or `partial_fit` with the rows of a block.
+
+    Its errors are raised as this package's, with the number of the block where one is given.
+    """
     n_rows, params = X.shape[0], dict(params)
     X, y, weight = map(copy_to_host, (X, y, weight))
     if weight is not None:
         params["sample_weight"] = np.asarray(weights_of_rows(weight, n_rows))
-    rows = (
-        (convert_missing_to_nan(X),) if y is None else (convert_missing_to_nan(X), plain_labels(y))
-    )
+    # Transformers' fit and partial_fit may take no y at all, not even None.
+    targets = () if y is None else (plain_labels(y),)
     try:
-        learn(*rows, **params)
+        learn(convert_missing_to_nan(X), *targets, **params)
     except (ValueError, TypeError) as error:
         raise as_ours(error, "" if index is None else f"Block {index} of X: ") from error

@@ -1,4 +1,4 @@
-"""Votes of estimators of which each has learned one block: `BlockwiseVotingClassifier`."""
+"""Ensembles of estimators that are each fitted to one block of rows, and vote."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
-from daskml_dist.meta_estimators.lazy_labels import labels_of
-from daskml_dist.meta_estimators.members import check_given, check_weighable
+from daskml_dist.meta_estimators.members import check_given, check_weighable, find_labels
 from daskml_dist.parameters.checks import check_one_of, taking_client
 from daskml_dist.wrappers._blocks import teach_block
 
 __all__ = ["BlockwiseVotingClassifier", "BlockwiseVotingRegressor"]
 
 
-class _BlockVotes(MetaEstimatorMixin, BaseEstimator):
-    """Base class: a clone of an estimator is fitted to each block, all side by side."""
+class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
+    """Base class that fits a clone of an estimator to each block, all blocks in parallel."""
 
     estimator: Any
     estimators_: list[Any]
@@ -59,30 +58,31 @@ class _BlockVotes(MetaEstimatorMixin, BaseEstimator):
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         params = {} if sample_weight is None else {"sample_weight": sample_weight}
         check_weighable([("estimator", self.estimator)], params)
-        self._check(y)
+        self._check_parameters(y)
         rows = as_collection(X, y, sample_weight, numeric=False, multi_output=True)
         with reading(type(self).__name__):
-            found = reduce_parts(rows, partial(_fit_block, clone(self.estimator)), _chained)
-        if not found:
+            members = reduce_parts(rows, partial(_fit_block, clone(self.estimator)), _chain_lists)
+        if not members:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
                 "the filter or the path that made the collection."
             )
-        self.estimators_ = found
+        self.estimators_ = members
+        # An earlier fit may have left names that these rows do not have.
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
-            if hasattr(found[0], name):
-                setattr(self, name, getattr(found[0], name))
+            if hasattr(members[0], name):
+                setattr(self, name, getattr(members[0], name))
         remember_dtypes(self, X)
         return self
 
-    def _check(self, y: Any) -> None:
-        """Check the parameters, and learn what is to be known of all targets."""
+    def _check_parameters(self, y: Any) -> None:
+        """Check the parameters; a classifier finds `classes_` here."""
 
-    def _answers(self, method: str, X: Any) -> list[NDArray[Any]]:
-        """Return what each of the estimators says of rows in memory."""
+    def _predict_each(self, method: str, X: Any) -> list[NDArray[Any]]:
+        """Return the predictions of each member for rows in memory."""
         rows = convert_missing_to_nan(X)
-        return [np.asarray(getattr(one, method)(rows)) for one in self.estimators_]
+        return [np.asarray(getattr(member, method)(rows)) for member in self.estimators_]
 
 
 def _is_soft(voting: Any) -> bool:
@@ -91,18 +91,18 @@ def _is_soft(voting: Any) -> bool:
     return True
 
 
-class _ClassifierVotes(ClassifierMixin, _BlockVotes):
-    """Votes of classifiers about rows in memory."""
+class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
+    """Majority or mean probability of classifiers, for rows in memory."""
 
     voting: str
     classes: Any
     classes_: NDArray[Any]
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the labels with the most votes; of as many, the first in order."""
+        """Return the labels with the most votes; the first in order where several tie."""
         if self.voting == "soft":
             return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
-        votes = [np.searchsorted(self.classes_, one) for one in self._answers("predict", X)]
+        votes = [np.searchsorted(self.classes_, y) for y in self._predict_each("predict", X)]
         counts = np.zeros((len(votes[0]), len(self.classes_)), np.int64)
         for vote in votes:
             counts[np.arange(len(vote)), vote] += 1
@@ -110,30 +110,32 @@ class _ClassifierVotes(ClassifierMixin, _BlockVotes):
 
     @available_if(_is_soft)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return the means of the probabilities; 0 where a block had no row of a class."""
-        answers = self._answers("predict_proba", X)
-        total = np.zeros((len(answers[0]), len(self.classes_)))
-        for one, proba in zip(self.estimators_, answers, strict=True):
-            total[:, np.searchsorted(self.classes_, one.classes_)] += proba
-        return total / len(answers)
+        """Return mean probabilities; a member gives 0 to a class that its block did not hold."""
+        probabilities = self._predict_each("predict_proba", X)
+        total = np.zeros((len(probabilities[0]), len(self.classes_)))
+        for member, own in zip(self.estimators_, probabilities, strict=True):
+            total[:, np.searchsorted(self.classes_, member.classes_)] += own
+        return total / len(probabilities)
 
-    def _check(self, y: Any) -> None:
+    def _check_parameters(self, y: Any) -> None:
         check_one_of("voting", self.voting, ("hard", "soft"))
         if self.voting == "soft" and not hasattr(self.estimator, "predict_proba"):
             raise InvalidParameterError(
                 f"voting='soft' needs predict_proba, which {type(self.estimator).__name__} has "
                 "not. Use voting='hard'."
             )
-        self.classes_ = labels_of(y) if self.classes is None else np.sort(np.asarray(self.classes))
+        self.classes_ = (
+            find_labels(y) if self.classes is None else np.sort(np.asarray(self.classes))
+        )
 
 
-class BlockwiseVotingClassifier(OnBlocks, _ClassifierVotes):
-    """Vote of classifiers of any package, of which each has learned one block.
+class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
+    """Vote of classifiers of any package, each fitted to one block.
 
-    Blocks are learned side by side in one pass, where they lie, and nothing is gathered but the
-    classifiers. Each knows its own block alone, so that rows should be mixed: of sorted labels a
-    block has one class. Where the package has the model (linear ones, forests, boosting), a fit to
-    all rows is more exact.
+    Blocks are fitted in parallel in one pass, each on the worker that holds it; only the
+    classifiers are gathered. A member has seen its own block alone, so rows should be shuffled:
+    blocks of sorted labels hold a single class. Where this package has the model (linear models,
+    forests, boosting), its fit to all rows is more accurate.
 
     Parameters
     ----------
@@ -147,15 +149,15 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVotes):
     Attributes
     ----------
     estimators_ : list of estimator
-        One a block that has rows.
+        One for each block that has rows.
     classes_ : ndarray of shape (n_classes,)
     n_features_in_ : int
     feature_names_in_ : ndarray of str
 
     Notes
     -----
-    Names and meaning are those of ``dask_ml.ensemble.BlockwiseVotingClassifier``. A label that the
-    members know, and `classes` does not hold, is an error where rows are answered.
+    Parameters are named as in ``dask_ml.ensemble.BlockwiseVotingClassifier``. `classes` must hold
+    every label of y: votes for others are not counted apart, and may be an error in `predict`.
 
     Examples
     --------
@@ -175,18 +177,18 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVotes):
         self.classes = classes
 
 
-class _RegressorVotes(RegressorMixin, _BlockVotes):
-    """Means of regressors about rows in memory."""
+class _RegressorVoting(RegressorMixin, _BaseBlockwiseVoting):
+    """Mean prediction of regressors, for rows in memory."""
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the means of the predictions."""
-        return np.asarray(np.mean(self._answers("predict", X), axis=0))
+        return np.asarray(np.mean(self._predict_each("predict", X), axis=0))
 
 
-class BlockwiseVotingRegressor(OnBlocks, _RegressorVotes):
-    """Mean of regressors of any package, of which each has learned one block.
+class BlockwiseVotingRegressor(OnBlocks, _RegressorVoting):
+    """Mean of regressors of any package, each fitted to one block.
 
-    As :class:`BlockwiseVotingClassifier`, which tells the attributes and when to use it.
+    See :class:`BlockwiseVotingClassifier` for when to use it.
 
     Parameters
     ----------
@@ -222,5 +224,5 @@ def _fit_block(estimator: Any, index: int, X: Any, y: Any, weight: Any) -> list[
     return [fitted]
 
 
-def _chained(parts: list[list[Any]]) -> list[Any]:
+def _chain_lists(parts: list[list[Any]]) -> list[Any]:
     return [one for part in parts for one in part]

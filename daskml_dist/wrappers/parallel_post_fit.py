@@ -1,30 +1,38 @@
-"""`ParallelPostFit`: lazy predictions of an estimator that knows nothing of Dask."""
+"""Wrappers of estimators that know nothing of Dask: lazy predictions, and fits block by block."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Any, Self
 
+import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier, is_regressor
-from sklearn.utils import get_tags
+from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.data.collection import take_named_columns
+from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.reduce import fold_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
-from daskml_dist.meta_estimators.members import check_given, fit_members
+from daskml_dist.meta_estimators.members import check_given, find_labels, fit_members
 from daskml_dist.metrics.scorers import get_scorer
+from daskml_dist.model_selection._validation import takes_dask_collections
 from daskml_dist.parameters.checks import taking_client
+from daskml_dist.wrappers._blocks import teach_block
 
-__all__ = ["ParallelPostFit"]
+__all__ = ["Incremental", "ParallelPostFit"]
 
 
-def _answer_of(name: str) -> Any:
-    """Make the method of rows in memory that calls the wrapped estimator's own."""
+def _make_predict_method(name: str) -> Any:
+    """Return a method for rows in memory that calls the wrapped estimator's method `name`."""
 
     def method(self: Any, X: Any, **params: Any) -> Any:
         return getattr(self._fitted, name)(convert_missing_to_nan(X), **params)
@@ -37,24 +45,24 @@ def _answer_of(name: str) -> Any:
     return available_if(has_method)(method)
 
 
-class _Wrapped(MetaEstimatorMixin, BaseEstimator):
-    """Base class of what answers rows in memory as a wrapped estimator does."""
+class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
+    """Base class of estimators that delegate rows in memory to a wrapped estimator."""
 
     estimator: Any
 
-    predict = _answer_of("predict")
-    predict_proba = _answer_of("predict_proba")
-    predict_log_proba = _answer_of("predict_log_proba")
-    decision_function = _answer_of("decision_function")
-    transform = _answer_of("transform")
+    predict = _make_predict_method("predict")
+    predict_proba = _make_predict_method("predict_proba")
+    predict_log_proba = _make_predict_method("predict_log_proba")
+    decision_function = _make_predict_method("decision_function")
+    transform = _make_predict_method("transform")
 
     @property
     def _fitted(self) -> Any:
-        """The fitted estimator; the one that was passed, where `fit` was never called."""
+        """The fitted clone, or the estimator that was passed where `fit` was never called."""
         return vars(self).get("estimator_", self.estimator)
 
     def _as_sklearns(self) -> Any:
-        """Return the wrapped estimator, which an export is of."""
+        """Return the wrapped estimator, which is exported in place of the wrapper."""
         return self._fitted
 
     def __getattr__(self, name: str) -> Any:
@@ -83,17 +91,16 @@ class _Wrapped(MetaEstimatorMixin, BaseEstimator):
         return tags
 
 
-class ParallelPostFit(OnBlocks, _Wrapped):
-    """Estimator of any package whose answers to Dask collections are lazy, block by block.
+class ParallelPostFit(OnBlocks, _EstimatorWrapper):
+    """Estimator of any package whose predictions of Dask collections are lazy, block by block.
 
-    For a model that was trained on rows in memory and is to answer many more. Estimators of this
-    package need no such wrapper: their answers are lazy anyhow.
+    For a model that was trained on rows in memory and is to predict many more. Estimators of this
+    package need no such wrapper: their predictions of Dask collections are lazy already.
 
     Parameters
     ----------
     estimator : estimator
-        With scikit-learn's interface. One that is fitted already is used as it is, as long as
-        `fit` is not called.
+        With scikit-learn's interface. A fitted one predicts as it is until `fit` is called.
     scoring : str or callable, default=None
         Score of :meth:`score`: a name or a scorer, as :func:`daskml_dist.metrics.get_scorer` takes
         it. None: accuracy of a classifier, R^2 of a regressor.
@@ -106,7 +113,7 @@ class ParallelPostFit(OnBlocks, _Wrapped):
 
     Notes
     -----
-    Names and meaning are those of ``dask_ml.wrappers.ParallelPostFit``.
+    Parameters are named as in ``dask_ml.wrappers.ParallelPostFit``.
 
     Examples
     --------
@@ -159,8 +166,10 @@ class ParallelPostFit(OnBlocks, _Wrapped):
             (self.estimator_,) = fit_members([(self.estimator, X, y, params)])
         else:
             check_unique_names(X)
-            given = (convert_missing_to_nan(X),) if y is None else (convert_missing_to_nan(X), y)
-            self.estimator_ = clone(self.estimator).fit(*given, **params)
+            targets = () if y is None else (y,)
+            self.estimator_ = clone(self.estimator).fit(
+                convert_missing_to_nan(X), *targets, **params
+            )
         return self
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -195,3 +204,145 @@ class ParallelPostFit(OnBlocks, _Wrapped):
                 f"no score of its blocks. Pass {type(self).__name__}(estimator, scoring=...)."
             )
         return float(self._fitted.score(X, y, **weights))
+
+
+class Incremental(ParallelPostFit):
+    """Estimator of any package that learns the blocks of a Dask collection one after the other.
+
+    The model travels to the worker that holds the next block, so one worker trains at a time, with
+    a single block in its memory. Estimators of this package train on all workers at once: prefer
+    :class:`daskml_dist.linear_model.SGDClassifier` where it has the loss.
+
+    Parameters
+    ----------
+    estimator : estimator
+        With ``partial_fit``.
+    scoring : str or callable, default=None
+        As in :class:`ParallelPostFit`.
+    shuffle_blocks : bool, default=True
+        Whether blocks are taken in a random order, new in each call.
+    random_state : int, RandomState or None, default=None
+        Draws the order.
+
+    Attributes
+    ----------
+    estimator_ : estimator
+        The trained estimator; its fitted attributes are attributes of the wrapper too.
+
+    See Also
+    --------
+    ParallelPostFit : Base class; its prediction methods are lazy.
+
+    Notes
+    -----
+    Parameters are named as in ``dask_ml.wrappers.Incremental``. `classes` need not be given: they
+    are found in one pass over the `y` of the first call.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from sklearn.datasets import make_classification
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> from daskml_dist.wrappers import Incremental
+    >>> X, y = make_classification(n_samples=400, random_state=0)
+    >>> X, y = da.from_array(X, chunks=(100, 20)), da.from_array(y, chunks=100)
+    >>> clf = Incremental(GaussianNB()).fit(X, y)
+    >>> clf.class_count_.sum()
+    np.float64(400.0)
+    >>> clf.predict(X)
+    dask.array<..., shape=(400,), dtype=int64, chunksize=(100,), chunktype=numpy.ndarray>
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        scoring: str | Callable[..., Any] | None = None,
+        shuffle_blocks: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(estimator, scoring=scoring)
+        self.shuffle_blocks = shuffle_blocks
+        self.random_state = random_state
+
+    @taking_client
+    def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
+        """Train a new clone on each block once.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features). Rows in memory are one block.
+        y : array-like, dask Array or dask Series of shape (n_rows,) or (n_rows, n_targets), or None
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
+        **params
+            For each call of ``partial_fit``: `classes`; `sample_weight`, of shape (n_rows,), of
+            which each block is given its own rows' weights.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            The estimator has no ``partial_fit``.
+        InvalidDataError
+            The collections cannot be aligned or read, or the estimator refuses a block, which is
+            named.
+        """
+        return self._train_on_blocks(clone(self.estimator), X, y, params)
+
+    @taking_client
+    def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
+        """Train on each block once, from the last call's model; arguments and errors as in `fit`.
+
+        `classes` of the first call must hold the labels of later calls too.
+        """
+        # A copy, so that a call which fails half-way leaves the last model as it was.
+        current = copy.deepcopy(vars(self).get("estimator_")) or clone(self.estimator)
+        return self._train_on_blocks(current, X, y, params)
+
+    def _train_on_blocks(self, estimator: Any, X: Any, y: Any, params: dict[str, Any]) -> Self:
+        """Train an estimator, which is changed in place, and keep it as `estimator_`."""
+        self._check_target(y)
+        if not hasattr(estimator, "partial_fit"):
+            raise InvalidParameterError(
+                f"{type(estimator).__name__} has no partial_fit, so it cannot learn block by block."
+                " Use ParallelPostFit, or fit it to rows in memory."
+            )
+        X, y, weight = take_named_columns(X, y, params.pop("sample_weight", None))
+        # A classifier's first partial_fit must be told the labels of all blocks.
+        needs_classes = "classes" in signature(estimator.partial_fit).parameters
+        if needs_classes and y is not None and not hasattr(estimator, "classes_"):
+            if "classes" not in params:
+                params["classes"] = find_labels(y)
+        if not any(map(is_dask, (X, y, weight))):
+            check_unique_names(X)
+            self.estimator_ = _train_on_block(params, estimator, None, X, y, weight)
+        elif takes_dask_collections(estimator):
+            params |= {} if weight is None else {"sample_weight": weight}
+            self.estimator_ = estimator.partial_fit(X, y, **params)
+        else:
+            rows = as_collection(X, y, weight, numeric=False, multi_output=True)
+            order = np.arange(len(rows.parts))
+            if self.shuffle_blocks:
+                order = check_random_state(self.random_state).permutation(order)
+            with reading(type(self).__name__):
+                self.estimator_ = fold_parts(
+                    rows, partial(_train_on_block, params), estimator, order.tolist()
+                )
+        return self
+
+
+def _train_on_block(
+    params: dict[str, Any], estimator: Any, index: int | None, X: Any, y: Any, weight: Any
+) -> Any:
+    """Return a copy of an estimator, trained on the rows of one block."""
+    if not X.shape[0]:  # a filter may leave a block without rows
+        return estimator
+    # A task that is run again must find the model of the block before unchanged.
+    trained = copy.deepcopy(estimator)
+    teach_block(trained.partial_fit, params, index, X, y, weight)
+    return trained

@@ -19,8 +19,10 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 
 from daskml_dist.calibration import CalibratedClassifierCV, calibration_curve
-from daskml_dist.calibration._answers import Answers
-from daskml_dist.calibration._calibrators import by_scores
+from daskml_dist.calibration.calibrated_classifier_cv import (
+    HeldOutPredictions,
+    fit_label_calibrators,
+)
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
@@ -108,16 +110,16 @@ def test_the_default_is_this_packages(client: Any) -> None:
 def test_bins_of_many_scores_are_near_all_of_them(method: str) -> None:
     scores = RNG.normal(size=20_000)
     labels = (scores + RNG.logistic(size=len(scores)) > 0).astype(np.int64)
-    lots = [Answers(part[:, :1], part[:, 1].astype(int), np.ones(len(part)))
+    lots = [HeldOutPredictions(part[:, :1], part[:, 1].astype(int), np.ones(len(part)))
             for part in np.array_split(np.column_stack([scores, labels]), 5)]  # fmt: skip
     parts = [([lot], None, None) for lot in lots]
     rows = Collection("memory", parts, None, None, None)
-    ((exact,),) = by_scores(rows, [[1]], method)
+    ((exact,),) = fit_label_calibrators(rows, [[1]], method)
     grid = np.linspace(-3, 3, 101)
     # A step of isotonic regression may be a bin nearer or farther.
     factor = 5 if method == "isotonic" else 1
     for limit, bound in ((500, 2e-3), (5_000, 2e-4)):
-        ((binned,),) = by_scores(rows, [[1]], method, limit=limit)
+        ((binned,),) = fit_label_calibrators(rows, [[1]], method, limit=limit)
         assert np.abs(binned.predict(grid) - exact.predict(grid)).mean() < factor * bound
 
 

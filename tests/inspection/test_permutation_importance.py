@@ -22,7 +22,7 @@ from daskml_dist.data.permutations import Permutation, PermutedRows
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inspection import permutation_importance
-from daskml_dist.inspection._scores import SCORES
+from daskml_dist.inspection.permutation_importance import SCORES
 from daskml_dist.linear_model import LinearRegression, LogisticRegression
 from daskml_dist.parameters.checks import seed_of
 from tests.quick import in_turn
