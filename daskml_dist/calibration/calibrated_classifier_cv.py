@@ -202,7 +202,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         elif not per_split:
             final = classifiers[:1]
         tell("calibrating")
-        predictor = HeldOutPredictor(classifiers, folds, classes, per_split)
+        predictor = _HeldOutPredictor(classifiers, folds, classes, per_split)
         predictions = predictor.predict_blocks(rows, codes)
         with reading("calibrating"):
             if self.method == "temperature":
@@ -296,7 +296,7 @@ class HeldOutPredictions:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOutPredictor:
+class _HeldOutPredictor:
     """Fitted classifiers, and the fold assignment that tells which rows each of them predicts.
 
     Instances are picklable, and callable because :func:`share_in_graph` shares functions.
@@ -318,7 +318,7 @@ class HeldOutPredictor:
     classes: NDArray[Any]
     per_split: bool
 
-    def __call__(self) -> HeldOutPredictor:
+    def __call__(self) -> _HeldOutPredictor:
         """Return self."""
         return self
 
@@ -387,7 +387,7 @@ class HeldOutPredictor:
 
 
 def _predict_block(shared: Any, X: Any, codes: Any, y: Any, weight: Any) -> Any:
-    predictor: HeldOutPredictor = shared()
+    predictor: _HeldOutPredictor = shared()
     return predictor.predict(X, codes, y, weight)
 
 

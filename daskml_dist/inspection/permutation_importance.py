@@ -138,7 +138,7 @@ def permutation_importance(
     summary = _summarize_data(collection, budget)
     n = int(summary.counts.sum())
     seed, n_drawn = seed_of(random_state), _count_drawn_rows(max_samples, n)
-    target = Target(summary.mean, getattr(estimator, "classes_", None))
+    target = _Target(summary.mean, getattr(estimator, "classes_", None))
     starts = np.cumsum(np.append(0, summary.counts[:-1]))
     scorer = _BlockScorer(
         estimator, tuple(known_scores.values()), target, starts,
@@ -220,7 +220,7 @@ def _count_drawn_rows(given: Any, n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Target:
+class _Target:
     """Facts about all targets that scores need.
 
     Parameters
@@ -236,7 +236,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Score:
+class _Score:
     """Score that is a function of sums over rows; larger is better.
 
     Parameters
@@ -244,13 +244,13 @@ class Score:
     method : str
         Prediction method of the estimator.
     sums : callable
-        Maps targets, predictions, weights and the `Target` to sums; the first is of the weights.
+        Maps targets, predictions, weights and the `_Target` to sums; the first is of the weights.
     score : callable
         Maps the sums of all rows to the score.
     """
 
     method: str
-    sums: Callable[[Array, Array, Array, Target], list[Any]]
+    sums: Callable[[Array, Array, Array, _Target], list[Any]]
     score: Callable[[Sums], float]
 
     def compute(self, sums: Sums) -> float:
@@ -263,29 +263,29 @@ class Score:
         return float(self.score(sums))
 
 
-def _sum_hits(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+def _sum_hits(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums of weights and of those of right predictions."""
     return [w.sum(), w @ (y == predicted)]
 
 
-def _sum_squared_errors(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+def _sum_squared_errors(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums of weights and of squared errors."""
     return [w.sum(), w @ (y - predicted) ** 2]
 
 
-def _sum_absolute_errors(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+def _sum_absolute_errors(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums of weights and of absolute errors."""
     return [w.sum(), w @ np.abs(y - predicted)]
 
 
-def _sum_squares_and_variance(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+def _sum_squares_and_variance(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums that R^2 needs: weights, squared errors, deviations and their squares."""
     # Deviations from about the mean: squares of the targets themselves would cancel.
     deviation = y - target.mean
     return [w.sum(), w @ (y - predicted) ** 2, w @ deviation, w @ deviation**2]
 
 
-def _sum_log_losses(y: Array, predicted: Array, w: Array, target: Target) -> list[Any]:
+def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums of weights and of log losses, clipped as scikit-learn's."""
     assert target.classes is not None
     at = np.searchsorted(target.classes, y)
@@ -317,17 +317,17 @@ def _negate_root(sums: Sums) -> float:
 
 
 #: The available scores, by scikit-learn's names.
-SCORES: dict[str, Score] = {
-    "accuracy": Score("predict", _sum_hits, _compute_mean),
-    "neg_log_loss": Score("predict_proba", _sum_log_losses, _negate_mean),
-    "neg_mean_absolute_error": Score("predict", _sum_absolute_errors, _negate_mean),
-    "neg_mean_squared_error": Score("predict", _sum_squared_errors, _negate_mean),
-    "neg_root_mean_squared_error": Score("predict", _sum_squared_errors, _negate_root),
-    "r2": Score("predict", _sum_squares_and_variance, _compute_r2),
+SCORES: dict[str, _Score] = {
+    "accuracy": _Score("predict", _sum_hits, _compute_mean),
+    "neg_log_loss": _Score("predict_proba", _sum_log_losses, _negate_mean),
+    "neg_mean_absolute_error": _Score("predict", _sum_absolute_errors, _negate_mean),
+    "neg_mean_squared_error": _Score("predict", _sum_squared_errors, _negate_mean),
+    "neg_root_mean_squared_error": _Score("predict", _sum_squared_errors, _negate_root),
+    "r2": _Score("predict", _sum_squares_and_variance, _compute_r2),
 }
 
 
-def _find_score(estimator: Any, scoring: Any) -> Score | None:
+def _find_score(estimator: Any, scoring: Any) -> _Score | None:
     """Return the score of a name, or the estimator's default; None for a function."""
     from sklearn.base import is_classifier, is_regressor
 
@@ -482,15 +482,15 @@ class _BlockScorer:
     ----------
     estimator : estimator
     scores : tuple of Score
-    target : Target
+    target : _Target
     starts : ndarray of int of shape (n_blocks,)
         Position of each block's first row among all rows.
     repeats : list of PermutedRows
     """
 
     estimator: Any
-    scores: tuple[Score, ...]
-    target: Target
+    scores: tuple[_Score, ...]
+    target: _Target
     starts: NDArray[np.int64]
     repeats: list[PermutedRows]
 

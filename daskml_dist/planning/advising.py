@@ -1,4 +1,4 @@
-"""`advise`: the plan of a fit."""
+"""Plans of fits: costs at each place are measured or read, and the choices compared."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ __all__ = ["advise", "choose_client", "load_known_costs", "plan"]
 
 logger = logging.getLogger(__name__)
 
+#: Least factor of the range of seconds for sparse rows: a part of them touches fewer parameters
+#: than all rows do, and caches hold these longer.
+_SPARSE_SPREAD = 2.0
+
 
 @suggest_arguments
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
-    """Tell where a fit had better run, and what it will take at each place.
+    """Estimate time and memory of a fit in this process and on a cluster, and advise a place.
 
-    The first plan of an estimator's kind makes some tiny fits at each place, which tell what a fit,
-    a pass, a row and an entry cost there; Dask's setting ``daskml_dist.planning.cache``
-    (default True) keeps them in the user's cache folder. No row of X is read, unless it is sparse:
-    what a sparse row costs depends on where its entries are, so that each plan makes fits to three
-    parts of the rows, of a million stored entries at most.
+    The first plan for a kind of estimator makes some tiny fits at each place, which measure what a
+    fit, a pass, a row and an entry cost there; they are kept in the user's cache folder, unless
+    Dask's setting ``daskml_dist.planning.cache`` is False. No features are read of dense rows. The
+    cost of sparse rows depends on where their entries are, so each plan fits three parts of them,
+    with about a million stored entries at most.
 
     Parameters
     ----------
@@ -44,8 +48,8 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
         gradients. Ratings, in memory, for
         :class:`~daskml_dist.recommender.ALS`.
     estimator : estimator
-        One that there is a cost model for: linear models by steps and by rounds, K-means, PCA,
-        trees, forests, boosting, ALS, and estimators of your own like these. It is left as it is.
+        One with a cost model: linear models, K-means, PCA, trees, forests, boosting, ALS, and
+        classes derived from these. It is not changed.
     y : str, dask Array or Series, or array-like, of shape (n_rows,)
     client : distributed.Client, optional
         Default: the current client. Without one the only place is this process.
@@ -59,7 +63,7 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     InvalidParameterError
         There is no plan for such an estimator, policy or rows.
     InvalidDataError
-        Nobody knows how many rows there are.
+        The number of rows is unknown.
 
     Examples
     --------
@@ -110,6 +114,7 @@ def load_known_costs(family: Family, estimator: Any, place: Place, rows: RowsSha
 
 
 def _make_key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
+    """Return the text under which costs are kept: all that they depend on."""
     several = rows.n_classes > 2
     source = rows.kind if place.name != INLINE else "memory"
     return f"{family.key(estimator)}, {rows.dtype}, {several}, from {source}; {place.machine}"
@@ -117,7 +122,7 @@ def _make_key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Question that a plan answers.
+    """Estimator and rows of a plan, with its family: costs and choices at each place.
 
     Parameters
     ----------
@@ -146,7 +151,7 @@ class _Asked:
                 family, self.estimator, place, source, rows.dtype, rows.n_classes > 2, known,
                 others, rows if is_sparse else None,
             )  # fmt: skip
-            # Whatever a fit does in one process it does on workers too.
+            # Workers do all that a fit in one process does, so no operation is cheaper there.
             least = {name: max(v, here.values.get(name, 0.0)) for name, v in found.values.items()}
             found = replace(found, values=least)
             if not is_sparse:
@@ -154,12 +159,16 @@ class _Asked:
         return found
 
     def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
-        """Return the choices of a place, under the user's policy and others."""
+        """Return the choices at a place, under the estimator's policy and others.
+
+        `here` are the costs in this process, `gather` the seconds of a byte brought to it.
+        """
         family, estimator, rows = self.family, self.estimator, self.rows
         inline, lazy = place.name == INLINE, rows.kind == "dask"
         least, most = family.passes(estimator, here)
         works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
         memory = rows.nbytes / place.trainers
+        # Dask rows are gathered for a fit in this process, rows in memory sent to a cluster.
         moved = gather * rows.nbytes if inline and lazy else 0.0
         sent = rows.nbytes if lazy == inline else 0.0
         spread = family.spread[place.name]
@@ -172,7 +181,7 @@ class _Asked:
         found = []
         for name in names:
             shortest, longest = (moved + costs.seconds(work, name) for work in works)
-            fits = memory <= place.room or (inline and not lazy)
+            fits = memory <= place.room or (inline and not lazy)  # rows in memory do fit there
             found.append(
                 Choice(
                     estimator,
@@ -190,7 +199,7 @@ class _Asked:
         return found
 
     def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
-        """Return a function that makes the choice for a cluster that does not exist."""
+        """Return the function behind :meth:`Plan.what_if`: the choice for a supposed cluster."""
         start = there[0].values.get("fit", 0.0) if there else self.family.usual_there["fit"]
 
         def choice(**given: Any) -> Choice:
@@ -202,6 +211,7 @@ class _Asked:
 
 
 def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[str]:
+    """Return warnings of places whose memory does not hold the rows."""
     rooms = {place.name: place.room for place in places}
     notes = []
     for choice in choices:
@@ -314,8 +324,3 @@ def _expected_seconds(
     least, most = family.passes(estimator, costs)
     work = family.work(estimator, rows, place, (least * most) ** 0.5)
     return costs.seconds(work)
-
-
-#: Factor of the expected seconds that makes the range of sparse rows: a part of them touches fewer
-#: of the parameters than all do, and caches hold these longer.
-_SPARSE_SPREAD = 2.0

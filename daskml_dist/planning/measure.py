@@ -1,4 +1,4 @@
-"""Tiny fits that tell what the parts of a fit cost at a place."""
+"""Measurement of costs: tiny fits at a place, and the seconds of each operation behind them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from daskml_dist.training.job import INLINE
 
 __all__ = ["measure_costs"]
 
-#: Bytes that are brought to this process once.
-_BROUGHT = 1 << 23
-#: Stored entries of the fits to a part of sparse rows. All are made by the compiled loops of large
-#: fits (NumPy makes those of up to 2**17), and no cache of a usual processor holds those of the
-#: last one. Rows at least.
-_DRAWN_ENTRIES, _FEWEST_DRAWN = (1 << 18, 1 << 19, 1 << 20), 200
-#: Parameters that tell somebody of a fit, or keep it.
+#: Bytes that are gathered from a worker, once, to measure the seconds of a byte.
+_GATHERED_BYTES = 1 << 23
+#: Stored entries of the fits to parts of sparse rows. All are above 2**17, up to which NumPy takes
+#: the place of the compiled loops of large fits; no cache of a usual processor holds the last one.
+_DRAWN_ENTRIES = (1 << 18, 1 << 19, 1 << 20)
+#: Rows of such a part at least.
+_MIN_DRAWN_ROWS = 200
+#: Parameters of tiny fits: nothing is shown or saved, and the seed is fixed.
 _QUIET = {"callbacks": None, "verbose": 0, "checkpoint": None, "random_state": 0}
 
 
@@ -37,30 +38,33 @@ def measure_costs(
     family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
     known: Mapping[str, float], policies: Sequence[str], sparse: RowsShape | None = None,
 ) -> Costs:  # fmt: skip
-    """Return the costs at a place for an estimator with its own parameters, measured by tiny
-    fits.
+    """Return the costs at a place, measured by tiny fits with the estimator's own parameters.
+
+    `known` are costs that are not measured again. `several` is whether there are more than two
+    classes; `sparse` the shape of sparse rows, of which parts are fitted.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bench = _Bench(family, estimator, place, source, dtype, several, sparse)
+        runner = _ProbeRunner(family, estimator, place, source, dtype, several, sparse)
         if sparse is None:
             probes = family.probes(estimator, place, several=several)
         else:
-            probes = _parts_of(sparse, family.drawn_params(estimator, sparse, place))
-        bench.run(probes[-1] if sparse else probes[0])  # loads compiled loops
-        timings = [bench.fit(probe) for probe in probes]
+            probes = _make_sparse_probes(sparse, family.drawn_params(estimator, sparse, place))
+        runner.run(probes[-1] if sparse else probes[0])  # loads compiled loops
+        timings = [runner.fit(probe) for probe in probes]
         values = fit_cost_values([one for timing in timings for one in timing.equations], known)
         settled = median(timing.work.passes for timing in timings)
         if sparse is not None:  # the largest part needs about as many as all rows
             settled = timings[-1].work.passes
-        costs = Costs(values, bench.gather() if source == "dask" else 0.0, settled)
-        for policy in policies:
-            costs = costs.with_policy(policy, bench.fit(probes[0], policy).equations[-1])
+        costs = Costs(values, runner.gather() if source == "dask" else 0.0, settled)
+        # A step under another policy is what its probe takes beyond the costs that are known now.
+    for policy in policies:
+        costs = costs.with_policy(policy, runner.fit(probes[0], policy).equations[-1])
     return costs
 
 
-class _Timing:
-    """Findings of a tiny fit."""
+class _ProbeTiming:
+    """Seconds of a tiny fit, with its counts and the equations between both."""
 
     def __init__(self, work: Work, seconds: float, equations: list[Equation]) -> None:
         self.work = work
@@ -68,8 +72,8 @@ class _Timing:
         self.equations = equations
 
 
-class _Bench:
-    """Fits of made-up rows at one place."""
+class _ProbeRunner:
+    """Runner of tiny fits at one place, of synthetic rows or of a part of sparse ones."""
 
     def __init__(
         self, family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
@@ -83,19 +87,19 @@ class _Bench:
         self.several = several
         self.sparse = sparse
 
-    def fit(self, probe: Probe, policy: str | None = None) -> _Timing:
+    def fit(self, probe: Probe, policy: str | None = None) -> _ProbeTiming:
         """Run the fits of a probe, and return the quickest."""
         found = [self.run(probe, policy) for _ in range(probe.times)]
         return min(found, key=lambda timing: timing.seconds)
 
-    def run(self, probe: Probe, policy: str | None = None) -> _Timing:
+    def run(self, probe: Probe, policy: str | None = None) -> _ProbeTiming:
         """Run one fit of a probe."""
         family, fitted = self.family, _copy_for_probe(self.estimator, probe)
         if self.sparse is None:
             X, y = family.made_up(self.estimator, probe, self.dtype, self.several)
             shape = self._shape(probe)
         else:
-            X, y = _drawn(self.sparse, probe.n_rows)
+            X, y = _draw_rows(self.sparse, probe.n_rows)
             shape = replace(self.sparse, n_rows=X.shape[0], entries=X.nnz / X.shape[0])
         client = self.place.client if self.place.name != INLINE else INLINE
         if self.source == "dask" and self.place.name != INLINE:
@@ -106,21 +110,21 @@ class _Bench:
         seconds = time.perf_counter() - start
         records = [float(record["seconds"]) for record in fitted.history_]
         work = family.work(fitted, shape, self.place, self._passes(fitted))
-        return _Timing(work, seconds, family.equations(work, fitted, seconds, records))
+        return _ProbeTiming(work, seconds, family.equations(work, fitted, seconds, records))
 
     def gather(self) -> float:
         """Return the seconds per byte that is brought to this process."""
         if self.place.client is None:
             return 0.0
-        far = self.place.client.submit(np.ones, _BROUGHT // 8, pure=False)
-        # Once it is there, what is left is the way.
+        far = self.place.client.submit(np.ones, _GATHERED_BYTES // 8, pure=False)
+        # The array is computed before the clock starts, so that the transfer alone is timed.
         self.place.client.submit(len, far).result()
         start = time.perf_counter()
         far.result()
-        return (time.perf_counter() - start) / _BROUGHT
+        return (time.perf_counter() - start) / _GATHERED_BYTES
 
     def _passes(self, fitted: Any) -> float:
-        """Return the passes that a fit made; of trees, those that were asked for."""
+        """Return the passes that a fit made, or the number that its parameters fix."""
         least, most = self.family.passes(fitted, Costs({}))
         return most if least == most else float(len(fitted.history_))
 
@@ -143,15 +147,15 @@ class _Bench:
         return rows
 
 
-def _parts_of(rows: RowsShape, params: Mapping[str, Any]) -> list[Probe]:
+def _make_sparse_probes(rows: RowsShape, params: Mapping[str, Any]) -> list[Probe]:
     """Return fits to parts of sparse rows, the smallest first."""
     each = max(rows.row_entries, 1.0)
-    sizes = {min(max(int(n / each), _FEWEST_DRAWN), rows.n_rows) for n in _DRAWN_ENTRIES}
+    sizes = {min(max(int(n / each), _MIN_DRAWN_ROWS), rows.n_rows) for n in _DRAWN_ENTRIES}
     return [Probe(n, rows.n_features, params=params, times=2) for n in sorted(sizes)]
 
 
-def _drawn(rows: RowsShape, n: int) -> tuple[Any, Any]:
-    """Return some of the sparse rows of a fit, drawn, with their targets."""
+def _draw_rows(rows: RowsShape, n: int) -> tuple[Any, Any]:
+    """Return `n` rows of a sparse X, drawn without replacement, with their targets."""
     rng = np.random.default_rng(0)
     assert rows.collection is not None
     X, y, _ = rows.collection.inputs

@@ -21,7 +21,7 @@ __all__ = ["Place", "cluster_place", "imagine_place", "inline_place"]
 #: Share of a worker's memory limit that rows may take, unless the user says otherwise.
 _ROWS_SHARE = 0.4
 #: Addresses of this machine.
-_HERE = {"", "127.0.0.1", "::1", "localhost"}
+_LOCAL_ADDRESSES = {"", "127.0.0.1", "::1", "localhost"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Place:
     room : float
         Bytes of rows that each process may hold.
     machine : str
-        What its costs depend on.
+        Text of the hardware and software that its costs depend on.
     cores : int
         Lanes that can compute at the same time.
     given : bool
@@ -61,9 +61,10 @@ class Place:
         return "1 worker" if self.trainers == 1 else f"{self.trainers} workers"
 
     def side_by_side(self, nbytes: float, share: int) -> float:
-        """Return the number of workers or threads that compute at once.
+        """Return the number of lanes that compute at once.
 
-        `share` bytes are worth a thread.
+        In this process, unless the user gave the lanes, each `share` bytes of rows bring another
+        thread; a share of 0 means a single one.
         """
         if self.name != INLINE or self.given:
             return float(max(1, min(self.lanes, self.cores)))
@@ -74,7 +75,9 @@ def inline_place(n_lanes: int | None) -> Place:
     """Return this process as a place, with one lane of steps unless the user asks for others."""
     lanes = n_lanes or 1
     machine = f"inline, {lanes} lanes, {_describe_machine()}"
-    return Place(INLINE, lanes, 1, _available_memory(), machine, _cores(), n_lanes is not None)
+    return Place(
+        INLINE, lanes, 1, _available_memory(), machine, _count_cores(), n_lanes is not None
+    )
 
 
 def cluster_place(
@@ -95,9 +98,9 @@ def cluster_place(
     room = _ROWS_SHARE * min(limits) if budget is None else float(budget)
     hosts = sorted({str(info.get("host", "")) for info in workers.values()})
     cores = sum(threads[:trainers])
-    if set(hosts) <= _HERE:
+    if set(hosts) <= _LOCAL_ADDRESSES:
         # Workers of this machine share its cores.
-        cores = min(cores, _cores())
+        cores = min(cores, _count_cores())
     machine = (
         f"{lanes} lanes on {trainers} workers of {hosts}, threads {threads}, {_describe_machine()}"
     )
@@ -105,12 +108,12 @@ def cluster_place(
 
 
 def imagine_place(workers: int, lanes: int | None) -> Place:
-    """Return a place of imagined workers, each with a lane on a machine like this one."""
+    """Return a place of supposed workers, each on a machine of its own that is like this one."""
     n_lanes, room = lanes or workers, _ROWS_SHARE * _available_memory()
     return Place("supposed", n_lanes, workers, room, "supposed", workers, lanes is not None)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
@@ -122,12 +125,12 @@ def _describe_machine() -> str:
     ]
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "distributed"))
     return (
-        f"{_processor()}, {_cores()} cores, BLAS {max(threads, default=1)}, "
+        f"{_find_processor_name()}, {_count_cores()} cores, BLAS {max(threads, default=1)}, "
         f"{__version__}, {versions}"
     )
 
 
-def _processor() -> str:
+def _find_processor_name() -> str:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if "model name" in line)

@@ -29,11 +29,11 @@ class Choice:
     place : str
         "inline": in this process; "cluster": on the workers of the client; else a supposed one.
     policy : str
-        Name of the policy; what meets, where there is none.
+        Name of the policy; for solvers without one, what processes synchronise: "rounds", ...
     passes : tuple of (int, int)
-        Passes over the rows that are likely, at least and at most.
+        Fewest and most passes over the rows that are likely.
     pass_seconds : float
-        Of one pass.
+        Seconds of one pass.
     seconds : tuple of (float, float), or None
         Range of the whole fit; None where it is unknown, since rows are read in each pass.
     traffic : float
@@ -41,7 +41,7 @@ class Choice:
     memory : float
         Bytes of rows in one worker, or in this process.
     own : bool
-        Whether the policy is the estimator's.
+        Whether the policy is the estimator's own.
     client : distributed.Client or None
 
     Examples
@@ -64,13 +64,13 @@ class Choice:
 
     @property
     def expected(self) -> float:
-        """The middle of the range, in seconds; infinite where it is unknown."""
+        """Geometric middle of the range of seconds; infinite where it is unknown."""
         if self.seconds is None:
             return float("inf")
         return float((self.seconds[0] * self.seconds[1]) ** 0.5)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Fit the estimator so; Dask rows are gathered first where they are trained inline.
+        """Fit the estimator at this place; Dask rows are gathered first for a fit in this process.
 
         Parameters
         ----------
@@ -187,11 +187,11 @@ class Plan:
 
     @property
     def advice(self) -> str:
-        """One line: the place, and why."""
+        """The advised place and the reason, in one line."""
         return f"Advice: {self.best.place}. {self.why}"
 
     def __str__(self) -> str:
-        rows = [_COLUMNS, *map(_cells, self.choices)]
+        rows = [_COLUMNS, *map(_make_cells, self.choices)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -204,7 +204,7 @@ class Plan:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(choice)) + "</tr>"
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _make_cells(choice)) + "</tr>"
             for choice in self.choices
         )
         notes = "".join(f"<br>{escape(note)}" for note in self.notes)
@@ -214,7 +214,8 @@ class Plan:
         )
 
 
-def _cells(choice: Choice) -> Sequence[str]:
+def _make_cells(choice: Choice) -> Sequence[str]:
+    """Return the cells of a choice in the table of a plan."""
     least, most = choice.passes
     return (
         choice.place,

@@ -1,4 +1,4 @@
-"""The shape of a fit's rows, told without reading them anew."""
+"""The shape of a fit's rows, found without computing lazy ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = ["RowsShape", "check_dense", "measure_collection_shape", "measure_shape"]
 
-#: Labels that are looked at, and those for a decision that may not take long.
-_LABELS, _FEW = 1 << 14, 1 << 9
-#: Bytes of the column's number of a stored entry (scipy's int32).
+#: Labels that are sampled to count the classes, and fewer for a decision that must be quick.
+_SAMPLED_LABELS, _QUICK_LABELS = 1 << 14, 1 << 9
+#: Bytes of the column index of a stored entry (scipy's int32).
 _INDEX_BYTES = 4
 
 
@@ -35,17 +35,17 @@ class RowsShape:
     dtype : str
         Of the features, as they are trained.
     collection : Collection or None
-        None: nobody has them, as those of tiny fits.
+        None: the rows of tiny fits, which are not made yet.
     persisted : bool
         Whether Dask rows are in the memory of workers.
     notes : tuple of str
-        What was taken for granted.
+        Assumptions of the plan.
     keys : tuple of float
-        Users and items, of ratings.
+        Numbers of users and items, for ratings.
     item_bytes : int or None
-        Bytes of a row where it is no row of features.
+        Bytes of a row that holds no features, such as a rating.
     entries : float or None
-        Entries that a sparse row stores, in the mean; None: the rows are dense.
+        Mean number of stored entries of a sparse row; None: the rows are dense.
     """
 
     n_rows: int
@@ -89,22 +89,22 @@ class RowsShape:
 
 def measure_shape(estimator: Any, X: Any, y: Any) -> RowsShape:
     """Return the shape of the rows that an estimator would be fitted to."""
-    # A fit notes what it finds of the columns.
+    # A copy, since reading X sets attributes of the columns.
     collection = copy.copy(estimator)._make_collection(X, y, None, reset=True)
     return measure_collection_shape(estimator, collection)
 
 
 def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = False) -> RowsShape:
-    """Return the shape of the rows of a fit; `quick` looks at few of the labels."""
+    """Return the shape of the rows of a fit; `quick` reads few labels and counts no rows."""
     X, y, _ = collection.inputs
     entries = None
     if _is_sparse(X):
         if quick or is_dask_collection(X):
-            raise _only_dense("Sparse blocks of Dask")
+            raise _make_dense_error("Sparse blocks of Dask")
         entries = X.nnz / max(X.shape[0], 1)
     persisted, n_rows = _is_persisted(X) and _is_persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
-        n_rows = reduce_parts(collection, _count, _total)
+        n_rows = reduce_parts(collection, _count_rows, _sum_counts)
     if n_rows is None or collection.n_features is None:
         raise InvalidDataError(
             "A plan needs the number of rows, which Dask does not know here. Persist what X and y "
@@ -114,14 +114,16 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
     n_classes = 0
     notes: list[str] = []
     if estimator._classification:
-        n_classes, notes = _count_labels(y, collection, persisted, _FEW if quick else _LABELS)
+        n_classes, notes = _count_labels(
+            y, collection, persisted, _QUICK_LABELS if quick else _SAMPLED_LABELS
+        )
     if collection.kind == "dask" and not persisted:
         notes.append(
             "X is lazy: the time of its graph comes on top, wherever it is trained. Persist it to "
             "read it once for several fits."
         )
     return RowsShape(
-        n_rows, collection.n_features, n_classes, _dtype(X), collection, persisted,
+        n_rows, collection.n_features, n_classes, _find_trained_dtype(X), collection, persisted,
         tuple(notes), entries=entries,
     )  # fmt: skip
 
@@ -129,10 +131,11 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
 def check_dense(rows: RowsShape, kind: str) -> None:
     """Check that rows are dense, for a family that counts no entries of sparse ones."""
     if rows.entries is not None:
-        raise _only_dense(kind)
+        raise _make_dense_error(kind)
 
 
-def _only_dense(what: str) -> InvalidParameterError:
+def _make_dense_error(what: str) -> InvalidParameterError:
+    """Return the error for sparse rows without a cost model."""
     return InvalidParameterError(
         f"{what} have no plan: those are made of dense rows, and of sparse rows in memory for "
         "SGD, LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits "
@@ -140,18 +143,18 @@ def _only_dense(what: str) -> InvalidParameterError:
     )
 
 
-def _count(index: int, X: Any, y: Any, weight: Any) -> int:
+def _count_rows(index: int, X: Any, y: Any, weight: Any) -> int:
     return int(X.shape[0])
 
 
-def _total(counts: list[int]) -> int:
+def _sum_counts(counts: list[int]) -> int:
     return sum(counts)
 
 
 def _count_labels(
-    y: Any, collection: Collection, persisted: bool, looked: int
+    y: Any, collection: Collection, persisted: bool, n_sampled: int
 ) -> tuple[int, list[str]]:
-    """Return the number of labels, from some of them."""
+    """Return the number of classes found in a sample of the labels, and notes for the plan."""
     if collection.kind == "memory":
         labels = copy_to_host(y)
     elif persisted:
@@ -161,7 +164,7 @@ def _count_labels(
     else:
         return 2, ["y is lazy: two classes are taken for granted."]
     labels = np.asarray(labels)
-    return len(np.unique(labels[:: max(1, len(labels) // looked)])), []
+    return len(np.unique(labels[:: max(1, len(labels) // n_sampled)])), []
 
 
 def _is_sparse(X: Any) -> bool:
@@ -183,7 +186,8 @@ def _is_persisted(value: Any) -> bool:
     return len(futures_of(value)) >= len(value.__dask_keys__())
 
 
-def _dtype(X: Any) -> str:
+def _find_trained_dtype(X: Any) -> str:
+    """Return the dtype that a fit trains in: float32 only where all columns have it."""
     dtypes = getattr(X, "dtypes", None)
     kinds = [getattr(X, "dtype", None)] if dtypes is None else list(dtypes)
     return "float32" if all(kind == np.float32 for kind in kinds) else "float64"

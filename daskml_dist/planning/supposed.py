@@ -1,4 +1,4 @@
-"""Clusters that there are not: what a fit would take on them, simulated."""
+"""Choices for supposed clusters: computation as measured here, synchronisation simulated."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from daskml_dist.policies import Policy, get_policy
 
 __all__ = ["parse_bandwidth", "simulate_choice", "simulate_meeting_seconds"]
 
-#: What a message costs its server and its peer, and a byte its apply and its sum, as measured on
-#: the package's own parts (`python -m benchmarks simulate`).
+#: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured
+#: on the package's own parts (`python -m benchmarks simulate`).
 _NETWORK = Network(0.0, message=1.5e-4, apply=3.4e-10, add=8e-11, peer=8e-6)
-#: Steps that are simulated; the rest is as these.
-_STEPS = 60
-#: Factor of the expected seconds that makes the range: the cluster was never measured.
+#: Steps of each worker that are simulated; the mean of these stands for all.
+_SIMULATED_STEPS = 60
+#: Factor by which the range lies below and above the expected seconds: nothing was measured.
 _SPREAD = 2.5
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_UNIT_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def simulate_choice(
@@ -47,7 +47,7 @@ def simulate_choice(
     Computing costs what it does here, by the share of each worker; meetings are simulated, with
     the gates of the policy. Rows in memory are sent through this machine's card.
     """
-    _check(workers, latency, stragglers)
+    _check_cluster(workers, latency, stragglers)
     place = imagine_place(workers, family.lanes(estimator))
     speed = parse_bandwidth(bandwidth)
     own = family.choice_policy(estimator)
@@ -61,22 +61,22 @@ def simulate_choice(
     rule = family.policy(estimator) if name == own else get_policy(name)
     works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
     meetings = works[1].meetings
-    # What a pass costs here beside computing is the report of this process alone.
-    a_step = here.pass_seconds(works[1]) / meetings
-    met = simulate_meeting_seconds(
-        rule, a_step, place.lanes, works[1].message, latency, speed, stragglers=stragglers
+    # A pass in this process needs no messages, so that its seconds are those of computing.
+    step_seconds = here.pass_seconds(works[1]) / meetings
+    meeting_seconds = simulate_meeting_seconds(
+        rule, step_seconds, place.lanes, works[1].message, latency, speed, stragglers=stragglers
     )
     sent = float(rows.nbytes) if rows.kind == "memory" else 0.0
     computing = {name: v for name, v in here.values.items() if name in family.computing}
     setup = Costs(computing).setup_seconds(works[1]) + start + sent / speed
-    seconds = [setup + work.passes * meetings * met for work in works]
+    seconds = [setup + work.passes * meetings * meeting_seconds for work in works]
     memory = rows.nbytes / workers
     return Choice(
         estimator,
         f"{workers} workers",
         name,
         (round(least), round(most)),
-        meetings * met,
+        meetings * meeting_seconds,
         (seconds[0] / _SPREAD, seconds[1] * _SPREAD) if memory <= place.room else None,
         sent + family.traffic(estimator, name, place, works[1]),
         memory,
@@ -85,8 +85,8 @@ def simulate_choice(
     )
 
 
-def _check(workers: Any, latency: Any, stragglers: Any) -> None:
-    """Check the numbers of a supposed cluster."""
+def _check_cluster(workers: Any, latency: Any, stragglers: Any) -> None:
+    """Raise an error for numbers that a supposed cluster cannot have."""
     if not (isinstance(workers, Integral) and int(workers) >= 1):
         raise InvalidParameterError(f"workers={workers!r}: use an integer >= 1.")
     for name, value, unit in (
@@ -116,7 +116,7 @@ def simulate_meeting_seconds(
         return compute
     out = simulate(
         policy, costs, workers,
-        n_bytes=max(n_bytes, 1.0), steps=_STEPS, stragglers=Stragglers(stragglers),
+        n_bytes=max(n_bytes, 1.0), steps=_SIMULATED_STEPS, stragglers=Stragglers(stragglers),
         colocated=colocated,
     )  # fmt: skip
     return out.seconds * workers / out.steps
@@ -129,16 +129,16 @@ def parse_bandwidth(bandwidth: Any) -> float:
     found = re.fullmatch(
         r"([\d.]+)\s*([kmgt]?)(bit|b)(?:it)?(?:/s|ps)?", str(bandwidth).strip(), re.IGNORECASE
     )
-    if found is None or not _number(found[1]):
+    if found is None or not _parse_number(found[1]):
         raise InvalidParameterError(
             f'bandwidth={bandwidth!r}: use bytes a second, or words such as "10Gbit" or "1.25GB".'
         )
-    # As usual: "b" alone is bits, "B" bytes.
+    # As is usual for networks: "b" alone means bits, "B" bytes.
     bits = found[3].lower() == "bit" or found[3] == "b"
-    return _number(found[1]) * _UNITS[found[2].lower()] / (8 if bits else 1)
+    return _parse_number(found[1]) * _UNIT_FACTORS[found[2].lower()] / (8 if bits else 1)
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

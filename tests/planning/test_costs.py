@@ -255,11 +255,11 @@ def test_parts_of_sparse_rows_are_as_large_as_their_entries_tell() -> None:
     params = STEPS.drawn_params(SGDClassifier(), rows, inline_place(None))
     # Of the batches of the whole fit, which those of so few rows would not be.
     assert params["batch_size"] == 512
-    parts = measure._parts_of(rows, params)
+    parts = measure._make_sparse_probes(rows, params)
     assert [part.n_rows for part in parts] == [n // 100 for n in measure._DRAWN_ENTRIES]
     assert all(part.params == params for part in parts)
     few = dataclasses.replace(rows, n_rows=1000)
-    assert [part.n_rows for part in measure._parts_of(few, params)] == [1000]
+    assert [part.n_rows for part in measure._make_sparse_probes(few, params)] == [1000]
 
 
 @pytest.mark.parametrize("estimator", [SGDClassifier(), LogisticRegression()])

@@ -1,4 +1,4 @@
-"""`Family`: what a kind of estimators does in a fit, in counts."""
+"""Base class of cost models: the operation counts of the fits of a family of estimators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from daskml_dist.training.job import INLINE
 
 __all__ = ["Family", "Probe"]
 
-#: Parameters that a pass costs the same under.
+#: Parameters that do not change the cost of a pass.
 _PARAMS_OF_EQUAL_COST = (
     "callbacks", "verbose", "checkpoint", "random_state", "max_iter", "tol", "warm_start", "run",
     "device", "n_jobs", "batch_size",
@@ -55,29 +55,30 @@ class Probe:
 
 
 class Family(ABC):
-    """Kind of estimators whose fits are made of the same things.
+    """Family of estimators whose fits are made of the same operations.
 
-    The counts of :meth:`work` and the seconds of one of each, which tiny fits tell, make the time
-    of a fit. To add a family, put a module into this folder: it is found by itself.
+    The time of a fit is the sum of the counts of :meth:`work`, each times the seconds of one
+    operation, which tiny fits measure. A module of this folder that defines a family is found by
+    itself.
     """
 
-    #: Its estimators in words.
+    #: The estimators in words.
     kind: ClassVar[str]
-    #: Names of the classes that it serves, and with these all that are derived from them.
+    #: Names of the estimator classes that it serves, with all classes derived from them.
     estimators: ClassVar[tuple[str, ...]]
-    #: Things that are computing: what one takes is measured in this process for the workers too.
+    #: Operations that are pure computation: measured in this process, they hold for workers too.
     computing: ClassVar[frozenset[str]]
-    #: Costs of a usual processor, and of starts and meetings on a usual cluster, to decide where
-    #: to train small rows while nothing is measured.
+    #: Seconds of each operation on a usual processor, and of starts and synchronisation on a usual
+    #: cluster: they decide where small data is trained while nothing has been measured.
     usual: ClassVar[Mapping[str, float]]
     usual_there: ClassVar[Mapping[str, float]] = {"fit": 0.1, "read": 2e-9, "pass": 2e-3}
-    #: Factor of the expected seconds that makes the range, at each place.
+    #: Factor by which a range of seconds lies below and above the expected ones, at each place.
     spread: ClassVar[Mapping[str, float]] = {INLINE: 1.5, "cluster": 1.7}
     #: Bytes of rows from which another lane in one process is worth a thread; 0: never.
     share: ClassVar[int] = 1 << 22
-    #: Rows of tiny fits that differ; the others repeat these.
+    #: Distinct rows of tiny fits; the others repeat them.
     distinct: ClassVar[int] = 1000
-    #: Whether its counts are those of the stored entries of sparse rows.
+    #: Whether sparse rows have a cost model, which counts their stored entries.
     takes_sparse: ClassVar[bool] = False
 
     # -- what a fit does -----------------------------------------------------------------------
@@ -98,10 +99,10 @@ class Family(ABC):
         """Return the parameters of fits to a part of sparse rows."""
         return {}
 
-    # -- how it may be asked -------------------------------------------------------------------
+    # -- parameters and rows ------------------------------------------------------------------
 
     def check(self, estimator: Any) -> None:
-        """Check the parameters, of which some may have no plan."""
+        """Check the parameters, and refuse those that have no cost model."""
         estimator._check_params()
 
     def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
@@ -169,10 +170,10 @@ class Family(ABC):
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
         """Return equations of counts and seconds, from a fit and its passes."""
-        usual = median(records)
+        pass_seconds = median(records)
         return [
-            (work.setup, max(seconds - usual * work.passes, 0.0)),
-            (work.one_pass, usual),
+            (work.setup, max(seconds - pass_seconds * work.passes, 0.0)),
+            (work.one_pass, pass_seconds),
         ]
 
 
@@ -184,9 +185,12 @@ def _make_rows(
     Some rows are repeated, since drawing takes longer than a fit.
     """
     rng = np.random.default_rng(0)
-    some = rng.standard_normal((min(n_rows, distinct), n_features), dtype=np.float32).astype(dtype)
-    X = np.resize(some, (n_rows, n_features))
-    # Half of it is noise: the pilot of rows without any would look for no end.
+    distinct_rows = rng.standard_normal(
+        (min(n_rows, distinct), n_features), dtype=np.float32
+    ).astype(dtype)
+    X = np.resize(distinct_rows, (n_rows, n_features))
+    # Half of the target's variance is noise: on rows without noise the pilot, which searches a
+    # learning rate, would go on too long.
     score = X[:, :8].sum(axis=1) / 8**0.5 + rng.standard_normal(n_rows).astype(dtype)
     if not n_classes:
         return X, np.abs(score)

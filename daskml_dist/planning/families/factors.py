@@ -21,14 +21,17 @@ from daskml_dist.training.job import INLINE
 
 __all__ = ["ALSFamily"]
 
-#: Ratings whose ids are looked at, and bytes of a rating: two numbers and a value.
-_SOME, _BYTES = 1 << 16, 24
+#: Ratings whose ids are sampled to estimate the numbers of users and items.
+_SAMPLE_SIZE = 1 << 16
+#: Bytes of a rating: user and item as int64, and a float64 value.
+_RATING_BYTES = 24
 
 
 class ALSFamily(Family):
     """Alternating least squares: a sweep solves for each user, and then for each item.
 
-    It counts the ratings by the square of the rank, and the systems by its cube.
+    Normal equations cost the square of the rank for each rating, their solution its cube for each
+    user and item.
     """
 
     kind = "ALS"
@@ -39,8 +42,8 @@ class ALSFamily(Family):
     }  # fmt: skip
     usual_there: ClassVar = {"fit": 0.2, "send": 3e-8, "pass": 1e-2}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
-    #: As of a thread for each half a million ratings.
-    share = (1 << 19) * _BYTES
+    #: Bytes of half a million ratings, which are worth another thread.
+    share = (1 << 19) * _RATING_BYTES
 
     def check(self, estimator: Any) -> None:
         """Check the parameters."""
@@ -63,7 +66,14 @@ class ALSFamily(Family):
         else:
             keys = float(X.shape[0]), float(X.shape[1])
         return RowsShape(
-            collection.n_entries, 3, 0, "float64", collection, True, keys=keys, item_bytes=_BYTES
+            collection.n_entries,
+            3,
+            0,
+            "float64",
+            collection,
+            True,
+            keys=keys,
+            item_bytes=_RATING_BYTES,
         )
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
@@ -114,7 +124,7 @@ class ALSFamily(Family):
     def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
         """Return the shape of the ratings of a probe."""
         keys = float(min(probe.n_features, probe.n_rows))
-        return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_BYTES)
+        return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_RATING_BYTES)
 
     def choice_policy(self, estimator: Any) -> str:
         """Return the name that a plan shows for the meetings of a sweep."""
@@ -123,12 +133,13 @@ class ALSFamily(Family):
 
 def _estimate_distinct(ids: NDArray[Any]) -> float:
     """Return the number of ids, estimated from some entries as if all were equally frequent."""
-    some = pd.unique(ids[:: max(1, len(ids) // _SOME)])
-    seen, looked = float(len(some)), float(len(ids[:: max(1, len(ids) // _SOME)]))
-    if looked == len(ids) or seen >= looked:
+    sample = ids[:: max(1, len(ids) // _SAMPLE_SIZE)]
+    seen, drawn = float(len(pd.unique(sample))), float(len(sample))
+    if drawn == len(ids) or seen >= drawn:
         return seen
+    # Of k equally frequent ids n draws show about k (1 - exp(-n/k)): solved for k by bisection.
     low, high = seen, float(len(ids))
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if middle * (1 - exp(-looked / middle)) < seen else (low, middle)
+        low, high = (middle, high) if middle * (1 - exp(-drawn / middle)) < seen else (low, middle)
     return low

@@ -1,4 +1,4 @@
-"""Round solvers: one answer by sums over all rows after the other."""
+"""Solvers that iterate over sums of all rows: gradients, least squares, k-means."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ class _RoundSolverFamily(Family):
         """Return the number of outputs of each row."""
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Return the operation counts of a fit.
-
-        Rows and entries of each share, times the outputs.
-        """
+        """Return the operation counts: a process's share of rows and entries, times outputs."""
         entries, width = rows.row_entries, self.width(estimator, rows)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
         setup = {"fit": 1.0, "read": float(rows.n_rows * entries)}
@@ -73,7 +70,7 @@ class GradientSolverFamily(_RoundSolverFamily):
 
 
 class LeastSquaresFamily(_RoundSolverFamily):
-    """Estimators that need the second moments of the features, in one pass, and solve for these."""
+    """Estimators that sum the second moments of the features in one pass, and solve with them."""
 
     kind = "least squares, PCA"
     estimators = (
@@ -84,7 +81,7 @@ class LeastSquaresFamily(_RoundSolverFamily):
     }  # fmt: skip
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """Return 1: targets are a few columns among hundreds."""
+        """Return 1: a few target columns count little beside the products of all features."""
         return 1.0
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
@@ -93,6 +90,7 @@ class LeastSquaresFamily(_RoundSolverFamily):
         d = rows.n_features
         squares = rows.n_rows / place.side_by_side(rows.nbytes, self.share) * d * d
         setup = {**work.setup, "cube": float(d**3)}
+        # The message is the matrix of second moments in float64.
         return Work(setup, {**work.one_pass, "square": squares}, passes, 1.0, float(d * d * 8))
 
 

@@ -22,35 +22,39 @@ from daskml_dist.training.spec import Settings
 
 __all__ = ["LinearStepsFamily"]
 
-#: Steps of a fit, and the entries in their rows, that are made before compiled gathers are loaded.
+#: A fit makes its first steps before the compiled gathers of batches are loaded: at most so many
+#: steps, and entries in their rows.
 _EARLY_STEPS, _EARLY_ENTRIES = 1 << 10, 1 << 26
-#: Policies that a plan looks at beside the estimator's own, and those of the same steps.
-_OTHERS = ("sync", "async", "local", "average")
-_SAME = {"sync": {"sync", "allreduce"}, "allreduce": {"sync", "allreduce"}}
-#: Rows for each lane, features, rows of a batch and outputs beyond two classes of the tiny fits.
-#: The first tells of early steps, under each policy; the other ones of later ones.
-_SHAPES = ((10000, 8, 64, 3), (20000, 8, 512, 3), (20000, 64, 256, 3), (3000, 1000, 256, 10))
-#: Rows and features of fits which tell what a fit costs beside its passes: of next to no rows, and
-#: of so many that the pilot's sample is a small part of them, and no cache holds them.
-_EMPTY, _MANY, _MANY_BATCH = (1000, 8), (500_000, 16), 1024
-#: Passes of the fits of early steps: the first of them loads what the others find in caches.
+#: Policies that a plan compares with the estimator's own, and policies that make equal steps.
+_COMPARED_POLICIES = ("sync", "async", "local", "average")
+_EQUAL_POLICIES = {"sync": {"sync", "allreduce"}, "allreduce": {"sync", "allreduce"}}
+#: Shapes of probes: rows for each lane, features, rows of a batch, and outputs beyond two classes.
+#: The first one measures early steps, under each policy; the others later steps.
+_PROBE_SHAPES = (
+    (10000, 8, 64, 3), (20000, 8, 512, 3), (20000, 64, 256, 3), (3000, 1000, 256, 10),
+)  # fmt: skip
+#: Rows and features of probes of the costs besides passes: next to no rows; and so many that the
+#: pilot's sample is a small part of them and no cache holds them, with the rows of a batch.
+_EMPTY_SHAPE, _LARGE_SHAPE, _LARGE_BATCH = (1000, 8), (500_000, 16), 1024
+#: Passes of the probe of early steps; the first of them fills the processor's caches.
 _EARLY_PASSES = 3
-#: Bytes of rows from which on no cache of a usual processor holds them, and bytes that it reads
-#: from memory while it looks for one place there.
-_CACHE, _AHEAD = 1 << 23, 256
-#: Lanes from which on a lane's share of the tiny fits' rows gets smaller.
-_MOST_LANES = 8
-#: Passes after the early steps, and passes at most.
-_LATE, _MOST_PASSES = 3, 80
+#: Bytes of rows that no cache of a usual processor holds, and bytes that are read from memory in
+#: the time of one access to a random place there.
+_CACHE_BYTES, _ACCESS_BYTES = 1 << 23, 256
+#: Number of lanes beyond which a probe has fewer rows for each.
+_MAX_FULL_LANES = 8
+#: Passes after the early steps, and passes of a probe at most.
+_LATE_PASSES, _MAX_PASSES = 3, 80
 #: Passes of fits to a part of sparse rows.
 _DRAWN_PASSES = 4
 
 
 class LinearStepsFamily(Family):
-    """Linear models by gradient steps, of rows in the lanes.
+    """Linear models by gradient steps, with rows divided among the lanes.
 
-    A pass counts steps of each lane, and rows and entries times the outputs; before the first comes
-    the pilot on a sample. The first steps of a fit are made another way than later ones.
+    Counts of a pass are the steps of each lane, and rows and entries times the outputs. The pilot,
+    which searches a learning rate on a sample, comes before the first pass. The first steps of a
+    fit are slower than later ones, so they are counted apart.
     """
 
     kind = "linear models by gradient steps"
@@ -63,11 +67,14 @@ class LinearStepsFamily(Family):
     usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
     share = 0
     takes_sparse = True
-    #: The estimator that a plan is made of, and its settings, which take long to check.
+    #: The estimator of the present plan, and its settings: checking them takes long.
     _kept: tuple[weakref.ref[Any], Settings] | None = None
 
     def check(self, estimator: Any) -> None:
-        """Refuse steps whose costs are others; the settings are kept until the next question."""
+        """Check the parameters, and refuse those whose steps cost something else.
+
+        The checked settings are kept for later calls with the same estimator.
+        """
         self._kept = None
         settings = self._settings(estimator)
         self._kept = weakref.ref(estimator), settings
@@ -87,17 +94,19 @@ class LinearStepsFamily(Family):
         """
         settings = self._settings(estimator)
         model = self._model(estimator, rows)
-        lane = _lane(rows, place)
-        batch = choose_batch_rows(settings.batch_size, lane, None, largest_batch_rows(model))
-        size = min(batch or lane[0].n_rows, lane[0].n_rows)
-        steps = count_pass_steps(lane, batch, settings.validation_fraction)
-        piloted = settings.auto_rate and settings.calibrates
-        sample = choose_sample_size(rows.n_rows, model, 1.0) if piloted else 0
+        lanes = _make_lane(rows, place)
+        batch = choose_batch_rows(settings.batch_size, lanes, None, largest_batch_rows(model))
+        size = min(batch or lanes[0].n_rows, lanes[0].n_rows)
+        steps = count_pass_steps(lanes, batch, settings.validation_fraction)
+        has_pilot = settings.auto_rate and settings.calibrates
+        sample = choose_sample_size(rows.n_rows, model, 1.0) if has_pilot else 0
         share, d, width = rows.n_rows / place.trainers, rows.row_entries, model.width
         early = int(min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1)))
-        # Rows are drawn, so that each is looked for in memory.
-        wide = d * rows.itemsize
-        far = share * (1 + wide / _AHEAD) if share * wide > _CACHE else 0.0
+        # Rows are read in random order: each costs an access to memory where no cache holds them.
+        row_bytes = d * rows.itemsize
+        far = 0.0
+        if share * row_bytes > _CACHE_BYTES:
+            far = share * (1 + row_bytes / _ACCESS_BYTES)
         setup = {
             "fit": 1.0,
             "read": float(rows.n_rows * d),
@@ -128,31 +137,31 @@ class LinearStepsFamily(Family):
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Return fits of several shapes; on a cluster those that measure starts and steps."""
-        share = min(1.0, _MOST_LANES / place.lanes)
-        shapes = _SHAPES if place.name == INLINE else (_SHAPES[0], _SHAPES[2])
+        share = min(1.0, _MAX_FULL_LANES / place.lanes)
+        shapes = _PROBE_SHAPES if place.name == INLINE else (_PROBE_SHAPES[0], _PROBE_SHAPES[2])
         found: list[Probe] = []
         for rows, d, batch, outputs in shapes:
             few = int(rows * share)
             steps = -(-few // batch)
             early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(batch * d, 1))
-            passes = min(-(-early // steps) + _LATE, _MOST_PASSES)
+            passes = min(-(-early // steps) + _LATE_PASSES, _MAX_PASSES)
             if not found or place.name != INLINE:
                 passes = _EARLY_PASSES
-            found.append(_probe(few * place.lanes, d, batch, outputs, passes))
-        rows, d = _EMPTY
-        found.append(_probe(-(-rows // place.lanes) * place.lanes, d, rows, 3, 1, times=2))
-        rows, d = _MANY
+            found.append(_make_probe(few * place.lanes, d, batch, outputs, passes))
+        rows, d = _EMPTY_SHAPE
+        found.append(_make_probe(-(-rows // place.lanes) * place.lanes, d, rows, 3, 1, times=2))
+        rows, d = _LARGE_SHAPE
         few = -(-rows // place.lanes)
         if place.name != INLINE:
-            return [*found, _probe(few * place.lanes, d, few, 3, 1)]
-        passes = -(-_EARLY_STEPS * _MANY_BATCH // few) + 2
-        return [*found, _probe(few * place.lanes, d, _MANY_BATCH, 3, passes)]
+            return [*found, _make_probe(few * place.lanes, d, few, 3, 1)]
+        passes = -(-_EARLY_STEPS * _LARGE_BATCH // few) + 2
+        return [*found, _make_probe(few * place.lanes, d, _LARGE_BATCH, 3, passes)]
 
     def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
         """Return few passes, in the batches of the whole fit: a step costs what it costs there."""
         settings, model = self._settings(estimator), self._model(estimator, rows)
         widest = largest_batch_rows(model)
-        batch = choose_batch_rows(settings.batch_size, _lane(rows, place), None, widest)
+        batch = choose_batch_rows(settings.batch_size, _make_lane(rows, place), None, widest)
         return {
             "max_iter": _DRAWN_PASSES, "tol": None, "early_stopping": False, "batch_size": batch,
         }  # fmt: skip
@@ -204,8 +213,8 @@ class LinearStepsFamily(Family):
         """Return the names of other policies that differ and that the estimator takes."""
         own = self.policy(estimator).name
         found = []
-        for name in _OTHERS:
-            if name in _SAME.get(own, {own}):
+        for name in _COMPARED_POLICIES:
+            if name in _EQUAL_POLICIES.get(own, {own}):
                 continue
             try:
                 estimator._check_settings(name)
@@ -247,12 +256,13 @@ class LinearStepsFamily(Family):
         )
 
 
-def _lane(rows: RowsShape, place: Place) -> list[LaneSpec]:
-    """Return a lane of the rows, as those of a place have them."""
+def _make_lane(rows: RowsShape, place: Place) -> list[LaneSpec]:
+    """Return a list of one lane with its share of the rows, as the batch rules take it."""
     return [LaneSpec(0, (Segment(0, 0, -(-rows.n_rows // place.lanes)),))]
 
 
-def _probe(rows: int, d: int, batch: int, outputs: int, passes: int, times: int = 1) -> Probe:
+def _make_probe(rows: int, d: int, batch: int, outputs: int, passes: int, times: int = 1) -> Probe:
+    """Return a probe with a fixed number of passes and batches of a given size."""
     params = {
         "batch_size": batch, "max_iter": passes, "tol": None, "early_stopping": False,
         "class_weight": None,

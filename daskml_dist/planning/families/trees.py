@@ -14,14 +14,14 @@ from daskml_dist.training.job import INLINE
 
 __all__ = ["BoostingFamily", "ForestFamily"]
 
-#: Numbers of 8 bytes in a histogram of a feature: gradients and hessians of some 256 bins.
-_BINS = 2 * 256
+#: Numbers of 8 bytes in the histogram of a feature: a gradient and a hessian sum for 256 bins.
+_HISTOGRAM_SIZE = 2 * 256
 
 
 class BoostingFamily(Family):
     """Gradient boosting: a tree, or one for each class, is an iteration.
 
-    It counts rows by the outputs, entries by outputs and levels, and histograms by their bins.
+    Rows are counted times the outputs, entries times outputs and levels, histograms by their bins.
     """
 
     kind = "boosting"
@@ -33,7 +33,7 @@ class BoostingFamily(Family):
     usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2, "met": 2e-9}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
 
-    #: All: trees end at rows that are alike.
+    #: No probe repeats rows: equal rows cannot be split, so trees would stop early.
     distinct = 1 << 17
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
@@ -44,7 +44,7 @@ class BoostingFamily(Family):
         leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
         levels = min(log2(leaves), p["max_depth"] or 99)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
-        bins = min(rows.n_rows, _BINS / 2) * rows.n_features
+        bins = min(rows.n_rows, _HISTOGRAM_SIZE / 2) * rows.n_features
         read = {"read": share * rows.n_features, "send": float(rows.n_rows * rows.n_features)}
         return Work(
             {"fit": 1.0, **read},
@@ -53,11 +53,16 @@ class BoostingFamily(Family):
                 "row": share * width,
                 "entry": share * rows.n_features * levels * width,
                 "bin": bins * leaves * width,
-                "met": 8.0 * _BINS * rows.n_features * leaves * width * (place.trainers > 1),
+                "met": 8.0
+                * _HISTOGRAM_SIZE
+                * rows.n_features
+                * leaves
+                * width
+                * (place.trainers > 1),
             },
             passes,
             float(levels * width),
-            float(rows.n_features * _BINS * 8 * leaves / levels),
+            float(rows.n_features * _HISTOGRAM_SIZE * 8 * leaves / levels),
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
@@ -86,8 +91,8 @@ class BoostingFamily(Family):
 class ForestFamily(Family):
     """Random forests and single trees, grown to their leaves.
 
-    Entries are counted by the features that are looked at and by the levels, of which there are
-    more the more rows there are, where no depth is given.
+    Entries are counted times the features that a split searches and the levels, whose number grows
+    with the logarithm of the rows where no depth is given.
     """
 
     kind = "trees and forests"
@@ -99,7 +104,7 @@ class ForestFamily(Family):
     usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2}
     spread: ClassVar = {INLINE: 2.0, "cluster": 2.0}
 
-    #: All: trees end at rows that are alike.
+    #: No probe repeats rows: equal rows cannot be split, so trees would stop early.
     distinct = 1 << 17
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
@@ -109,21 +114,21 @@ class ForestFamily(Family):
         leaf = leaf if leaf >= 1 else leaf * rows.n_rows
         full = log2(max(rows.n_rows / max(leaf, 1.0), 2.0))
         depth = min(full * 1.2, p["max_depth"] or 1e9)
-        # Noise is split to single rows: about a leaf for three of them.
+        # Noisy targets are split down to single rows: about a node for every three of them.
         nodes = min(2.0 ** min(depth, 60.0), rows.n_rows / 3, p["max_leaf_nodes"] or 1e12)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
-        looked = float(estimator._resolve_max_features(rows.n_features))
+        n_searched = float(estimator._resolve_max_features(rows.n_features))
         return Work(
             {"fit": 1.0, "send": float(rows.n_rows * rows.n_features)},
             {
                 "pass": 1.0,
                 "row": share * depth,
-                "entry": share * looked * depth,
-                "node": nodes * looked / place.side_by_side(rows.nbytes, self.share),
+                "entry": share * n_searched * depth,
+                "node": nodes * n_searched / place.side_by_side(rows.nbytes, self.share),
             },
             passes,
             depth,
-            float(min(nodes, 4096.0) * looked * _BINS * 8 / depth),
+            float(min(nodes, 4096.0) * n_searched * _HISTOGRAM_SIZE * 8 / depth),
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:

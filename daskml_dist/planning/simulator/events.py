@@ -1,8 +1,8 @@
 """An event simulator of training: real policies, modelled time.
 
-Who may go on and which pushes apply is asked of the gates of :mod:`daskml_dist.policies`, the same
-objects that a server asks. Modelled is the time: the computation of each worker with its
-stragglers, first-come-first-served queues at every network card and at each server's processor.
+The gates of :mod:`daskml_dist.policies`, the same objects that servers use, decide who may go on
+and which pushes are applied. Time is modelled: the computation of each worker with its stragglers,
+and first-come-first-served queues at every network card and at each server's processor.
 A `Training` may be handed in: then every push carries a real gradient, computed from the
 parameters that the worker had pulled in simulated time.
 """
@@ -27,7 +27,7 @@ __all__ = ["Costs", "SimulatedRun", "Stragglers", "Training", "allreduce_seconds
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of things; seconds, and bytes a second.
+    """Costs of operations in seconds, and the bandwidth in bytes a second.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Causes that make a step longer than it should be.
+    """Random causes that make steps longer.
 
     Parameters
     ----------
@@ -75,9 +75,9 @@ class Stragglers:
     slow_factor: float = 1.0
 
     def seconds(self, compute: float, workers: int, steps: int, seed: int) -> NDArray[np.float64]:
-        """Return the time of each step of each worker, the same under every policy.
+        """Return the seconds of each step, of shape (workers, steps).
 
-        (workers, steps).
+        They depend on the seed alone, so that policies are compared on the same stragglers.
         """
         rng = np.random.default_rng(seed)
         factor = np.exp(self.noise * rng.standard_normal((workers, steps)) - self.noise**2 / 2)
@@ -173,7 +173,7 @@ def simulate(
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
         return _simulate_replicas(policy, costs, seconds, n_bytes)
-    run = _Run(policy, costs, seconds, servers, n_bytes, cached, colocated, training)
+    run = _ServerSimulation(policy, costs, seconds, servers, n_bytes, cached, colocated, training)
     return run.outcome(workers * steps)
 
 
@@ -181,9 +181,9 @@ def simulate(
 
 
 def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
-    """Return the time of an all-reduce of :mod:`daskml_dist.comm.socket_group`.
+    """Return the seconds of an all-reduce as :mod:`daskml_dist.comm.socket_group` makes it.
 
-    A mesh, or a ring.
+    Small messages go to every other worker (a mesh), larger ones around a ring in two rounds.
     """
     others = workers - 1
     if others == 0:
@@ -199,7 +199,7 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
 def _simulate_replicas(
     policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
 ) -> SimulatedRun:
-    """Simulate steps of all workers, each followed by a meeting, without an event queue."""
+    """Simulate policies without servers: after every few steps all workers all-reduce."""
     workers, steps = seconds.shape
     every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
     ends = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
@@ -224,7 +224,7 @@ def _simulate_replicas(
 
 
 class _Server:
-    """One shard: its gate, and when its processor and its network card are free again."""
+    """Server of one shard: its gate, and when its processor and network card are free again."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -237,7 +237,7 @@ class _Server:
 
 
 class _Worker:
-    """One lane."""
+    """Worker that runs one lane: its clock, its copy of the parameters, its network card."""
 
     def __init__(self, number: int, seconds: list[float]) -> None:
         self.number = number
@@ -260,8 +260,8 @@ class _Worker:
 _Event = tuple[float, int, _Worker, int, int, tuple[bool, bool], int, list[Any]]
 
 
-class _Run:
-    """The events of a run, in the order of time."""
+class _ServerSimulation:
+    """Simulation of a run with servers: a queue of events in the order of time."""
 
     def __init__(
         self,
@@ -307,6 +307,7 @@ class _Run:
         return self._summary()
 
     def _begin(self, worker: _Worker, now: float) -> None:
+        """Start the next step of a worker."""
         worker.began = now
         done = now + worker.seconds[worker.made % len(worker.seconds)]
         worker.made += 1
@@ -316,7 +317,7 @@ class _Run:
         heapq.heappush(self._events, event)
 
     def _computed(self, worker: _Worker, now: float) -> None:
-        """Send a gradient that is ready where the policy's loop would, or step again."""
+        """Take a ready gradient: push and pull where the policy's loop would, else step again."""
         worker.busy += now - worker.began
         worker.clock += 1
         if self._training is not None:
@@ -333,6 +334,7 @@ class _Run:
             self._begin(worker, now)
 
     def _send(self, worker: _Worker, now: float, push: bool, pull: bool) -> None:
+        """Send a push, a pull or both to all servers, through the worker's network card."""
         gradients: list[Any] = []
         if push:
             gradients, worker.gradients = worker.gradients, []
@@ -362,7 +364,7 @@ class _Run:
         version: int,
         gradients: list[Any],
     ) -> None:
-        """Queue a message whose first byte has reached a server, in the order of arrival."""
+        """Take a message whose first byte has reached a server, in the order of arrival."""
         server, (push, pull) = self._servers[number], wants
         read = now
         if push and not self._is_local(worker, number):
@@ -376,15 +378,17 @@ class _Run:
             self._release(server, number, worker)
 
     def _work(self, server: _Server, seconds: float) -> None:
+        """Keep the processor of a server busy."""
         server.cpu_free += seconds
         server.cpu_used += seconds
 
     def _push(
         self, server: _Server, lane: int, clock: int, version: int, gradients: list[Any]
     ) -> None:
+        """Hand a push to the gate of a server, and apply the pushes that are due."""
         gate, first = server.gate, server is self._servers[0]
         if self._policy.loop == "shared":
-            # As the server does: the trainer's change is added, its lanes' clocks are set.
+            # As a server does: the change of the trainer is added, and its lane's clock set.
             made = clock - gate.clock(lane)
             gate.join(lane, clock)
             self._apply(server, [(version, gradients)], made)
@@ -398,6 +402,7 @@ class _Run:
             self._apply(server, pushes, len(pushes) * self._push_every)
 
     def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
+        """Apply pushes as one update; the first server counts for all."""
         cost = self._costs.apply
         if self._policy.loop == "bulk":
             cost += len(pushes) * self._costs.add
@@ -413,10 +418,10 @@ class _Run:
         server.version += 1
 
     def _release(self, server: _Server, number: int, worker: _Worker) -> None:
-        """Answer the asking lane if it may go, then those that wait, slowest clock first.
+        """Answer the lane that asks if it may go on, then lanes that wait, slowest clock first.
 
-        No gate lets a lane go and holds back a slower one that waits, so the first refusal ends
-        the search; looking at all of them at each push is quadratic in the lanes.
+        No gate lets a lane go on while it holds back a slower one, so the first refusal ends the
+        search; asking for all lanes at each push would be quadratic in their number.
         """
         gate, waiting = server.gate, server.waiting
         if gate.may_go(worker.number):
@@ -428,6 +433,7 @@ class _Run:
             self._answer(server, number, self._workers[lane])
 
     def _answer(self, server: _Server, number: int, worker: _Worker) -> None:
+        """Send the parameters to a worker, which steps again once all servers have answered."""
         if self._is_local(worker, number):
             worker.answers.append((server.cpu_free, 0.0))
         else:
@@ -455,14 +461,14 @@ class _Run:
             self.result.lead = max(self.result.lead, clock - slowest)
 
     def _received(self, worker: _Worker) -> float:
-        """Return the time at which the last answer has come through the worker's card."""
+        """Return the time at which the last answer has been read through the worker's card."""
         for first, duration in sorted(worker.answers):
             worker.read_free = max(worker.read_free, first) + duration
             worker.moved += duration
         return worker.read_free
 
     def _summary(self) -> SimulatedRun:
-        """Return the outcome: rates, waiting times and staleness."""
+        """Return the result, with totals and means filled in."""
         result, end = self.result, self._ended
         result.seconds = end
         for worker in self._workers:
