@@ -1,6 +1,6 @@
-"""One fit as a job: its rows, its specification, its run and its result.
+"""Jobs: one fit from its rows to its result, whatever it trains and wherever it runs.
 
-Every fit goes the same way, whatever it trains::
+Every fit takes the same steps::
 
     with FitJob(collection, client, run, callbacks) as job:
         job.rows = DatasetInfo.of(job.summarize_rows(), classes, class_weight, weighted)
@@ -9,8 +9,9 @@ Every fit goes the same way, whatever it trains::
         result = job.train(fit)                          # or train_steps, train_rounds: in parts
     result.raise_if_interrupted()
 
-`KeyedJob` is the same for entries that are cut by ranges of keys (edges of graphs, ratings).
-Engines run jobs in this process, on a client's cluster, or on a cluster of their own.
+`KeyedJob` is the job of entries that are partitioned by ranges of their keys (edges of graphs,
+ratings). The job chooses the engine that trains: in this process, on a client's cluster, or on a
+cluster that lives as long as the job.
 """
 
 from __future__ import annotations
@@ -62,37 +63,40 @@ from daskml_dist.training.work import KeyedWork, RoundWork
 
 __all__ = ["AUTO", "INLINE", "FitJob", "KeyedJob", "find_default_client"]
 
-#: In a client's place: rows in memory are trained in this process, though there be a client.
+#: Value of `client`: train rows in memory in this process, even if there is a current client.
 INLINE = "inline"
-#: In a client's place: rows in memory are trained where that is sooner, as estimators that have a
-#: plan find out before; of all others it is the current client.
+#: Value of `client`: train rows in memory where a plan predicts the earlier end. Estimators with a
+#: plan resolve it before they open a job; for all others it is the current client.
 AUTO = "auto"
-
-
-#: Bytes of rows from which another lane of sums in one process is worth a thread: 4 MiB.
+#: Bytes of rows for each lane of sums in one process: a thread with less takes longer to start than
+#: it saves (4 MiB).
 SUM_BYTES_PER_LANE = 1 << 22
-#: Memory budget that keeps all blocks of keys: each takes part in every iteration.
+#: Memory budget of fits over keys, in bytes: no block is ever streamed, since every iteration reads
+#: all of them.
 KEEP_ALL_BYTES = 2**62
 
 
 class FitJob:
-    """One fit, from its rows to its result; what it opens it closes. Use it as a context manager.
+    """One fit from its rows to its result, as a context manager that opens and closes its engine.
 
     Parameters
     ----------
     collection : Collection
     client : distributed.Client, str or None
-        Where to train: `INLINE`, `AUTO`, a client, or None for the current one; without one
-        rows in memory are trained in this process.
+        Where to train: `INLINE`, `AUTO`, a client, or None for the current client. Without any,
+        rows in memory are trained in this process, and Dask collections on a cluster that the job
+        starts.
     run : RunSettings
     callbacks : CallbackList, optional
-        Told of the phases of the fit, and of its passes.
+        Called at the phases of the fit, and after its passes.
 
     Attributes
     ----------
     engine : Engine
+        Between entering and leaving the context.
     rows : DatasetInfo
-        What is known of the rows, once they have been summarized; set by the job's owner.
+        Summary of the rows, and how the fit reads them; set by the caller after
+        :meth:`summarize_rows`.
     lanes : list of LaneSpec
         Set by :meth:`lay_out_lanes`.
     """
@@ -114,7 +118,7 @@ class FitJob:
 
     def __enter__(self) -> Self:
         engine = _open_engine(self._collection, self._client, self.run)
-        # Names of columns make errors about values readable; entries of keys have none.
+        # Errors about values name the column; a `KeyedCollection` has no columns.
         engine.feature_names = getattr(self._collection, "feature_names", None)
         engine.callbacks = self.callbacks
         self.engine = engine.__enter__()
@@ -131,7 +135,7 @@ class FitJob:
     # -- rows ----------------------------------------------------------------------------------
 
     def summarize_rows(self) -> DataSummary:
-        """Read the rows once and return their summary; raise where there are none."""
+        """Return the summary of all rows, reading them once; raise where there are no rows."""
         survey = DataSummary(self.engine.inspect_blocks(self.run.n_lanes))
         survey.check_devices()
         if survey.n_rows == 0:
@@ -144,20 +148,26 @@ class FitJob:
     def lay_out_lanes(
         self, passes: int, *, bytes_per_lane: int | None = None, device: str = "cpu"
     ) -> None:
-        """Choose the lanes of a fit of at most `passes` passes (:meth:`Engine.choose_lanes`)."""
+        """Set the lanes of a fit of at most `passes` passes (:meth:`Engine.choose_lanes`).
+
+        `bytes_per_lane`: bytes of rows from which a further lane in one process pays.
+        """
         self.lanes = self.engine.choose_lanes(
             self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device
         )
 
     def lay_out_sum_lanes(self, passes: int, *, on_host: bool = False) -> None:
-        """Choose the lanes of sums over all rows, which threads of one process may share."""
+        """Set the lanes of a fit by sums over all rows, whose work threads of a process share.
+
+        `on_host`: rows are read on the CPU, whatever the device.
+        """
         run = self.run
         device = "cpu" if on_host else self.rows.survey.device(run.device, run.deterministic)
         self.lay_out_lanes(passes, bytes_per_lane=SUM_BYTES_PER_LANE, device=device)
 
     @property
     def row_lanes(self) -> list[LaneSpec]:
-        """Return the lanes that divide the rows: the first alone where each holds some columns."""
+        """Return lanes that together have each row once: the first, where lanes hold columns."""
         return self.lanes if self.engine.columns is None else self.lanes[:1]
 
     # -- specification -------------------------------------------------------------------------
@@ -170,7 +180,7 @@ class FitJob:
         *,
         rows: DatasetInfo | None = None,
     ) -> FitSpec:
-        """Plan a fit by gradient steps to the rows, or to what `rows` says of them."""
+        """Plan a fit by gradient steps; `rows` replaces :attr:`rows`."""
         engine = self.engine
         needs_scales = settings.optimizer.uses_scales and model.linear is not None
         return make_fit(
@@ -188,7 +198,7 @@ class FitJob:
     def plan_rounds(
         self, model: Model, solver: Solver | RowSolver, start: NDArray[Any] | None = None
     ) -> FitSpec:
-        """Plan a fit by a solver: of sums, or one that trainers run on their own rows."""
+        """Plan a fit by a solver, of sums over all rows or of each trainer's own rows."""
         engine = self.engine
         return make_solver_fit(
             model, solver, self.rows, self.lanes, start, engine.streaming, self.run,
@@ -198,7 +208,7 @@ class FitJob:
     # -- run -----------------------------------------------------------------------------------
 
     def train(self, fit: FitSpec, callbacks: CallbackList | None = None) -> FitResult:
-        """Run a fit in one part."""
+        """Run a fit from its beginning to its end."""
         return self.engine.train(fit, self.callbacks if callbacks is None else callbacks)
 
     def train_steps(
@@ -209,7 +219,11 @@ class FitJob:
         adaptive_rate: AdaptiveRate | None = None,
         has_settled: Callable[[ShardState], bool] | None = None,
     ) -> FitResult:
-        """Run a fit by gradient steps, in parts where anybody looks at it between two passes."""
+        """Run a fit by gradient steps, in parts where the client acts between two passes.
+
+        It does so to save a checkpoint, to change the rate (`adaptive_rate`), to end the fit when
+        its state says so (`has_settled`), or where a callback asks for the parameters.
+        """
         whole = checkpoint is None and not self.callbacks.need_parameters
         if whole and adaptive_rate is None and has_settled is None:
             return self.train(fit)
@@ -219,13 +233,19 @@ class FitJob:
     def train_rounds(
         self, fit: FitSpec, checkpoint: Checkpoint | None = None, seed: int | None = None
     ) -> FitResult:
-        """Run a fit by a solver, in parts where it is saved; `seed` is what it draws from."""
+        """Run a fit by a solver, in parts where it is saved to a checkpoint.
+
+        `seed`: the one drawn where the user gave no `random_state`; a checkpoint holds it.
+        """
         if checkpoint is None:
             return self.train(fit)
         return train_in_parts(self.engine, RoundsProgress(fit, seed), self.callbacks, checkpoint)
 
     def solve_beside(self, fit: FitSpec, solver: Solver) -> NDArray[Any]:
-        """Return what a solver finds in the rows of a fit by steps, before its steps or after."""
+        """Return the parameters that a solver finds from the rows of a fit by steps.
+
+        The rest of the fit runs before or after it, by another call.
+        """
         stopping = PassStoppingRule(solver.max_passes, None)
         work = RoundWork(fit.work.model, solver, None, None, stopping)
         result = self.train(replace(fit, work=work), CallbackList())
@@ -237,7 +257,7 @@ class FitJob:
     # -- result --------------------------------------------------------------------------------
 
     def make_history(self, fit: FitSpec, result: FitResult, **more: Any) -> History:
-        """Return the history of a fit, with `more` facts of its kind."""
+        """Return the history of a fit; `more` are facts that its kind of fit adds."""
         facts = {
             "policy": fit.work.name,
             "n_lanes": len(fit.rows.lane_rows),
@@ -251,13 +271,14 @@ class FitJob:
 
 
 class KeyedJob(FitJob):
-    """Fit over keys: entries are cut by ranges of keys, on the workers that hold them.
+    """Fit over keys, whose entries are partitioned by ranges of their keys.
 
     Parameters
     ----------
     collection : KeyedCollection
     client, run, callbacks
-        As of :class:`FitJob`. Keys are computed on by the CPU, and all their blocks are kept.
+        As of :class:`FitJob`, except that `run` is changed: keys are computed on by the CPU, and
+        all their blocks stay in memory.
 
     Attributes
     ----------
@@ -280,7 +301,7 @@ class KeyedJob(FitJob):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            # Ids are numbered and entries cut where they lie, by tasks of Dask.
+            # Tasks of Dask number the ids and partition the entries, where these lie.
             self.engine.cut_keys(self.run.n_lanes)
             self.summary = DataSummary(self.engine.inspect_blocks())
         except BaseException as error:
@@ -289,13 +310,13 @@ class KeyedJob(FitJob):
         return self
 
     def map_side(self, side: str, function: Callable[[KeyedBlock], Any]) -> list[Any]:
-        """Return the results of a picklable function of each lane's block of a side."""
+        """Apply a picklable function to each lane's block of a side; return the results by lane."""
         names = [s.name for s in self._collection.sides]
         at = names.index(side)
         return self.engine.map_kept_blocks(_ForOneSide(at, len(names), function))[at :: len(names)]
 
     def find_key_numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the numbers of some row keys of a side; -1 for ids that are none."""
+        """Return the numbers among all row keys of a side, given ids; -1 for unknown ids."""
         found = np.full(len(ids), -1)
         first = 0
         # Blocks are in the order of their key ranges, so numbers are cumulative.
@@ -307,7 +328,7 @@ class KeyedJob(FitJob):
     def solve(
         self, solver: KeyedSolver, callbacks: CallbackList
     ) -> tuple[KeyedSolution, FitResult, FitSpec]:
-        """Run a solver; `callbacks` are told of its passes."""
+        """Run a solver; return its solution, the result and the specification of the fit."""
         self.lay_out_lanes(solver.max_passes)
         # Keys have no features: entries are counted as rows.
         rows = RowsSpec("float64", "int32", count_training_rows(self.lanes), None, None, None)
@@ -322,7 +343,10 @@ class KeyedJob(FitJob):
 
 
 class _ForOneSide:
-    """Picklable function applied to the blocks of one side only."""
+    """Picklable function applied to the blocks of one side only; None for others.
+
+    Blocks are numbered lane by lane, in each lane by the order of the sides.
+    """
 
     def __init__(self, at: int, n_sides: int, function: Callable[[KeyedBlock], Any]) -> None:
         self._at, self._n_sides, self._function = at, n_sides, function
@@ -356,10 +380,9 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
     in_task = _is_in_dask_task()
     if client is None:
         client = _current_client(in_task, collection.kind)
-    # Engines load what trainers need; who only imports an estimator, or predicts, does without.
+    # Engines import the trainers and the transports: so they are imported here, since importing an
+    # estimator, or predicting, needs neither.
     if client is None and collection.kind == "memory":
-        # Engines import the trainers and the transports; importing an estimator, or predicting,
-        # does not.
         from daskml_dist.training.in_process import InProcessEngine
 
         return InProcessEngine(collection)
@@ -372,8 +395,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
             client = _leave_worker_pool(stack, client)
         assert client is not None
         check_synchronous(client, "fit")
-        # The stack moves to the engine only once this succeeds: on an error the thread rejoins the
-        # pool.
+        # On an error before `pop_all` the stack closes here, and the thread rejoins the pool.
         engine = ClusterEngine(collection, client, run.memory_budget, run.device)
         engine.close_with_engine(stack.pop_all())
     return engine
@@ -413,12 +435,12 @@ def _is_in_dask_task() -> bool:
 def _leave_worker_pool(stack: ExitStack, client: Any | None) -> Any:
     """Leave the worker's thread pool until the stack closes; return a client of the cluster.
 
-    Else the fit would wait for tasks that wait for the slot of the task that calls it.
+    Otherwise a fit in a task deadlocks: it waits for tasks that wait for the slot of its own task.
     """
     from distributed import worker_client
 
-    own = stack.enter_context(worker_client())
-    return own if client is None else client
+    found = stack.enter_context(worker_client())
+    return found if client is None else client
 
 
 def _current_client(in_task: bool, kind: str) -> Any | None:
@@ -431,7 +453,8 @@ def _current_client(in_task: bool, kind: str) -> Any | None:
 
     with suppress(ValueError):
         client = Client.current(allow_global=True)
-        # Threads that a task has started: its slot is taken for as long as they run.
+        # On a worker outside of a task (a thread that a task has started) the fit would wait for
+        # the slot of that task: rows in memory are trained in this process.
         if kind != "memory" or not is_client_of_worker(client):
             return client
     return None

@@ -1,9 +1,9 @@
-"""Search for the start and the rates of a linear model's steps (``learning_rate="auto"``).
+"""Initial parameters and learning rates of linear models' steps (``learning_rate="auto"``).
 
-A pilot (`daskml_dist.training.pilot`) minimises the loss on a sample and tries rates;
-`calibrated_fit` puts what it finds into the `initial` state and the schedule of the fit.
-`rate_for_row_size` is the rule where rows come one by one and no pilot is run. The sample is drawn
-by `draw_sample_rows`, the same wherever the rows lie.
+`calibrated` draws a sample of the rows (`draw_sample_rows`: the same rows wherever they lie); a
+pilot (`daskml_dist.training.pilot`) minimises the loss on it and tries rates, and the fit is
+returned with what it found. `calibrated_together` does so for the many fits of a search. Where rows
+come one by one there is no sample, and `rate_for_row_size` is the rule.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.pilot import (
-    ENOUGH,
-    FEW,
+    MAX_WHITENED,
+    ROWS_PER_PARAMETER,
     Pilot,
     StackedPilot,
     search_best_rate,
@@ -58,8 +58,8 @@ __all__ = [
 
 #: Blocks that are read again for a sample, where rows are streamed.
 SAMPLED_BLOCKS = 8
-#: Rows from which a few blocks are taken too where some rows are held out, since these must be
-#: found block by block.
+#: Rows from which a sample comes from a few blocks also where rows are in memory and some of them
+#: are held out: finding the held-out rows of all blocks would take longer than the pilot.
 _FEW_BLOCKS_FROM = 1 << 22
 
 
@@ -82,29 +82,34 @@ class _TakeRows:
 def draw_sample_rows(
     engine: Engine, lanes: Sequence[LaneSpec], n_rows: int, seed: int, held_out: float
 ) -> Block:
-    """Draw rows without replacement, none of them held out; all rows where there are no more.
+    """Draw training rows without replacement; all of them where they are no more than `n_rows`.
 
-    Which rows depends on the seed and the rows' places among all, never on who holds them. Of
-    streamed rows those of a few blocks alone are drawn, so that not all are read again.
+    Rows that a share `held_out` of each block reserves for validation are never drawn. The draw
+    depends on the seed and the rows' positions in the collection, not on the lanes that have them.
     """
-    columns = engine.columns is not None
-    # Lanes of columns have the same rows.
-    # The order of the blocks, not of the lanes: the sample does not depend on placement.
-    segments = _TrainingRows(lanes[:1] if columns else lanes, seed, held_out)
-    draw = np.random.default_rng((seed, n_rows))
-    many = held_out > 0 and segments.n_rows > _FEW_BLOCKS_FROM
-    if engine.streaming is not None or many:
-        segments.leave(SAMPLED_BLOCKS, draw)
+    by_columns = engine.columns is not None
+    # Lanes that hold columns all have the same rows: the first lane's numbering is that of all.
+    training_rows = _TrainingRows(lanes[:1] if by_columns else lanes, seed, held_out)
+    rng = np.random.default_rng((seed, n_rows))
+    # Streamed rows: a few blocks only, so that not all are read again.
+    if engine.streaming is not None or (held_out > 0 and training_rows.n_rows > _FEW_BLOCKS_FROM):
+        training_rows.keep_random_blocks(SAMPLED_BLOCKS, rng)
     # Draw numbers among all rows, then find the block and position of each.
-    total = segments.n_rows
+    total = training_rows.n_rows
     chosen = np.arange(total)
     if total > n_rows:
-        chosen = np.sort(draw.choice(total, n_rows, replace=False, shuffle=False))
-    places = segments.places(chosen)
-    if not columns:
+        chosen = np.sort(rng.choice(total, n_rows, replace=False, shuffle=False))
+    places = training_rows.find_places(chosen)
+    if not by_columns:
         return _join_rows(engine.map_chosen_blocks(_TakeRows(places), sorted(places)))
-    parts_of = [_take_columns(engine, lane, places) for lane in lanes]
-    return replace(parts_of[0], rows=_join_columns([part.rows for part in parts_of]))
+    parts = []
+    for lane in lanes:
+        own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
+        parts.append(_join_rows(engine.map_chosen_blocks(_TakeRows(own), sorted(own))))
+    columns = [part.rows for part in parts]
+    dense = not any(sparse.issparse(X) for X in columns)
+    X = np.hstack(columns) if dense else sparse.hstack(columns, format="csr")
+    return replace(parts[0], rows=X)
 
 
 class _TrainingRows:
@@ -114,7 +119,9 @@ class _TrainingRows:
     ----------
     lanes : sequence of LaneSpec
     seed : int
+        Seed of the fit, from which held-out rows are drawn.
     held_out : float
+        Share of each block's rows that is held out.
     """
 
     def __init__(self, lanes: Sequence[LaneSpec], seed: int, held_out: float) -> None:
@@ -129,18 +136,18 @@ class _TrainingRows:
 
     @property
     def n_rows(self) -> int:
-        """Return the number of rows."""
+        """Return the number of training rows."""
         return sum(self._segment_sizes)
 
-    def leave(self, n_blocks: int, draw: np.random.Generator) -> None:
-        """Keep the rows of some randomly drawn blocks only."""
+    def keep_random_blocks(self, n_blocks: int, rng: np.random.Generator) -> None:
+        """Forget the rows of all but some randomly drawn blocks."""
         numbers = sorted({segment.drawn for segment in self._all})
         if len(numbers) > n_blocks:
-            kept = set(draw.choice(numbers, n_blocks, replace=False).tolist())
+            kept = set(rng.choice(numbers, n_blocks, replace=False).tolist())
             self._all = [segment for segment in self._all if segment.drawn in kept]
 
-    def places(self, chosen: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
-        """Return, by block, the positions of rows given by their sorted numbers."""
+    def find_places(self, chosen: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
+        """Return, by block, the positions in it of rows given by their sorted numbers."""
         ends = np.cumsum(self._segment_sizes)
         parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
         found: dict[int, list[NDArray[np.intp]]] = {}
@@ -153,26 +160,14 @@ class _TrainingRows:
         return {number: np.concatenate(rows) for number, rows in found.items()}
 
     def _training_positions(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return positions in the block of a segment's training rows."""
+        """Return positions in the block, given positions among a segment's training rows."""
         if not count_held_out_rows(segment, self._held_out):
             return at + segment.start
         lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
         ((_, held),) = lane.held_out
-        # Held-out rows are drawn from the seed, as in the fit, and skipped.
+        # The same held-out rows as the fit draws from its seed.
         rows = np.arange(segment.start, segment.stop)
         return np.setdiff1d(rows, held, assume_unique=True)[at]
-
-
-def _take_columns(engine: Engine, lane: LaneSpec, places: dict[int, NDArray[np.intp]]) -> Block:
-    """Return the columns that one lane holds, of the sampled rows."""
-    own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
-    return _join_rows(engine.map_chosen_blocks(_TakeRows(own), sorted(own)))
-
-
-def _join_columns(parts: list[Any]) -> Any:
-    """Join columns of the same rows."""
-    dense = not any(sparse.issparse(X) for X in parts)
-    return np.hstack(parts) if dense else sparse.hstack(parts, format="csr")
 
 
 def _join_rows(parts: list[Block]) -> Block:
@@ -195,25 +190,26 @@ def _concatenate_or_none(parts: list[Any]) -> Any:
     return None if parts[0] is None else np.concatenate(parts)
 
 
-#: Entries that one reading of the sample may cost, about a nanosecond each: 4 ms.
+#: Entries that one pass over the sample may always read: 4 ms, at about a nanosecond each.
 _SAMPLE_WORK = 1 << 22
-#: Share of the rows that a sample may have beyond that: some passes over it are a tenth of a fit.
+#: Share of the rows that a sample may have in any case: the pilot's passes over it then take about
+#: a tenth of the fit.
 SAMPLE_SHARE = 1 / 8
-#: Most rows of a sample, and most entries (64 MiB in float64): it comes into the client's memory.
+#: Rows of a sample at most, and entries (64 MiB in float64): the client holds it in memory.
 MAX_SAMPLE_ROWS, MAX_SAMPLE_ENTRIES = 1 << 16, 1 << 23
-#: Rows that are enough, at least and for each parameter: a larger sample would tell what the first
-#: steps tell anyhow.
-_PLENTY, _EACH = 1 << 14, 256
-#: Least rows of a sample that many fits share.
+#: Rows that suffice, in all and for each coefficient, whichever is more: what a larger sample knows
+#: better, the first steps of the fit find out as fast.
+_SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT = 1 << 14, 256
+#: Rows of a sample that many fits share at least; and at most, for pilots that are run one by one.
 SHARED_ROWS = 1 << 11
-#: Most parameters that a sample may touch: a pilot's vectors are held by the client.
-_MOST_TOUCHED_PARAMETERS = 1 << 21
-#: Largest magnitude of all features, or its inverse, from which their units matter.
+#: Parameters that a sample may touch at most: the client holds a pilot's vectors in memory.
+_MAX_TOUCHED_PARAMETERS = 1 << 21
+#: Largest magnitude of all features, or its inverse, beyond which Adagrad is replaced.
 _FAR_UNITS = 10.0
-#: Most iterations of the quasi-Newton method.
+#: Iterations of the quasi-Newton method at most.
 ITERATIONS = 200
-#: Useful length of the first step: in log-odds, and in spreads of the targets.
-_MOVES = {"classification": 4.0, "regression": 2.0}
+#: Useful change of a prediction by the first step: in log-odds, or standard deviations of targets.
+_FIRST_MOVES = {"classification": 4.0, "regression": 2.0}
 #: Largest rate, for rows that are nearly empty.
 _LARGEST_FIRST_RATE = 0.5
 #: Rows whose size is averaged: enough for two digits.
@@ -227,8 +223,11 @@ def calibrated(
     engine: Engine,
     rarity: float = 1.0,
 ) -> FitSpec:
-    """Return the fit with the start, the rates and the unit of progress that a pilot finds."""
-    # Callbacks hear of the phase; then one sample serves the start and all trials of rates.
+    """Return the fit with the initial parameters, rates and tolerance that a pilot finds.
+
+    `rarity` multiplies the rows that suffice, where labels are rare (`choose_sample_size`).
+    """
+    # Callbacks hear of the phase.
     engine.report_phase("looking for a rate")
     sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
@@ -244,18 +243,19 @@ def draw_calibration_sample(
 ) -> Block:
     """Draw the sample of rows on which one or several fits are calibrated."""
     model = get_linear_model(fit)
-    # Targets that are fitted together each have the pilot of their own fits.
-    # Of several targets each has its own pilot on the same rows.
+    # Several targets share the sample, which is sized for one of them: each has its own pilot.
     model = model if model.n_targets is None else model.of_target(0)
     n_sample = choose_sample_size(sum(rows_of_each_lane(fit)), model, rarity)
-    if n_fits > 1 and not (is_narrow_dense_fit(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
+    if n_fits > 1 and not (
+        is_narrow_dense_fit(fit) and n_sample >= 2 * ROWS_PER_PARAMETER * model.shape[0]
+    ):
         n_sample = min(n_sample, max(n_sample // n_fits, SHARED_ROWS))
     return draw_sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
 def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return the fit as a pilot on a given sample calibrates it."""
-    # Products of few rows wait longer for threads than they take.
+    # Products of a few thousand rows take less time than threads take to start.
     with np.errstate(all="ignore"), OneThread():
         return _calibrate_fit(fit, block, seed)
 
@@ -263,14 +263,13 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> list[FitSpec]:
     """Return fits of one model and optimizer, calibrated on one shared sample.
 
-    Of few rows, or of models of other kinds, each has a pilot of its own.
+    Pilots run as columns of one matrix where that is possible (`Task.stacks`), else one by one.
     """
     with np.errstate(all="ignore"), OneThread():
         # The first fit's task stands for all, which differ in penalties, rates and stopping only.
         first = Task.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.stacks(fits):
             return [_calibrate_fit(fit, block, seed) for fit in fits]
-        # All fits share rows and model, so their pilots run as columns of one matrix.
         found = StackedPilot(first.pilot, [fit.steps.rule.only.penalty.l2 for fit in fits])
         tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
             fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
@@ -296,7 +295,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
 
 
 def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    """Return the fit calibrated on a sample, or unchanged."""
+    """Return the fit calibrated on a sample; unchanged where the sample tells nothing."""
     if get_linear_model(fit).n_targets is not None:
         return _calibrate_each_target(fit, block, seed)
     task = Task.of(fit, block, seed)
@@ -306,22 +305,34 @@ def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 
 
 def choose_sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
-    """Return the rows of the sample: what a pilot reads in about a tenth of the fit's time."""
+    """Return the number of rows of the sample: a pilot takes about a tenth of the fit's time.
+
+    `rarity` multiplies the rows that suffice.
+    """
     d = model.n_features
-    # Estimate the time of one reading, and allow what a tenth of the fit pays for.
-    entries = d if model.touches is None or d <= FEW else max(2 * model.touches, 1)
+    # Cost of one row of the sample in one pass: its entries, and its predictions.
+    entries = d if model.touches is None or d <= MAX_WHITENED else max(2 * model.touches, 1)
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_SAMPLE_WORK / work, n_rows * SAMPLE_SHARE)
-    plenty = min(max(_PLENTY, _EACH * d * model.width) * rarity, MAX_SAMPLE_ROWS)
-    # Of twice as many all are taken: their minimum is where the fit ends.
-    plenty = n_rows if n_rows <= 2 * plenty else plenty
+    sufficient = min(
+        max(_SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT * d * model.width) * rarity,
+        MAX_SAMPLE_ROWS,
+    )
+    # Up to twice as many rows are all taken: their minimum is the end of the fit.
+    sufficient = n_rows if n_rows <= 2 * sufficient else sufficient
     return max(
-        1, int(min(n_rows, most, max(MAX_SAMPLE_ENTRIES / entries, 1024), plenty, MAX_SAMPLE_ROWS))
+        1,
+        int(
+            min(n_rows, most, max(MAX_SAMPLE_ENTRIES / entries, 1024), sufficient, MAX_SAMPLE_ROWS)
+        ),
     )
 
 
 def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    """Return a fit of several targets, each calibrated as a fit of its own."""
+    """Return a fit of several targets, each calibrated as a fit of its own.
+
+    Targets whose sample tells nothing start as the fit does, at the rate of the others.
+    """
     model = get_linear_model(fit)
     alone = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
@@ -337,8 +348,9 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     ]
     rates = [one.steps.rule.schedule(1, 0.0) for one in found]
     for k, (one, before) in enumerate(zip(found, alone, strict=True)):
-        # A pilot that told nothing left this target's fit as it was.
-        if one is before:  # at the rate of its own, in the units of the others
+        # This target's pilot found nothing: its own rate, converted to the others' optimizer, which
+        # may be NAG in place of Adagrad.
+        if one is before:
             rates[k] *= told.base / told.fit.steps.rule.schedule(1, 0.0)
     if model.loss.in_target_units:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
@@ -354,7 +366,7 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 
 
 def _join_target_states(states: list[ShardState], fresh: list[dict[str, Any]]) -> ShardState:
-    """Join the states of single targets as columns; missing optimizer state is fresh."""
+    """Join the states of single targets as columns; `fresh` replaces missing optimizer states."""
     names = next((tuple(state.opt_state) for state in states if state.opt_state), ())
     opt_state = {
         name: np.hstack(
@@ -366,7 +378,7 @@ def _join_target_states(states: list[ShardState], fresh: list[dict[str, Any]]) -
 
 
 def _select_target(fit: FitSpec, target: int) -> FitSpec:
-    """Return the fit of one of several targets."""
+    """Return the fit of one of several targets, given its number."""
     state, at = fit.steps.make_start_state(fit.rows.dtype), slice(target, target + 1)
     opt_state = {name: array[:, at].copy() for name, array in state.opt_state.items()}
     return fit.replace_work(
@@ -387,9 +399,23 @@ def get_linear_model(fit: FitSpec) -> LinearModel:
 class Task:
     """Fit to be calibrated, with the pilot on its sample.
 
-    `columns` are the rows of the parameters that the sample touches and `begin` these in the
-    beginning; `opt_state` is the optimizer's state of all, `rule` is in units that suit the
-    features, `unit` the first loss. `whole`: the sample is all rows.
+    Parameters
+    ----------
+    fit : FitSpec
+    pilot : Pilot
+        Of the parameters that the sample touches.
+    columns : ndarray of int
+        Rows of the parameters that the sample touches.
+    opt_state : dict of str to ndarray
+        Initial state of the optimizer, of all parameters.
+    begin : ndarray
+        Initial values of the parameters that the sample touches.
+    rule : UpdateRule
+        With an optimizer that suits the features' units.
+    unit : float
+        Magnitude of the loss at `begin`.
+    whole : bool
+        Whether the sample is all rows.
     """
 
     fit: FitSpec
@@ -408,7 +434,7 @@ class Task:
         # An empty sample, or groups of parameters with rates of their own, are left to the fit.
         if block.n_rows == 0 or len(work.rule.groups) > 1:
             return None
-        # Squares of the rows must not overflow.
+        # The sum of the rows' squares must not overflow (and no entry be NaN).
         largest = _largest_magnitude(block.rows)
         if not largest * largest * block.rows.size < np.inf:
             return None
@@ -416,7 +442,7 @@ class Task:
         columns = _find_touched_rows(block.rows, model)
         if (
             not (columns < model.n_features).any()
-            or len(columns) * model.width > _MOST_TOUCHED_PARAMETERS
+            or len(columns) * model.width > _MAX_TOUCHED_PARAMETERS
         ):
             return None
         state = work.make_start_state(fit.rows.dtype)
@@ -433,10 +459,9 @@ class Task:
         )  # fmt: skip
         begin = state.w[columns]
         unit = abs(pilot.value(begin))
-        # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
+        # From a loss of 0 no rate gains anything, and from an infinite one no descent starts.
         if not 0 < unit < np.inf:
             return None
-        # Adagrad divides by sums of squared gradients, which mix units that are far apart.
         rule = _choose_unit_free_optimizer(work.rule, largest)
         opt_state = state.opt_state or _opt_state(rule.only.optimizer, state.w, block, model)
         whole = block.n_rows == sum(rows_of_each_lane(fit))
@@ -444,7 +469,7 @@ class Task:
 
     @property
     def optimizer(self) -> Optimizer:
-        """Return the optimizer, in units that suit the features."""
+        """Return the optimizer of all parameters."""
         return self.rule.only.optimizer
 
     @property
@@ -454,7 +479,7 @@ class Task:
 
     @property
     def base(self) -> float:
-        """Return the learning rate that factors multiply."""
+        """Return the learning rate that factors multiply, converted where the optimizer is new."""
         before = self.fit.steps.rule
         base = before.schedule(1, 0.0) * self.optimizer.default_learning_rate
         return base / before.only.optimizer.default_learning_rate
@@ -466,8 +491,8 @@ class Task:
 
     def stacks(self, fits: Sequence[FitSpec]) -> bool:
         """Return whether the pilots of all fits can run as columns of one matrix."""
-        # Two minimisers end at points that differ by their tolerance. A pilot of few rows is cheap,
-        # be they all rows or those of a few streamed blocks: then columns equal their own fits.
+        # The minimisers of columns and of single pilots differ by their tolerances. A pilot of few
+        # rows is cheap, so each fit has its own, and the same digits as when it is fitted alone.
         if self.pilot.n_rows <= SHARED_ROWS:
             return False
         rules = [fit.steps.rule.only for fit in fits]
@@ -489,10 +514,9 @@ class Task:
         fit, work, columns = self.fit, self.fit.steps, self.columns
         if not (np.isfinite(w).all() and all(np.isfinite(array).all() for array in own.values())):
             return fit
-        # Adagrad's accumulator has units of squared gradients: of batch means here, of single rows
-        # in the fit.
+        # Adagrad's accumulator holds squared gradients: of batch means in the pilot; where rows are
+        # steps, of gradients that are not divided by the batch's rows.
         if work.single_rows and "accumulator" in own:
-            # Squares of the rows' own gradients, of those of their means.
             own["accumulator"] *= self.batch**2
         start, stopping = work.make_start_state(fit.rows.dtype), work.stopping
         opt_state = {name: array.copy() for name, array in self.opt_state.items()}
@@ -513,7 +537,7 @@ class Task:
 def is_narrow_dense_fit(fit: FitSpec) -> bool:
     """Return whether a fit has one output, few dense features, and no l1 penalty."""
     model, rules = get_linear_model(fit), fit.steps.rule.groups
-    dense = model.touches is None and model.n_features <= FEW
+    dense = model.touches is None and model.n_features <= MAX_WHITENED
     return (
         dense
         and model.width == 1
@@ -523,7 +547,7 @@ def is_narrow_dense_fit(fit: FitSpec) -> bool:
 
 
 def _round_to_stored_dtype(X: Any, fit: FitSpec) -> Any:
-    """Return the rows as a GPU will store them, rounded to its compute dtype."""
+    """Return the rows, rounded as a GPU will store them; unchanged on the CPU."""
     kind = fit.rows.compute_dtype
     if kind is None or sparse.issparse(X) or get_backend(fit.run.device).device == "cpu":
         return X
@@ -531,17 +555,20 @@ def _round_to_stored_dtype(X: Any, fit: FitSpec) -> Any:
 
 
 def _find_touched_rows(X: Any, model: LinearModel) -> Any:
-    """Return the rows of the parameters that the sample touches; the others stay unknown."""
+    """Return the rows of the parameters that the sample has entries for, and the intercept's."""
     if not sparse.issparse(X):
         return np.arange(model.shape[0])
     return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
 
 
 def _choose_unit_free_optimizer(rule: UpdateRule, largest: float) -> UpdateRule:
-    """Return the rule with NAG in place of Adagrad where units are far apart."""
+    """Return the rule with NAG in place of Adagrad where the largest feature is far from 1.
+
+    Steps of NAG change predictions alike in any units of the features.
+    """
     if type(rule.only.optimizer) is not Adagrad:
         return rule
-    # A small column among others matters little; a large one is all that matters.
+    # The largest column decides: smaller ones beside it matter little.
     if not largest or 1 / _FAR_UNITS <= largest <= _FAR_UNITS:
         return rule
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
@@ -549,7 +576,7 @@ def _choose_unit_free_optimizer(rule: UpdateRule, largest: float) -> UpdateRule:
 
 @dataclass(frozen=True, eq=False)
 class _StartSearch:
-    """Search for a start and a rate by one pilot.
+    """Search for initial parameters and a learning rate by one pilot.
 
     Parameters
     ----------
@@ -558,7 +585,7 @@ class _StartSearch:
     batch : int
         Rows of a step.
     base : float
-        The rate that factors are of.
+        Learning rate that factors multiply.
     """
 
     pilot: Pilot
@@ -574,9 +601,8 @@ class _StartSearch:
         `whole`: the sample is all rows, so that its minimum is where the fit ends.
         """
         pilot = self.pilot
-        # With all rows at hand the sample's minimum is the fit's end. With a part of them, minimise
-        # on one half until the other half stops improving (early stopping): a start that
-        # generalises.
+        # All rows: their minimum is the end of the fit. A part of them: minimise on one half until
+        # the other half's loss stops falling, then on the whole sample for as many steps.
         if whole:
             w, settled = pilot.minimise_all_rows(begin, ITERATIONS)
             tried = w
@@ -590,14 +616,15 @@ class _StartSearch:
 
     def _warm_optimizer(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
         """Return optimizer state that has seen the sample, where it can start from it."""
-        # Adagrad's and NAG's sums of squares can be of steps that were never made; moments cannot.
+        # Adagrad's and NAG's sums of squares may include gradients of steps that were never made;
+        # the moments of Adam or momentum are directions of steps, and start afresh.
         if not isinstance(self.optimizer, Adagrad | NAG):
             return {}
         return self.pilot.warm_optimizer(self.optimizer, w, opt_state, self.batch)
 
 
 def _opt_state(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
-    """State of an optimizer before its first step."""
+    """Return the state of an optimizer before its first step."""
     if not isinstance(optimizer, NAG):
         return optimizer.init(w)
     scales = compute_block_scales(block)
@@ -626,7 +653,7 @@ def rows_of_each_lane(fit: FitSpec) -> tuple[int, ...]:
 
 
 def measure_row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
-    """Return the mean over a sample of the sum of a row's absolute entries."""
+    """Return the mean l1 norm of a row, over a sample."""
     rows = draw_sample_rows(engine, lanes, _FIRST_RATE_ROWS, seed, 0.0).rows
     entries = rows.data if sparse.issparse(rows) else rows
     total = np.abs(entries).sum(dtype=np.float64)
@@ -634,9 +661,11 @@ def measure_row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> fl
 
 
 def rate_for_row_size(model: LinearModel) -> float:
-    """Return the rate for rows of the size that the model knows, in spreads of the targets."""
+    """Return the rate at which a first step changes a prediction by a useful amount.
+
+    Adagrad's first step changes the coefficient of each entry of a row by the rate, and so the
+    row's prediction by the rate times its l1 norm (`model.row_size`).
+    """
     assert model.row_size is not None
-    distance = _MOVES[model.loss.kind]
-    return distance / max(
-        model.row_size + float(model.fit_intercept), distance / _LARGEST_FIRST_RATE
-    )
+    move, row_size = _FIRST_MOVES[model.loss.kind], model.row_size + float(model.fit_intercept)
+    return move / max(row_size, move / _LARGEST_FIRST_RATE)

@@ -1,11 +1,12 @@
-"""Pilot of a fit by steps: finds on a sample where to start, and how large steps should be.
+"""Pilot of a fit by gradient steps: finds initial parameters and a learning rate on a sample.
 
-The loss on some thousand rows is minimised by a quasi-Newton method, in coordinates free of the
-features' units and correlations (`Coordinates`). Steps of the fit then only cover the short way
-from the sample's minimum to that of all rows (Daneshmand, Lucchi and Hofmann 2016). Their rate is
-tried out between the minimum of half of the sample and that of the whole (Bottou 2012 calibrates
-so). `StackedPilot` runs pilots that differ in their l2 penalty as columns of one matrix; searches
-for a rate are generators, so that many run side by side.
+`Pilot` minimises the loss of some thousand rows by a quasi-Newton method, in coordinates free of
+the features' units and correlations (`Coordinates`). The steps of the fit then only cover the short
+way from the sample's minimum to that of all rows (Daneshmand, Lucchi and Hofmann 2016). The rate is
+the one whose steps over one half of the sample, from the minimum of the other half, reduce the
+sample's loss most (Bottou 2012 calibrates on a sample too). `StackedPilot` runs pilots that differ
+in their l2 penalty as columns of one matrix; searches for a rate are generators, so that those of
+all columns share each reading of the sample.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side
 
 __all__ = [
-    "BENT",
-    "ENOUGH",
-    "FEW",
+    "INVERSE_CURVATURE",
+    "MAX_WHITENED",
+    "ROWS_PER_PARAMETER",
     "Coordinates",
     "Pilot",
     "StackedPilot",
@@ -46,30 +47,34 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-#: Most columns, or rows, whose correlations are removed: an eigendecomposition takes the cube of
-#: their number.
-FEW = 256
-#: Share of the largest variance that every direction counts at least, so that none is divided by
-#: zero.
-_FLAT = 1e-10
-#: Ratio of spreads from which units differ; share of a column's magnitude below which its spread is
-#: rounding.
-_FAR, _CONSTANT = 10.0, 1e-6
-#: Share of the largest variance below which few rows do not span a direction.
-_NOTHING = 1e-14
+#: Most columns (or rows, where rows are fewer) whose correlations are removed: the
+#: eigendecomposition takes time of the cube of their number.
+MAX_WHITENED = 256
+#: Least variance of a direction, as a share of the largest, so that none is divided by zero.
+_MIN_VARIANCE_SHARE = 1e-10
+#: Largest ratio of the columns' standard deviations that counts as like units.
+_LIKE_UNITS_RATIO = 10.0
+#: Standard deviation, as a share of a column's largest magnitude, up to which it is rounding error.
+_CONSTANT_COLUMN_SHARE = 1e-6
+#: Variance of a direction, as a share of the largest, below which the rows do not span it.
+_SPANNED_VARIANCE_SHARE = 1e-14
 #: Entries that are worked on at once: 512 KiB in float64, a share of the L2 cache.
 CACHED_ENTRIES = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """An affine map of rows, ``(x - mean) / scale @ turn``, and of a linear model's parameters.
+    """Affine map of rows, ``(x - mean) / scale @ turn``, and of a linear model's parameters.
 
     Parameters
     ----------
-    mean, scale : ndarray of shape (n_features,)
-    turn, back : ndarray of shape (n_features, n_coordinates) and its transpose's, or None
-        A matrix and its inverse from the left; None: the identity.
+    mean : ndarray of shape (n_features,), or None
+        None: rows are not centred.
+    scale : ndarray of shape (n_features,)
+    turn : ndarray of shape (n_features, n_coordinates), or None
+        Whitening matrix; None: the identity.
+    back : ndarray of shape (n_coordinates, n_features), or None
+        Left inverse of `turn`: ``back @ turn`` is the identity.
     """
 
     mean: Array | None
@@ -81,13 +86,28 @@ class Coordinates:
     def of(
         cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, least: float
     ) -> Coordinates:
-        """Compute the coordinates of some rows; of sparse rows only the scale is changed.
+        """Compute the coordinates in which the weighted covariance of rows is the identity.
+
+        Sparse rows are only scaled: centring would make them dense.
+
+        Parameters
+        ----------
+        X : ndarray or CSR matrix of shape (n, n_features)
+        weight : ndarray of shape (n,) or None
+        centred : bool
+            Whether the mean is subtracted: only a model with an intercept can undo that.
+        turned : bool
+            Whether correlations are removed too, where columns or rows are few; else each column
+            is only divided by its standard deviation.
+        least : float
+            Variance that an l2 penalty adds to every direction.
 
         Notes
         -----
-        Of few rows of many columns in like units there are fewer coordinates than columns, and the
-        parameters found are sums of rows, as the minimum is that a penalty makes the only one.
-        In units far apart that minimum knows the largest columns alone, and predicts badly.
+        Where rows are fewer than columns in like units, there are at most as many coordinates as
+        rows: a penalised minimum is a linear combination of rows (representer theorem). In units
+        far apart that minimum depends on the largest columns alone and predicts badly, so every
+        column keeps its own coordinate.
         """
         (one,) = cls.for_least_variances(X, weight, centred=centred, turned=turned, leasts=(least,))
         return one
@@ -106,10 +126,10 @@ class Coordinates:
                 each *= np.repeat(weight, np.diff(X.indptr))
             squares = np.bincount(X.indices, each, d) / total
             return [cls(None, _safe_scale(squares + least)) for least in leasts]
-        # Fewer rows than columns: the minimum lies in the span of the rows.
-        if turned and n <= FEW < d and min(leasts) > 0 and _have_like_units(X):
+        # Fewer rows than columns: the penalised minimum lies in the span of the rows.
+        if turned and n <= MAX_WHITENED < d and min(leasts) > 0 and _have_like_units(X):
             return [_span_coordinates(X, weight, centred, least) for least in leasts]
-        turned = turned and d <= FEW
+        turned = turned and d <= MAX_WHITENED
         # Two passes: means first, then centred squares, which loses no digits to large means.
         mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
         if centred:
@@ -122,7 +142,7 @@ class Coordinates:
             squares += left.T @ rows if turned else np.einsum("ij,ij->j", left, rows)
         squares /= total
         variance = squares.diagonal() if turned else squares
-        # What is left of a constant column is rounding.
+        # The variance of a constant column is rounding error: count it as zero.
         variance = np.where(variance <= (1e-12 * mean) ** 2, 0.0, variance)
         taken = mean if centred else None
         if not turned:
@@ -131,13 +151,13 @@ class Coordinates:
         squares /= np.outer(scale, scale)
         found = []
         for least in leasts:
-            # The penalty's curvature is added to that of the loss: directions without variance need
-            # no division by nearly 0.
-            bent = squares.copy()
-            bent.flat[:: d + 1] += least / scale**2 + _FLAT
+            # The penalty's curvature is added to the diagonal (ridge), so that no direction is
+            # divided by a variance of nearly 0.
+            ridged = squares.copy()
+            ridged.flat[:: d + 1] += least / scale**2 + _MIN_VARIANCE_SHARE
             # Whitening: rotate to the eigenvectors and divide by the standard deviations.
-            values, vectors = np.linalg.eigh(bent)
-            sizes = np.sqrt(np.maximum(values, _FLAT * max(values[-1], 1e-300)))
+            values, vectors = np.linalg.eigh(ridged)
+            sizes = np.sqrt(np.maximum(values, _MIN_VARIANCE_SHARE * max(values[-1], 1e-300)))
             found.append(cls(taken, scale, vectors / sizes, (vectors * sizes).T))
         return found
 
@@ -152,7 +172,8 @@ class Coordinates:
             return (X @ sparse.diags_array((1 / self.scale).astype(X.dtype))).tocsr()
         moved, at = np.empty((len(X), self.n_coordinates), X.dtype), 0
         turn = None if self.turn is None else self.turn / self.scale[:, None]
-        # Once they are of one size, rows may be narrow; until then they are wide.
+        # Centre and scale in float64, then round to the rows' dtype: in float32 the difference of
+        # two large numbers would lose its digits.
         for rows, _ in _iterate_tiles(X):
             if self.mean is not None:
                 rows -= self.mean
@@ -188,27 +209,28 @@ class Coordinates:
 
 
 def _have_like_units(X: Array) -> bool:
-    """Return whether the columns that vary have spreads within a factor `_FAR`."""
+    """Return whether the standard deviations of the varying columns are of like size."""
     spread = X.std(axis=0, dtype=np.float64)
-    spread = spread[spread > _CONSTANT * np.abs(X).max(axis=0)]
-    return bool(len(spread)) and bool(spread.max() <= _FAR * spread.min())
+    spread = spread[spread > _CONSTANT_COLUMN_SHARE * np.abs(X).max(axis=0)]
+    return bool(len(spread)) and bool(spread.max() <= _LIKE_UNITS_RATIO * spread.min())
 
 
 def _span_coordinates(X: Array, weight: Array | None, centred: bool, least: float) -> Coordinates:
-    """Return coordinates of the directions that few rows span, in the units of a penalty."""
+    """Return whitened coordinates of the subspace that few rows of many columns span."""
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
-    share = weight / (weight.sum() or 1.0)
-    mean = share @ X if centred else None
+    weight = weight / (weight.sum() or 1.0)
+    mean = weight @ X if centred else None
     rows = X.astype(np.float64) if mean is None else X - mean
-    rows *= np.sqrt(share)[:, None]
-    # Products of rows are few. Where they round, coordinates are a little worse, and still ones.
-    # Eigenvectors of the small n x n Gram matrix give the spanned directions in column space.
-    spans = rows.T @ np.linalg.eigh(rows @ rows.T)[1]
-    squares = np.einsum("ij,ij->j", spans, spans)
-    spans, squares = (a[..., squares > _NOTHING * squares.max()] for a in (spans, squares))
-    sizes = np.sqrt(squares + least)
-    spans /= np.sqrt(squares)
-    return Coordinates(mean, np.ones(X.shape[1]), spans / sizes, (spans * sizes).T)
+    rows *= np.sqrt(weight)[:, None]
+    # Eigenvectors of the small n x n Gram matrix give the principal directions in column space. The
+    # Gram matrix squares rounding errors, which makes the directions slightly correlated, no more.
+    directions = rows.T @ np.linalg.eigh(rows @ rows.T)[1]
+    variance = np.einsum("ij,ij->j", directions, directions)
+    spanned = variance > _SPANNED_VARIANCE_SHARE * variance.max()
+    directions, variance = directions[:, spanned], variance[spanned]
+    sizes = np.sqrt(variance + least)
+    directions /= np.sqrt(variance)
+    return Coordinates(mean, np.ones(X.shape[1]), directions / sizes, (directions * sizes).T)
 
 
 def _iterate_tiles(X: Any, weight: Array | None = None) -> Iterator[tuple[Array, Array | None]]:
@@ -225,54 +247,59 @@ def _safe_scale(squares: Array) -> Array:
     return np.where(scale > 0, scale, 1.0)
 
 
-#: Steps that gain less than this share of the first loss are small; the minimisation ends after
-#: this many of them.
-_FTOL, _SMALL_STEPS = 1e-5, 1
-#: Assumed inverse curvature of a loss where a fit ends, which weighs a penalty against it: 4 for
-#: the logistic loss at its centre, ten times that at confident predictions.
-BENT = 40.0
-#: Most batches of a trial; fewer for more parameters than `_SMALL`.
-_STEPS, _SMALL = 64, 1 << 17
-#: Gradients below this share of the first count as zero.
-_GTOL = 1e-4
-#: Entries up to which a finer minimum costs nothing, and the factor on both tolerances for it:
-#: where columns outnumber rows, the last digits of the loss are those of the norm.
+#: The minimisation ends with the first step that reduces the loss by less than about this share of
+#: the loss at the start, or where no slope exceeds this share of the largest at the start.
+_FTOL, _GTOL = 1e-5, 1e-4
+#: Inverse of a loss's curvature in its raw predictions, by which an l2 penalty is weighed against
+#: the rows' variance: 4 for the logistic loss at probability 1/2, ten times that where
+#: predictions are confident, as they are at the end of a fit.
+INVERSE_CURVATURE = 40.0
+#: Batches of a trial of a rate at most, and at least; the number of parameters from which the most
+#: shrinks in proportion to their number.
+_MAX_TRIAL_STEPS, _MIN_TRIAL_STEPS, _MAX_TRIAL_PARAMETERS = 64, 4, 1 << 17
+#: Entries (rows x coordinates x outputs) up to which tolerances are ten times finer at no cost that
+#: a user would notice.
 _CHEAP_ENTRIES, _FINE = 1 << 20, 0.1
 #: Entries so few that the minimum is found to nearly all digits: a weight of 2 then equals a
 #: repeated row.
 _TINY_ENTRIES, _FINEST = 1 << 14, 1e-6
-#: Rows a parameter from which the sample's minimum is taken for that of other rows.
-ENOUGH = 20
-#: Steps without a smaller loss of the other half after which the descent ends.
+#: Rows for each parameter from which minimising on them does not overfit.
+ROWS_PER_PARAMETER = 20
+#: Steps without a smaller loss of the other half after which the descent ends (early stopping).
 _PATIENCE = 5
-#: Half powers of ten: asked for, answered with losses, and the last of them returned.
+#: Generator that yields exponents k of the factor ``10 ** (k / 2)`` to try, is sent the loss after
+#: steps at each, and returns the exponent it chooses.
 RateSearch = Generator[int, float, int]
-#: In half powers of ten: the first factor tried, the largest, the least that is ever tried, and the
-#: largest that may be called calm.
-_FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
-#: Least share of the loss that steps must gain, else the calm rate is taken; share of the best gain
-#: for which a smaller rate is preferred.
-_GAIN, _MOST_OF_IT = 1e-3, 0.9
-#: Share of the loss by which calm steps may raise it.
-_STIR = 1e-4
-#: Rows whose raw predictions stay in a cache, and rows that one thread adds up.
+#: Exponents of factors: where the search begins, and the largest and least tried (1e4, 1e-20).
+_FIRST_EXPONENT, _MAX_EXPONENT, _MIN_EXPONENT = -1, 8, -40
+#: Exponent of the first, and largest, factor of a search for a calm rate (1e-3).
+_FIRST_CALM_EXPONENT = -6
+#: Share of the loss that the best rate must gain, else a calm rate is searched for.
+_MIN_GAIN = 1e-3
+#: Share of the best gain for which a smaller rate is preferred.
+_PREFERRED_GAIN_SHARE = 0.9
+#: Share of the loss by which the steps of a calm rate may raise it.
+_CALM_RISE = 1e-4
+#: Rows whose raw predictions of all columns stay in a cache, and rows that one thread adds up.
 _TILE_ROWS, _THREAD_ROWS = 1 << 10, 1 << 12
-#: Most entries of all columns' coordinate maps (32 MiB).
-_MOST_MAP_ENTRIES = 1 << 22
+#: Entries of the coordinate maps of all columns at most: 32 MiB in float64.
+_MAX_MAP_ENTRIES = 1 << 22
 
 
 class Pilot:
-    """Start and rate search on rows in memory.
+    """Search for the initial parameters and the learning rate of a linear model, on a sample.
 
     Parameters
     ----------
     model : LinearModel
     X : ndarray or CSR matrix of shape (n, n_features)
+        Rows of the sample.
     y : ndarray of shape (n,)
-        As the model encodes them.
+        Targets as the model encodes them.
     weight : ndarray of shape (n,) or None
     penalty : Penalty
     seed : int
+        Of the permutation that divides the rows into halves.
     """
 
     def __init__(
@@ -282,9 +309,10 @@ class Pilot:
         self.model = model
         self.penalty = penalty
         self.backend = _UncompiledBackend() if X.size > _TINY_ENTRIES else NumpyBackend()
-        if sparse.issparse(X) and X.shape[1] <= FEW:
+        if sparse.issparse(X) and X.shape[1] <= MAX_WHITENED:
             X = X.toarray()
-        # Shuffled once: the first half is minimised, the second half is watched and stepped over.
+        # Shuffled once: the loss of the first half is minimised; on the second half early stopping
+        # and the trial steps of rates run.
         order = np.random.default_rng((seed, 1)).permutation(len(y))
         self.X, self.y = X[order], y[order]
         self.weight = None if weight is None else weight[order]
@@ -293,22 +321,25 @@ class Pilot:
     # -- the minimum ---------------------------------------------------------------------------
 
     def minimise_all_rows(self, start: Array, most: int) -> tuple[Array, bool]:
-        """Minimise the penalised mean loss of all rows."""
+        """Minimise the loss of all rows; return the parameters, and whether that converged."""
         found = self._minimise(start, slice(0, self.n_rows), most, tol=self.tol)
         return found.w, found.n_iter < most
 
     @property
     def tol(self) -> float:
-        """Return the factor on the tolerances when all rows are minimised."""
+        """Return the factor on both tolerances for the minimum of all rows."""
         size = self.n_rows * self._coordinates.n_coordinates * self.model.width
+        # Columns outnumber rows: the data term vanishes, and the last digits of the loss are those
+        # of the penalty.
         if self._coordinates.n_coordinates < self.X.shape[1]:
             return _FINEST
         return _FINEST if size <= _TINY_ENTRIES else _FINE if size <= _CHEAP_ENTRIES else 1.0
 
     def minimum_of_half(self, start: Array, most: int) -> tuple[Array, int]:
-        """Minimise on one half of the rows; return the point with the other half's least loss.
+        """Minimise on one half of the rows; return the parameters, and the steps to them.
 
-        Where rows are many for the parameters, that is the minimum.
+        The parameters are those with the other half's least loss; where rows are many for the
+        parameters, they are the half's minimum, and the steps are `most`.
         """
         half = -(-self.n_rows // 2)
         watched = slice(half, self.n_rows) if self.watches_other_half(start.size) else None
@@ -317,38 +348,41 @@ class Pilot:
 
     def watches_other_half(self, n_parameters: int) -> bool:
         """Return whether the other half's loss is watched while one half is minimised."""
-        # Rows enough are not overfitted, while a few wild ones can mislead who watches.
-        return -(-self.n_rows // 2) < ENOUGH * n_parameters
+        # Many rows are not overfitted, while a few outliers of the other half could end the descent
+        # too early.
+        return -(-self.n_rows // 2) < ROWS_PER_PARAMETER * n_parameters
 
     def _minimise(
         self, start: Array, at: slice, most: int, watched: slice | None = None, tol: float = 1.0
     ) -> _DescentPath:
-        """Minimise the mean loss of some rows, scaled by powers of two to values near 1."""
-        places = self._coordinates
-        # The loss that is minimised, and, where it is watched, that of the other half.
-        here = _SampleObjective(self, places, at)
-        there = None if watched is None else _SampleObjective(self, places, watched)
-        inside = places.to_coordinates(start.astype(np.float64))
+        """Minimise the mean loss of the rows `at`, watching that of the rows `watched`."""
+        coordinates = self._coordinates
+        objective = _SampleObjective(self, coordinates, at)
+        validation = None if watched is None else _SampleObjective(self, coordinates, watched)
+        inside = coordinates.to_coordinates(start.astype(np.float64))
         first = inside.ravel()
         # Scale loss and steps to about 1 by powers of two, which do not round: tolerances are then
         # shares.
-        value, slope = here(first)
-        # Deviances leave out what no parameter changes, and are below 0 too.
+        value, slope = objective(first)
+        # Losses without their constant terms (Poisson, gamma) may be negative.
         unit = _nearest_power_of_two(abs(value) or 1.0)
-        # So long a step along the first gradient is worth about the loss itself.
+        # The length along the first gradient at which a linear loss would fall to zero.
         step = _nearest_power_of_two(unit / (float(np.linalg.norm(slope)) or unit))
         first /= step
         # The path remembers its best point, which need not be its last.
-        way = _DescentPath(first, None if there is None else there(first * step)[0], tol * _FTOL)
+        path = _DescentPath(
+            first, None if validation is None else validation(first * step)[0], tol * _FTOL
+        )
         tol *= _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
-        l1 = self._scaled_l1_strengths(places, inside.shape) * (step / unit)
+        l1 = self._scaled_l1_strengths(inside.shape) * (step / unit)
 
         def scaled(v: Array) -> tuple[float, Array]:
-            value, gradient = here(v * step)
+            value, gradient = objective(v * step)
             return value / unit, gradient * (step / unit)
 
         def is_over(v: Array, value: float) -> bool:
-            return way.record_step(v, value, None if there is None else there(v * step)[0])
+            watched = None if validation is None else validation(v * step)[0]
+            return path.record_step(v, value, watched)
 
         # OWL-QN (Andrew and Gao 2007) for an l1 penalty, L-BFGS-B otherwise.
         if l1.any():
@@ -365,8 +399,8 @@ class Pilot:
 
             options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
             minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
-        way.w = places.from_coordinates(way.w.reshape(inside.shape) * step)
-        return way
+        path.w = coordinates.from_coordinates(path.w.reshape(inside.shape) * step)
+        return path
 
     @cached_property
     def _coordinates(self) -> Coordinates:
@@ -376,19 +410,19 @@ class Pilot:
             self.weight,
             centred=self.model.fit_intercept,
             turned=not self.penalty.l1,
-            least=BENT * self.penalty.l2,
+            least=INVERSE_CURVATURE * self.penalty.l2,
         )
 
     @cached_property
     def _transformed_rows(self) -> Any:
-        """Return the sample's rows in these coordinates."""
+        """Return the sample's rows in its coordinates, as the backend reads them."""
         return self.backend.to_device(self._coordinates.rows(self.X))
 
-    def _scaled_l1_strengths(self, places: Coordinates, shape: tuple[int, ...]) -> Array:
+    def _scaled_l1_strengths(self, shape: tuple[int, ...]) -> Array:
         """Return the l1 penalty of each coordinate."""
         strengths = np.zeros(shape)
-        if self.penalty.l1:  # and places are those of the columns
-            strengths[: self.model.n_penalised] = self.penalty.l1 / places.scale[:, None]
+        if self.penalty.l1:  # coordinates are then scaled columns, without a rotation
+            strengths[: self.model.n_penalised] = self.penalty.l1 / self._coordinates.scale[:, None]
         return strengths.ravel()
 
     def value(self, w: Array) -> float:
@@ -430,7 +464,7 @@ class Pilot:
         self, search: RateSearch, optimizer: Optimizer, w: Array,
         opt_state: dict[str, Array], base: float, batch: int,
     ) -> float:  # fmt: skip
-        """Run one search for a factor."""
+        """Return the factor that a search finds."""
 
         def losses(_: list[int], asked: list[int]) -> list[float]:
             rates = [base * rate_factor(k) for k in asked]
@@ -457,9 +491,13 @@ class Pilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int,
         first: int = 0,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Step through batches from a row on; return parameters and optimizer state."""
+        """Step through the batches from row `first` on; return parameters and optimizer state.
+
+        Both are changed in place.
+        """
         X, k = self._device_rows, self.model.n_penalised
         l1: Any = 0.0
+        # A step at rate 0, which only warms the optimizer's state, has no proximal part.
         if self.penalty.l1 and rate:
             l1 = np.zeros((len(w), 1), w.dtype)
             l1[:k] = self.penalty.l1
@@ -481,16 +519,17 @@ class Pilot:
 
 
 def list_trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:
-    """Return the first row of each batch of a trial."""
-    most = max(_STEPS * _SMALL // max(n_parameters, _SMALL), 4)
+    """Return the first row of each batch of a trial of a rate."""
+    most = _MAX_TRIAL_STEPS * _MAX_TRIAL_PARAMETERS // max(n_parameters, _MAX_TRIAL_PARAMETERS)
+    most = max(most, _MIN_TRIAL_STEPS)
     return range(first, n_rows, batch)[:most]
 
 
 class _UncompiledBackend(NumpyBackend):
     """NumPy backend that does not compile kernels for dense rows.
 
-    A pilot is hardly faster with compiled loops, and a client that only waits for workers would
-    load numba for it: a fourth of the time of its first fit.
+    A pilot is hardly faster with compiled loops, and loading numba would take a fourth of the time
+    of a first fit on a cluster, whose client compiles nothing else.
     """
 
     def add_fused(
@@ -504,34 +543,37 @@ class _UncompiledBackend(NumpyBackend):
 
 
 class _DescentPath:
-    """Course of a minimisation: its best point, and the number of steps to it.
+    """Path of a minimisation: its best point, and the number of steps to that point.
 
     Parameters
     ----------
     w : ndarray
-        Where it begins.
+        Point at which it begins.
     watched : float or None
-        The other half's loss there; None: the last point is the best.
+        Validation loss there; None: the last point is the best.
     ftol : float
-        Steps that gain less are small.
+        The minimisation ends with the first step that reduces the loss by less.
     """
 
     def __init__(self, w: Array, watched: float | None, ftol: float) -> None:
         self.w, self.n_iter, self.n_steps = w, 0, 0
-        self._best, self._value, self._n_small, self._ftol = watched, np.inf, 0, ftol
+        self._best, self._value, self._ftol = watched, np.inf, ftol
 
     def record_step(self, w: Array, value: float, watched: float | None) -> bool:
         """Record a step to `w`; return whether the minimisation should end."""
         self.n_steps += 1
-        self._n_small = self._n_small + 1 if self._value - value < self._ftol else 0
+        is_small = self._value - value < self._ftol
         self._value = value
         if watched is None or self._best is None or watched < self._best:
             self.w, self._best, self.n_iter = w.copy(), watched, self.n_steps
-        return self._n_small == _SMALL_STEPS or self.n_steps - self.n_iter > _PATIENCE
+        return is_small or self.n_steps - self.n_iter > _PATIENCE
 
 
 class _LastEvaluation:
-    """Objective that remembers its last point, and the value there with its l1 part."""
+    """Objective that remembers the last point evaluated, and its value there with the l1 penalty.
+
+    The callback of the orthant-wise minimiser is given neither.
+    """
 
     def __init__(self, function: Callable[[Array], tuple[float, Array]], l1: Array) -> None:
         self._function, self._strengths = function, l1
@@ -544,11 +586,11 @@ class _LastEvaluation:
 
 
 class _SampleObjective:
-    """Penalised mean loss of some rows of a pilot, and its gradient, in the coordinates."""
+    """Mean loss with l2 penalty of some rows of a pilot, and its gradient, in coordinates."""
 
-    def __init__(self, pilot: Pilot, places: Coordinates, at: slice) -> None:
-        self._pilot, self._coordinates = pilot, places
-        self._model = replace(pilot.model, n_features=places.n_coordinates)
+    def __init__(self, pilot: Pilot, coordinates: Coordinates, at: slice) -> None:
+        self._pilot, self._coordinates = pilot, coordinates
+        self._model = replace(pilot.model, n_features=coordinates.n_coordinates)
         Z, y = pilot._transformed_rows[at], pilot.y[at]
         self._dtype = Z.dtype
         self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
@@ -559,14 +601,14 @@ class _SampleObjective:
         model, l2 = self._model, self._pilot.penalty.l2
         v, k = flat.reshape(model.shape), model.n_penalised
         gradient = np.zeros(model.shape)
-        # A step that a line search tries may be far too long.
+        # A step that a line search tries may be so long that the loss overflows.
         with np.errstate(all="ignore"):
             w = v.astype(self._dtype)
             loss = float(model.add_gradient(w, self._rows, gradient, self._pilot.backend))
         loss, gradient = loss / self._total, gradient / self._total
         if l2:
-            # The l2 penalty is of the coefficients for the original columns: its gradient is mapped
-            # back.
+            # The l2 penalty is that of the original columns' coefficients: its gradient is mapped
+            # to the coordinates.
             coef = self._coordinates.coef(v[:k])
             loss += l2 / 2 * float(np.vdot(coef, coef))
             gradient[:k] += l2 * self._coordinates.apply_transpose(coef)
@@ -574,12 +616,12 @@ class _SampleObjective:
 
 
 def _nearest_power_of_two(number: float) -> float:
-    """Return the nearest power of two, by which numbers can be multiplied without rounding."""
+    """Return the nearest power of two; 1 for numbers that have none. Multiplying by it is exact."""
     return float(2.0 ** round(math.log2(number))) if 0 < number < math.inf else 1.0
 
 
 def search_best_rate(begin: float) -> RateSearch:
-    """Search for the half power of ten whose steps lead farthest down from a loss."""
+    """Search for the exponent of the factor whose steps reduce the loss `begin` most."""
     known: dict[int, float] = {}
 
     def value(k: int) -> Generator[int, float, float]:
@@ -587,41 +629,50 @@ def search_best_rate(begin: float) -> RateSearch:
             known[k] = yield k
         return known[k]
 
-    # Climb by half powers of ten in the direction in which the loss falls.
-    k = _FIRST
+    # Hill climbing by half powers of ten, in the direction in which the loss falls.
+    k = _FIRST_EXPONENT
     below = yield from value(k - 1)
-    way = -1 if below <= (yield from value(k)) else 1
-    while _LEAST < k + way <= _MOST and (yield from value(k + way)) <= known[k]:
-        k += way
-    # How much the best rate gains on the loss at the start.
+    direction = -1 if below <= (yield from value(k)) else 1
+    while (
+        _MIN_EXPONENT < k + direction <= _MAX_EXPONENT
+        and (yield from value(k + direction)) <= known[k]
+    ):
+        k += direction
     gain = begin - known[k]
-    if not gain > _GAIN * abs(begin):
+    if not gain > _MIN_GAIN * abs(begin):
         return (yield from search_calm_rate(begin))
-    # Rows that the sample lacks may be wilder than those that it has.
-    while k - 1 > _LEAST and begin - (yield from value(k - 1)) >= _MOST_OF_IT * gain:
+    # Take the smallest rate that has most of the gain: the fit may meet rows with larger gradients
+    # than those of the sample.
+    while (
+        k - 1 > _MIN_EXPONENT and begin - (yield from value(k - 1)) >= _PREFERRED_GAIN_SHARE * gain
+    ):
         k -= 1
     return k
 
 
 def search_calm_rate(begin: float) -> RateSearch:
-    """Search for a half power of ten so small that steps at a minimum stay there."""
-    # Descend by powers of ten until the steps leave the minimum nearly as it is.
-    most = begin + _STIR * abs(begin)
-    for k in range(_CALM, _LEAST, -2):
+    """Search for an exponent so small that steps from a minimum of loss `begin` stay there."""
+    # Whole powers of ten, downwards, until the steps leave the loss nearly as it is.
+    most = begin + _CALM_RISE * abs(begin)
+    for k in range(_FIRST_CALM_EXPONENT, _MIN_EXPONENT, -2):
         if (yield k) <= most:
             return k
-    return _LEAST
+    return _MIN_EXPONENT
 
 
 def rate_factor(k: int) -> float:
-    """Return the factor ``10 ** (k / 2)`` that a number of half powers stands for."""
+    """Return the factor ``10 ** (k / 2)`` of an exponent."""
     return float(10.0 ** (k / 2))
 
 
 def run_rate_searches(
     searches: Sequence[RateSearch], losses: Callable[[list[int], list[int]], Sequence[float]]
 ) -> list[float]:
-    """Run searches side by side; return the factor that each finds."""
+    """Run searches side by side; return the factor that each finds.
+
+    `losses` takes the numbers of searches and the exponent that each asks for; it returns the
+    losses after steps at these rates.
+    """
     # All searches ask at once, so that one reading of the sample serves them.
     asked = {i: next(search) for i, search in enumerate(searches)}
     ended: dict[int, float] = {}
@@ -642,9 +693,9 @@ class StackedPilot:
     Parameters
     ----------
     pilot : Pilot
-        One of them, of which :meth:`serves`.
+        Any one of them, for which :meth:`serves` is true.
     l2 : sequence of float
-        Penalty of each.
+        Penalty of each column.
     """
 
     def __init__(self, pilot: Pilot, l2: Sequence[float]) -> None:
@@ -657,17 +708,21 @@ class StackedPilot:
 
     @staticmethod
     def serves(pilot: Pilot, n_columns: int) -> bool:
-        """Return whether pilots like this one can be columns."""
-        # Columns share dense rows, one output, and no l1 penalty.
+        """Return whether `n_columns` pilots like this one can be columns of one matrix."""
+        # Columns share dense rows; each has one output, no l1 penalty, and no early stopping.
         model, X = pilot.model, pilot.X
         if not isinstance(X, np.ndarray) or model.width > 1 or model.n_targets is not None:
             return False
         d = X.shape[1]
-        few = d <= FEW and n_columns * d * d <= _MOST_MAP_ENTRIES
-        return few and not pilot.penalty.l1 and not pilot.watches_other_half(model.shape[0])
+        is_small = d <= MAX_WHITENED and n_columns * d * d <= _MAX_MAP_ENTRIES
+        return is_small and not pilot.penalty.l1 and not pilot.watches_other_half(model.shape[0])
 
     def find_minima(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
-        """Return the minima of one half of the sample's rows, and of all rows."""
+        """Return the minima of one half of the sample and of all of it, one array a column.
+
+        `whole`: the sample is all rows of the fit, so the half's minimum is not needed and the
+        other is returned in its place.
+        """
         places, n = self._coordinates, self.pilot.n_rows
         v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in places])
         every, share = self._make_objective(slice(0, n)), self.pilot.tol
@@ -684,18 +739,18 @@ class StackedPilot:
         return outside(half), outside(v)
 
     def values(self, w: Array, at: Sequence[int] | None = None) -> Array:
-        """Return the penalised mean losses of some columns."""
+        """Return the penalised mean losses of some columns over all rows of the sample."""
         l2, k = self.l2 if at is None else self.l2[list(at)], self.pilot.model.n_penalised
         losses, _ = self._sum_losses(self.pilot.X, slice(0, self.pilot.n_rows), w)
         with np.errstate(all="ignore"):
             total = float(self._weight.sum()) or 1.0
-            bent: Array = l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
-            return bent + losses / total
+            penalty: Array = l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
+            return penalty + losses / total
 
     def warm_optimizer(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
-        """Return states of an optimizer that has seen the sample's batches at `w`."""
+        """Return the state of an optimizer that has seen the sample's batches at `w`."""
         every = np.arange(len(self.l2))
         return self._step_through(optimizer, w, opt_state, np.zeros(len(every)), batch, 0, every)[1]
 
@@ -703,7 +758,7 @@ class StackedPilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: Sequence[float],
         batch: int, search: Callable[[float], RateSearch] = search_best_rate,
     ) -> list[float]:  # fmt: skip
-        """Return the factor that a search finds for each column."""
+        """Return the factor on each column's base rate that a search finds."""
         own = np.array(base)
 
         def losses(at: list[int], asked: list[int]) -> list[float]:
@@ -722,18 +777,18 @@ class StackedPilot:
     # -- sums over rows ------------------------------------------------------------------------
 
     def _wide_model(self, n_columns: int) -> BatchedStepLinear:
-        """Return the linear model of several columns."""
+        """Return the linear model of several columns, made once."""
         if n_columns not in self._models:
-            one = BatchedStepLinear(
+            self._models[n_columns] = BatchedStepLinear(
                 self.pilot.model, _AllRowsAssignment(), None, (0,) * n_columns, (1.0,)
             )
-            self._models[n_columns] = one
         return self._models[n_columns]
 
     def _sum_losses(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
-        """Return the summed losses of columns, and their gradients."""
+        """Return the summed loss of each column over some rows, and the gradients."""
         model, wide = self._wide_model(w.shape[1]), _append_loss_row(w.astype(self._dtype))
-        # Sums of the same rows, whoever takes them, so that digits do not tell of the machine.
+        # Each partial sum is of a fixed number of rows, whatever the number of threads: the digits
+        # do not depend on the machine.
         starts = range(at.start, at.stop, _THREAD_ROWS)
         parts = np.zeros((len(starts), *wide.shape))
 
@@ -748,13 +803,14 @@ class StackedPilot:
 
         run_over_threads(add, len(starts), least=1)
         out = parts.sum(axis=0)
+        # The model adds the negative losses to the last row (`_append_loss_row`).
         return -out[-1], out[:-1]
 
     @cached_property
     def _coordinates(self) -> list[Coordinates]:
         """Return the coordinates of each column."""
         pilot = self.pilot
-        leasts = (BENT * self.l2).tolist()
+        leasts = (INVERSE_CURVATURE * self.l2).tolist()
         return Coordinates.for_least_variances(
             pilot.X, pilot.weight, centred=pilot.model.fit_intercept, turned=True, leasts=leasts
         )
@@ -762,11 +818,10 @@ class StackedPilot:
     def _make_objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
         """Return the function of losses and gradients of columns, each in its own coordinates."""
         places = self._coordinates
-        # Rows as the least penalised column has them: the others' are shorter in all directions.
+        # Rows are stored once, in the coordinates of the least penalised column, where they are
+        # longest; a small matrix maps each column's own coordinates to these.
         least = places[int(np.argmin(self.l2))]
         Z, d = least.rows(self.pilot.X), self.pilot.model.n_penalised
-        # Each column has its own rotation; rows are stored in the coordinates of the least
-        # penalised column, and a small matrix maps between the two.
         turns = np.stack([p.turn for p in places])  # type: ignore[misc]
         maps = least.back @ turns
         coefs = turns / least.scale[:, None]
@@ -778,9 +833,10 @@ class StackedPilot:
             losses, gradient = self._sum_losses(Z, at, np.ascontiguousarray(w))
             losses, gradient = losses / total, np.ascontiguousarray(gradient.T) / total
             coef = coefs[columns] @ own
-            bent = np.swapaxes(maps[columns], 1, 2) @ gradient[:, :d, None]
-            bent += l2[:, None, None] * (np.swapaxes(coefs[columns], 1, 2) @ coef)
-            gradient[:, :d] = bent[:, :, 0]
+            # Chain rule through the column's map, and the l2 penalty's part.
+            own_gradient = np.swapaxes(maps[columns], 1, 2) @ gradient[:, :d, None]
+            own_gradient += l2[:, None, None] * (np.swapaxes(coefs[columns], 1, 2) @ coef)
+            gradient[:, :d] = own_gradient[:, :, 0]
             return losses + l2 / 2 * (coef[:, :, 0] ** 2).sum(axis=1), gradient
 
         return value
@@ -789,7 +845,7 @@ class StackedPilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rates: Array, batch: int,
         first: int, columns: Array,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Step through batches from a row on; return parameters and optimizer state."""
+        """Step through the batches from row `first` on; return parameters and optimizer state."""
         pilot, k = self.pilot, self.pilot.model.n_penalised
         w, opt_state = w.copy(), {name: array.copy() for name, array in opt_state.items()}
         l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))
@@ -811,7 +867,7 @@ class StackedPilot:
 
 
 class _AllRowsAssignment(FoldAssignment):
-    """Assignment that trains on all rows."""
+    """Fold assignment of one split that trains on all rows."""
 
     n_splits = 1
 

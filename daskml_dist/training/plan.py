@@ -1,7 +1,7 @@
-"""From checked settings and a summary of the rows to the `FitSpec` of a fit.
+"""Plans of fits: from checked settings and a summary of the rows to a `FitSpec`.
 
 `make_fit` plans gradient steps: batch size, steps of a pass, learning rates, policy.
-`make_solver_fit` plans a fit by a solver. Both know the data by its `DatasetInfo` alone.
+`make_solver_fit` plans a fit by a solver. Neither reads rows: both use the `DatasetInfo` alone.
 """
 
 from __future__ import annotations
@@ -52,18 +52,23 @@ __all__ = [
 ]
 
 
-#: Most steps of a pass with automatic batches, and with streamed rows: beyond these another step
-#: costs more than it gains, and trainers wait for each other rather than for rows.
-_MANY_STEPS, _STREAMED_STEPS = 4096, 2048
-#: Distance of the quartiles of a normal distribution, in standard deviations.
+#: Steps of a pass at most, with automatic batches: a further step costs more than it gains. Of
+#: streamed rows fewer: trainers that meet more often wait for each other longer than for rows.
+_MAX_STEPS, _MAX_STREAMED_STEPS = 4096, 2048
+#: Rows of an automatic batch at least (but for tiny lanes, it is 1 % of the largest lane).
+_MIN_BATCH_ROWS = 32
+#: Rows of an automatic batch at most, where neither limit of steps asks for more: of dense rows; of
+#: sparse rows of linear models, where a batch is one message and little work; of rows that name
+#: pairs of factors, which touch the fewest parameters.
+_DENSE_BATCH_ROWS, _SPARSE_BATCH_ROWS, _PAIRED_BATCH_ROWS = 256, 512, 2048
+#: Rows that a thread takes at once where each is a step, at least and at most.
+_MIN_ROWS_PER_TURN, _MAX_ROWS_PER_TURN = 32, 8192
+#: Interquartile range of a normal distribution, in standard deviations.
 _NORMAL_QUARTILE_DISTANCE = 1.349
-#: Most rows of an automatic batch: of dense rows; of sparse rows, where a batch is one message and
-#: little work; and where each row touches a few rows of the parameters (pairs of factors).
-_DENSE_ROWS, _SPARSE_ROWS, _PAIRED_ROWS = 256, 512, 2048
-#: Rows of the parameters from which a batch pushes and pulls only those that it touches.
-_FEW_ROWS_FROM = 2048
-#: ...if it touches at most this share of them: above it, indices cost more than whole arrays.
-_FEW_TOUCHED = 0.25
+#: Rows of the parameters from which a step may push and pull only those that its batch touches.
+_MIN_INDEXED_PARAMETER_ROWS = 2048
+#: Share of the parameters' rows up to which it does: above, indices cost more than whole arrays.
+_MAX_TOUCHED_SHARE = 0.25
 #: Parameters from which each trainer holds only a range of the solver's vectors (8 MiB each).
 _RANGES_FROM = 2**20
 
@@ -79,10 +84,29 @@ def make_fit(
     on_one_host: bool = False,
     columns: tuple[int, ...] | None = None,
 ) -> FitSpec:
-    """Plan a fit by gradient steps."""
+    """Plan a fit by gradient steps.
+
+    Parameters
+    ----------
+    settings : Settings
+    model : StepModel
+    rows : DatasetInfo
+    lanes : list of LaneSpec
+    initial : ShardState or None
+        State of an earlier fit to continue from; None: the model's initial parameters.
+    streaming : Streaming or None
+        How blocks are read again in each pass; None: all are in memory.
+    scales : FeatureScales or None
+        Scales of the features, for an optimizer that uses them.
+    on_one_host : bool
+        Whether all lanes are on one host, so that they can meet without a server.
+    columns : tuple of int or None
+        First column of each lane, and the number of columns, where lanes hold columns.
+    """
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
+        # Where a policy has such a variant, lanes then meet seldom enough to step row by row.
         settings = replace(settings, policy=settings.policy.by_single_rows())
     # 1. How rows become steps: single rows where these may be updates, else batches.
     single_rows = _is_row_by_row(settings, survey, model)
@@ -92,9 +116,9 @@ def make_fit(
     steps = count_pass_steps(lanes, batch_size, fraction)
     # 2. Whether steps read and change only the parameters that a batch touches.
     dtype = settings.dtype_of(survey)
-    # Streamed full batches are never in memory as a whole, so nobody knows what they touch.
+    # A streamed full batch is never in memory as a whole, so the union of its columns is unknown.
     in_memory = not (streaming and steps == 1)
-    few = _touches_few_parameters(model, batch_size) and in_memory
+    is_indexed = _touches_few_parameters(model, batch_size) and in_memory
     # 3. Who holds the parameters, and when lanes meet.
     policy = _resolve_policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
@@ -107,11 +131,11 @@ def make_fit(
         rule=_make_update_rule(
             settings,
             model,
-            rates=_automatic_learning_rates(settings, survey, model, single_rows, few),
+            rates=_automatic_learning_rates(settings, survey, model, single_rows, is_indexed),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
-            coordinates=single_rows or few,
+            coordinates=single_rows or is_indexed,
         ),
-        # The parameters are cut into one shard a server.
+        # One shard of the parameters a server.
         layout=ShardLayout(*model.parameters.shape, run.n_servers),
         stopping=PassStoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
@@ -138,7 +162,7 @@ def _make_rows_spec(
     run: RunSettings,
     held_out: float = 0.0,
 ) -> RowsSpec:
-    """Return the specification of the rows that trainers get."""
+    """Return the specification of the rows that trainers get, of which a share is held out."""
     lane_rows = count_training_rows(lanes, held_out)
     return RowsSpec(
         dtype, rows.survey.rows_dtype, lane_rows, rows.classes, rows.class_weight,
@@ -155,7 +179,7 @@ def _make_update_rule(
     coordinates: bool,
 ) -> UpdateRule:
     """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
-    # Each server knows the gradient of its own slice only, so no norm of the whole.
+    # Each server knows the gradient of its own shard only, so none knows the norm of the whole.
     if settings.clip is not None and settings.run.n_servers > 1:
         raise InvalidParameterError(
             f"The norm of the whole gradient is known where one server holds all parameters, and "
@@ -164,61 +188,55 @@ def _make_update_rule(
     groups = make_parameter_groups(
         model.parameters, settings.optimizer, settings.penalty, settings.groups
     )
-    average, clip, outer = settings.average, settings.clip, _make_outer_step(settings.policy)
+    # Outer step (DiLoCo, Douillard et al. 2023) where lanes meet; at rate 1 without momentum it is
+    # their mean.
+    policy, outer = settings.policy, None
+    if policy.outer_rate != 1 or policy.outer_momentum != 0:
+        outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
     rule = UpdateRule(
         groups,
         settings.schedule,
         steps_per_pass,
-        average,
+        settings.average,
         coordinates,
-        clip=clip,
+        clip=settings.clip,
         outer=outer,
         flushes=model.flushes,
     )
     return rule if rates is None else rule.with_constant_rates(rates)
 
 
-def _make_outer_step(policy: Policy) -> OuterStep | None:
-    """Return the step that lanes make where they meet; None where they take the mean."""
-    if policy.outer_rate == 1 and policy.outer_momentum == 0:
-        return None
-    return OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
-
-
 def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
     """Return the user's policy, or its equivalent without a server where no server is needed."""
     # A server is needed for several shards, for compression, and between hosts.
-    asks = settings.run.n_servers > 1 or settings.run.compression is not None
-    if asks or (n_lanes > 1 and not on_one_host):
+    needs_server = settings.run.n_servers > 1 or settings.run.compression is not None
+    if needs_server or (n_lanes > 1 and not on_one_host):
         return settings.policy
     return settings.policy.on_one_host() if n_lanes > 1 else settings.policy.for_one_lane()
 
 
-def _choose_default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
+def _choose_default_rate(optimizer: Optimizer, single_rows: bool, is_indexed: bool) -> float:
     """Return the learning rate of a fit that sets none.
 
-    Where a step touches `few` of the parameters, each has few steps to reach its place in; those of
-    batches are fewer than those of single rows.
+    Where a step touches few of the parameters (`is_indexed`), each has few steps to reach its
+    value, so the rate is larger; batches make fewer steps than single rows do.
     """
-    # Where a step touches few parameters, each parameter has few steps to reach its value, so the
-    # rate is larger.
     sparse, rows = optimizer.sparse_learning_rate, optimizer.row_learning_rate
     if single_rows and rows is not None:
         return rows
-    if (single_rows or few) and sparse is not None:
+    if (single_rows or is_indexed) and sparse is not None:
         return sparse
     return optimizer.default_learning_rate
 
 
 def _automatic_learning_rates(
-    settings: Settings, survey: DataSummary, model: StepModel, single_rows: bool, few: bool
+    settings: Settings, survey: DataSummary, model: StepModel, single_rows: bool, is_indexed: bool
 ) -> list[float] | None:
-    """Return the automatic rate of each target, in its units; None where a rate is set."""
-    # The user's schedule says the rate.
+    """Return the rate of each target, in its units; None where the user's schedule sets it."""
     if not settings.auto_rate:
         return None
     loss = None if model.linear is None else model.linear.loss
-    default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, few)
+    default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, is_indexed)
     # Losses in units of the targets (absolute, Huber) need steps in those units too.
     if not (loss and loss.in_target_units and settings.optimizer.adaptive):
         return [default]
@@ -227,9 +245,9 @@ def _automatic_learning_rates(
 
 def _measure_target_unit(loss: Loss, survey: DataSummary) -> float:
     """Return the unit of the targets: their standard deviation, or a robust estimate of it."""
-    # The standard deviation suits a squared loss; robust losses need a robust unit.
     spread = survey.target_spread
-    if loss.center == "median":  # which a few targets far away do not move
+    # Losses whose centre is the median are robust to outliers, and so must their unit be.
+    if loss.center == "median":
         first, _, third = survey.target_quartiles
         spread = float(third - first) / _NORMAL_QUARTILE_DISTANCE or spread
     if not np.isfinite(spread):
@@ -239,18 +257,19 @@ def _measure_target_unit(loss: Loss, survey: DataSummary) -> float:
 
 def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
     """Return the batch rows of the largest lane for `batch` rows in one step of the parameters."""
-    of_lanes = count_training_rows(lanes, settings.validation_fraction)
-    n_rows, policy = sum(of_lanes), settings.policy
-    # Lanes that step together share a step's rows; others take each step alone.
-    if policy.lockstep:
-        n_steps = -(-n_rows // batch)
-    else:
-        n_steps = -(-max(of_lanes) * policy.push_every // batch)
-    return max(1, -(-max(of_lanes) // max(n_steps, 1)))
+    lane_rows = count_training_rows(lanes, settings.validation_fraction)
+    largest, policy = max(lane_rows), settings.policy
+    # Lanes in lock-step share a step's rows; others step alone, once for several of their batches.
+    step_rows = sum(lane_rows) if policy.lockstep else largest * policy.push_every
+    n_steps = -(-step_rows // batch)
+    return max(1, -(-largest // max(n_steps, 1)))
 
 
 def make_target_shift(loss: Loss, fit_intercept: bool, survey: DataSummary) -> tuple[float, ...]:
-    """Return the shift to subtract from each target; empty where the loss or the model cannot."""
+    """Return the mean or median of each target, to be subtracted from it before the fit.
+
+    Empty where the loss has no centre, or the model no intercept to add it to again.
+    """
     if not fit_intercept or loss.center is None:
         return ()
     if loss.center == "mean":
@@ -274,8 +293,8 @@ def _add_feature_scales(
     if initial is None or not initial.opt_state:
         w = model.init(settings.seed, dtype) if initial is None else initial.w
         return ShardState(w, optimizer.init_scaled(w, scales.largest, scales.norm))
-    # Copy before the optimizer rescales its state in place.
-    initial = initial.part(slice(None))  # the user's model is left alone
+    # Copied: the optimizer rescales in place, and the state may be that of the user's fitted model.
+    initial = initial.part(slice(None))
     optimizer.rescale(initial.w, initial.opt_state, scales.largest, scales.norm)
     return initial
 
@@ -296,38 +315,41 @@ def choose_batch_rows(
     batch_size: int | str | None,
     lanes: list[LaneSpec],
     streaming: Streaming | None = None,
-    widest: int = _DENSE_ROWS,
+    widest: int = _DENSE_BATCH_ROWS,
 ) -> int | None:
     """Return the rows of a batch; "auto" makes about 100 steps a pass, of 32 to `widest` rows.
 
-    Lanes of more than a million rows take larger batches, so that a pass has 4096 steps at most:
-    beyond that another step costs more than it gains; where rows are streamed, 2048, since trainers
-    that meet more often wait for each other longer than for their rows.
+    Large lanes take larger batches, so that a pass has at most 4096 steps (2048 where rows are
+    streamed).
     """
     if not isinstance(batch_size, str):
         return batch_size
-    # A power of two near 1% of the largest lane, so small fits still make about 100 steps a pass.
-    rows = max(lane.n_rows for lane in lanes)
-    few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, widest))
-    most = _MANY_STEPS if streaming is None else _STREAMED_STEPS
-    return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / most))))
+    # A power of two near 1 % of the largest lane: small fits still make about 100 steps a pass.
+    rows = max(1, *(lane.n_rows for lane in lanes))
+    batch_rows = int(np.clip(2 ** round(np.log2(rows / 100)), _MIN_BATCH_ROWS, widest))
+    max_steps = _MAX_STEPS if streaming is None else _MAX_STREAMED_STEPS
+    return max(batch_rows, int(2 ** np.ceil(np.log2(rows / max_steps))))
 
 
 def largest_batch_rows(model: StepModel) -> int:
-    """Return the most rows of an automatic batch."""
-    many = (_SPARSE_ROWS,) if model.linear is not None else (_PAIRED_ROWS, _SPARSE_ROWS)
-    return next((n for n in many if _touches_few_parameters(model, n)), _DENSE_ROWS)
+    """Return the most rows of an automatic batch: as many as touch few parameters, if any do."""
+    many = (
+        (_SPARSE_BATCH_ROWS,)
+        if model.linear is not None
+        else (_PAIRED_BATCH_ROWS, _SPARSE_BATCH_ROWS)
+    )
+    return next((n for n in many if _touches_few_parameters(model, n)), _DENSE_BATCH_ROWS)
 
 
 def _is_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
-    """Return whether each row is an update of its own: where it may be, and lanes meet seldom."""
-    # Only where lanes need not agree after each step.
-    seldom = settings.policy.loop == "shared" or settings.policy.averages
-    return seldom and _may_step_row_by_row(settings, survey, model)
+    """Return whether each row is a step of its own: where it may be, and lanes meet seldom."""
+    # Not where lanes sum or push the gradient of every step.
+    meets_seldom = settings.policy.loop == "shared" or settings.policy.averages
+    return meets_seldom and _may_step_row_by_row(settings, survey, model)
 
 
 def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
-    """Return whether each row could be an update of its own: sparse rows of many features."""
+    """Return whether each row could be a step of its own: sparse rows of many features."""
     return (
         model.linear is not None
         and model.linear.loss.at_row is not None
@@ -345,30 +367,28 @@ def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepMod
 
 
 def _count_rows_per_turn(lanes: list[LaneSpec]) -> int:
-    """Return the rows that a thread takes at once where each is an update: about 1/32 of a pass."""
-    rows = max(lane.n_rows for lane in lanes)
-    return int(np.clip(2 ** round(np.log2(max(rows, 1) / 32)), 32, 8192))
+    """Return the rows that a thread takes at once where each is a step: about 1/32 of a pass."""
+    rows = max(1, *(lane.n_rows for lane in lanes))
+    turn_rows = 2 ** round(np.log2(rows / 32))
+    return int(np.clip(turn_rows, _MIN_ROWS_PER_TURN, _MAX_ROWS_PER_TURN))
 
 
 def _touches_few_parameters(model: StepModel, batch_size: int | None) -> bool:
     """Return whether a batch touches few of many rows of the parameters."""
     n_rows = model.parameters.shape[0]
-    if model.touches is None or batch_size is None or n_rows < _FEW_ROWS_FROM:
+    if model.touches is None or batch_size is None or n_rows < _MIN_INDEXED_PARAMETER_ROWS:
         return False
-    return model.touches * batch_size <= _FEW_TOUCHED * n_rows
+    return model.touches * batch_size <= _MAX_TOUCHED_SHARE * n_rows
 
 
 def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Policy:
     """Return the policy of a pipeline, whose stages sum gradients and hold the parameters."""
     policy, run = settings.policy.on_one_host(), settings.run
-    # 1. The model must be a chain of layers; 2. a policy that sums gradients; 3. at most one stage
-    # a layer; 4. no setting that needs the whole gradient.
     if not isinstance(model, StagedModel):
         raise InvalidParameterError(
             f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
             "Use pipeline=None."
         )
-    # Parameters of columns stay with their lanes: no server, and no averaging.
     if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
         raise InvalidParameterError(
             "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
@@ -440,20 +460,24 @@ def make_solver_fit(
     seed: int = 0,
     budget: float = float("inf"),
 ) -> FitSpec:
-    """Plan a fit by a round solver, or by a solver that trainers run on their own rows."""
+    """Plan a fit by a solver of sums over all rows, or one that runs on each trainer's own rows.
+
+    `start` are the initial parameters of a solver of sums; `budget` is the memory of a worker, in
+    bytes, for blocks and the arrays that a solver on own rows makes of them.
+    """
     # Features stored in 16 bits are computed with in float32.
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run)
     if isinstance(solver, RowSolver):
         work = _plan_own_rows_work(model, solver, rows, seed)
-        # The solver's own arrays get what the blocks leave of the budget.
+        # The solver takes for its arrays what the blocks in memory leave of the budget.
         nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
         row_bytes = nbytes / max(rows.survey.n_rows, 1)
         work = replace(work, budget=budget, row_bytes=row_bytes)
         return FitSpec(spec, work, RunSpec.of(run, rows.survey))
     shape = model.parameters.shape if isinstance(model, StepModel) else None
-    # In the order of the lanes, sums are gathered whole.
-    # Vectors of millions of numbers do not fit many times on each trainer.
+    # L-BFGS keeps many vectors of the parameters' length: if that is millions, each trainer holds a
+    # range of each. Not if deterministic: sums in the order of the lanes are gathered whole.
     in_ranges = (
         shape is not None
         and isinstance(solver, RangedSolver)
@@ -472,14 +496,14 @@ def make_solver_fit(
 def _plan_own_rows_work(
     model: Model, solver: RowSolver, rows: DatasetInfo, seed: int
 ) -> OwnRowsWork:
-    """Return the work of a solver on the trainers' own rows."""
+    """Return the work of a solver on each trainer's own rows."""
     infos = sorted(rows.survey.infos, key=lambda info: info.index)
     # Number of the first row of each block among all rows: exclusive cumulative sum of block sizes.
     first = np.zeros(infos[-1].index + 1, np.int64)
     for info in infos:
         first[info.index] = info.n_rows
     first = first.cumsum() - first
-    # Rows are read twice at least: for their bins' edges, and for the bins.
+    # Two passes at least: trees read the rows for the edges of the bins, then for the bins.
     return OwnRowsWork(
         model, solver, PassStoppingRule(max(2, solver.max_passes), None), first, seed
     )

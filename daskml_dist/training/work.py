@@ -1,8 +1,8 @@
 """Work of a fit: gradient steps of a model under a policy, or a solver's passes over the rows.
 
-Servers, generations, recovery and reports ask the work what `FitWork` declares, and nothing else.
-The loop that `FitWork.loop` names (`daskml_dist.training.worker.loops`) knows which subclass it is
-given.
+The part of a `FitSpec` that says what is computed. Servers, generations, recovery and reports use
+the interface of `FitWork` alone; the loop that `FitWork.loop` names
+(`daskml_dist.training.worker.loops`) runs one subclass and knows its fields.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 
-#: Steps in a pass from which every pass ends with an uncompressed push; a shorter pass would hardly
-#: be compressed at all.
+#: Steps in a pass from which every pass ends with an uncompressed push. In shorter passes these
+#: pushes would be a large share of all, so only the fit ends with one.
 COMPRESSED_PASS_STEPS = 32
 
 
@@ -54,19 +54,19 @@ class FitWork(ABC):
     n_steps : int
         Steps of each lane in a pass.
     first_pass : int
-        Passes made before, where the fit is a later part of a longer one.
+        Number of passes made before, where the fit is a later part of a longer one.
     seed : int
+        Of the order of the rows, held-out rows, and all that is drawn.
     shuffle : bool
+        Whether rows are shuffled before each pass.
     layout : ShardLayout
-        Of the parameters that servers hold.
-    coordinates : bool
-        Whether a step touches few of the parameters.
+        Division of the parameters among servers.
     compression : Compressor or None
-        What pushes to servers are compressed with.
+        Of the gradients that lanes push to servers.
     micro_batch : int or None
         Rows of a batch that the model is given at once; None: all of them, or what a cache holds.
     step_callbacks : tuple of object
-        Told of each step, where it is made.
+        Called after each step, in the process that makes it.
     on_host : bool
         Whether rows are read in host memory, whatever the device.
     """
@@ -95,12 +95,12 @@ class FitWork(ABC):
 
     @property
     def coordinates(self) -> bool:
-        """Return whether a step reads and changes few rows of the parameters."""
+        """Return whether a step reads and changes only rows of the parameters named by an index."""
         return False
 
     @property
     def passes_to_read(self) -> int:
-        """Return how many passes over streamed blocks may follow each other, to read ahead."""
+        """Return the most passes over streamed blocks, up to which the next ones are read ahead."""
         return self.stopping.max_iter
 
     @property
@@ -130,7 +130,7 @@ class FitWork(ABC):
 
     @property
     def uses_threads(self) -> bool:
-        """Return whether each compute thread of a single process is to have a lane."""
+        """Return whether a single process takes one lane for each compute thread."""
         return True
 
     @property
@@ -140,7 +140,7 @@ class FitWork(ABC):
 
     @property
     def remembers_course(self) -> bool:
-        """Return whether each trainer remembers enough to continue the fit alone."""
+        """Return whether every trainer holds the state from which a fit can be recovered."""
         return False
 
     @property
@@ -167,11 +167,10 @@ class FitWork(ABC):
         return self.first_pass * self.n_steps
 
     def passes(self, clock: int) -> range:
-        """Return the numbers of the passes still to make, from a clock on.
+        """Return the numbers (from 1) of the passes still to make or to report, from a clock on.
 
-        One that ends at the clock is among them: it may not have been reported yet.
+        A pass that ends exactly at the clock is included: it may not have been reported yet.
         """
-        # ceil(clock / n_steps): a pass that ends exactly at the clock is included.
         first = max(self.first_pass + 1, -(-clock // self.n_steps))
         return range(first, self.stopping.max_iter + 1)
 
@@ -191,7 +190,7 @@ class StepWork(FitWork):
     seed : int
     shuffle : bool
     initial : ShardState or None
-        Whole state to go on from; None: as the model begins.
+        Parameters, and optimizer state if any, to begin with; None: the model's initial parameters.
     first_pass : int, default=0
     single_rows : bool, default=False
         Whether each row of a batch is a step of its own.
@@ -199,10 +198,10 @@ class StepWork(FitWork):
     micro_batch : int or None
     step_callbacks : tuple of object
     pipeline : Pipeline or None
-        Of the layers of a `StagedModel`.
+        Division of the layers of a `StagedModel` into stages.
     columns : tuple of int, or None
-        First column of each lane, and their number, where each lane has some columns of all rows
-        (of a `ColumnModel`); None: it has some rows.
+        First column of each lane, and then the number of columns, where each lane has some columns
+        of all rows (of a `ColumnModel`); None: each lane has all columns of some rows.
     """
 
     model: StepModel
@@ -240,7 +239,7 @@ class StepWork(FitWork):
 
     @property
     def linear(self) -> LinearForm | None:
-        # Its kernels make whole steps, of whole rows.
+        # Compiled steps read whole rows.
         return self.model.linear if self.columns is None else None
 
     @property
@@ -275,7 +274,7 @@ class StepWork(FitWork):
     def rows_of(self, lane: int) -> slice:
         """Return the rows of the parameters that belong to a lane's columns."""
         assert self.columns is not None
-        # Only a `ColumnModel` has columns; the plan has checked that.
+        # The plan has checked that the model is a `ColumnModel`.
         model: Any = self.model
         found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
         return found
@@ -287,37 +286,32 @@ class StepWork(FitWork):
         model: Any = self.model
         part = model.of_columns(*self.columns[lane : lane + 2])
         initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
-        # Losses are the last lane's.
-        # The last lane alone knows the loss of a step.
-        told = self.step_callbacks if lane == len(self.columns) - 2 else ()
-        return replace(self, model=part, initial=initial, step_callbacks=told)
+        # The last lane alone counts the loss of a step, so it alone calls the step callbacks.
+        callbacks = self.step_callbacks if lane == len(self.columns) - 2 else ()
+        return replace(self, model=part, initial=initial, step_callbacks=callbacks)
 
     def pushes_uncompressed(self, clock: int) -> bool:
         """Return whether the push that ends a lane's step `clock` is sent without compression.
 
-        It takes along all that was left out before: at the end of each pass, or, where a pass has
-        few steps, of the last one.
+        It is at the end of each pass, or only of the last one where a pass has few steps.
         """
-        # Compressors keep what they leave out (error feedback); an uncompressed push delivers all
-        # of it.
+        # Error feedback: compressors add the error of each push to the next one, so an uncompressed
+        # push delivers all that was left out before.
         passes, rest = divmod(clock, self.n_steps)
         return rest == 0 and (
             self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
         )
 
     def make_start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
-        """Return the state that some rows of the parameters begin with."""
+        """Return the initial state of some rows of the parameters, such as those of one server."""
         if self.initial is not None:
-            # Servers start with their slice of a given state, such as one from a checkpoint or a
-            # pilot.
             return self.initial.part(rows)
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 
 
 class SolverWork(FitWork):
-    """Base class of a solver's work: servers keep only the ledger, and there are no steps."""
+    """Base class of a solver's work: servers hold no parameters, only the ledger of passes."""
 
-    #: Servers keep the passes alone.
     layout: ClassVar[ShardLayout] = ShardLayout(0, 0, 1)  # type: ignore[misc]
     n_steps: ClassVar[int] = 1  # type: ignore[misc]
     shuffle: ClassVar[bool] = False  # type: ignore[misc]
@@ -327,7 +321,7 @@ class SolverWork(FitWork):
 
     @property
     def planned_passes(self) -> int | None:
-        """Return None: the solver's bound counts failed line searches, and is hardly ever met."""
+        """Return None: `max_passes` also counts evaluations of line searches, and is rarely met."""
         return None
 
     @property
@@ -336,7 +330,7 @@ class SolverWork(FitWork):
 
     @property
     def remembers_course(self) -> bool:
-        """Return True: every trainer remembers the solver's course."""
+        """Return True: every trainer runs the solver, or keeps its sums."""
         return True
 
 
@@ -347,9 +341,9 @@ class ResumableWork(SolverWork):
     Parameters
     ----------
     first_pass : int, default=0
-        Passes made before, where the fit is a later part of a longer one.
+        Number of passes made before, where the fit is a later part of a longer one.
     log : ndarray of uint8, or None
-        State after these passes, as the loop packs it; None: the fit begins.
+        State after these passes, as the loop packs it; None at the beginning of a fit.
     pause_at : int or None
         Number of passes after which the fit pauses, to be continued later.
     is_stopped : bool, default=False
@@ -369,21 +363,21 @@ class ResumableWork(SolverWork):
 
 @dataclass(frozen=True)
 class RoundWork(ResumableWork):
-    """Rounds of a solver: each asks for a sum over all rows.
+    """Rounds of a solver, each of which needs one sum over all rows.
 
     Parameters
     ----------
     model : Model
     solver : Solver
     shape : tuple of int or None
-        Of the parameters; None where the solver finds something else.
+        Of the parameters; None where the solver's result has no parameter matrix.
     start : ndarray or None
         Initial parameters; None: zeros where there is a shape.
     stopping : PassStoppingRule
     in_ranges : bool, default=False
         Whether each trainer holds a range of the solver's vectors.
     seed : int, default=0
-        Of what statistics draw.
+        Of the random numbers that statistics draw.
     first_pass, log, pause_at, is_stopped
         As in `ResumableWork`; passes are sums, and the log is `SumLog.packed`.
     """
@@ -425,13 +419,13 @@ class OwnRowsWork(ResumableWork):
     model : Model
     solver : RowSolver
     stopping : PassStoppingRule
-    first_rows : ndarray of int64
-        Of each block, the number of its first row among all.
+    first_rows : ndarray of int64 of shape (n_blocks,)
+        Number of each block's first row among all rows.
     seed : int, default=0
     budget : float, default=inf
-        Bytes on one worker for blocks that are held and for arrays made of their rows.
+        Memory of one worker, in bytes, for blocks and the arrays that the solver makes of them.
     row_bytes : float, default=0
-        Bytes of a row in the blocks that are held.
+        Mean size of a row in blocks in memory, in bytes; 0 where blocks are streamed.
     first_pass, log, pause_at, is_stopped
         As in `ResumableWork`; passes are iterations.
     """
@@ -458,7 +452,7 @@ class OwnRowsWork(ResumableWork):
     def score_names(self) -> tuple[str, ...]:
         return self.solver.score_names
 
-    #: The solver reads rows on the host, and moves its own arrays to the device.
+    # The solver reads rows on the host, and moves its own arrays to the device.
     on_host: ClassVar[bool] = True
 
     @property
@@ -481,8 +475,8 @@ class KeyedWork(SolverWork):
     stopping : PassStoppingRule
     seed : int, default=0
     room : int, optional
-        Bytes that a trainer may take for values of keys that its entries touch, beside values that
-        arrive from others meanwhile. Default: no limit.
+        Memory of a trainer, in bytes, for copies of the values that others own and its entries
+        touch, apart from those in transit. Default: no limit.
     """
 
     model: Model

@@ -1,6 +1,7 @@
-"""Lane of a fit: the order of its batches, its clock, and the gradients and sums made of its rows.
+"""Lanes of a fit: logical workers that read batches in an order of their own and sum over them.
 
-`RowStates` is the memory that a solver's statistics have of a lane's rows from one sum to the next.
+A `Lane` computes gradients and statistics of its rows and counts what it has done for the reports.
+`RowStates` holds arrays that a solver's statistics keep for a lane's rows from one sum to the next.
 """
 
 from __future__ import annotations
@@ -37,16 +38,26 @@ __all__ = ["Lane", "RowStates"]
 
 
 class Lane:
-    """One logical worker, used by one thread at a time.
+    """Logical worker of a fit, used by one thread at a time.
 
     Parameters
     ----------
     number : int
     fit : FitSpec
     rows : LaneRows
+        Which rows are the lane's, and the order of its batches.
     blocks : mapping of int to ReadyBlock, or BlockStream
     reader : subclass of BatchReader, default=BatchReader
-        What makes the batches.
+        Class that makes the batches.
+
+    Attributes
+    ----------
+    clock : int
+        Steps since the beginning of the fit, as the loop counts them.
+    reached : int
+        Clock after the last gradient, whether or not the servers accepted it.
+    began_at : int
+        Clock of the last :meth:`seek`.
     """
 
     def __init__(
@@ -58,33 +69,28 @@ class Lane:
         reader: type[BatchReader] = BatchReader,
     ) -> None:
         self.number = number
-        self.clock = 0
-        #: Steps that it has made gradients of, whether they counted or not.
-        self.reached = 0
-        #: Where it went on from last.
-        self.began_at = 0
+        self.clock = self.reached = self.began_at = 0
         self.backend: Backend = get_fit_backend(fit)
         self._on_host = self.backend.device == "cpu"
         self._fit = fit
-        #: A `StepModel` where it makes steps.
+        #: A `StepModel` where the lane makes steps.
         self._model: Any = fit.work.model
         self._rows = rows
         self._blocks: Any = blocks
-        # The reader knows the order of the rows; the lane knows what was computed of them.
         self.reader = reader(number, fit, rows, blocks, self.backend)
-        self._drawn: tuple[list[Draw], list[int]] | None = None
-        self._own: NDArray[Any] | None = None
+        self._drawn_ahead: tuple[list[Draw], list[int]] | None = None
+        self._gradient_buffer: NDArray[Any] | None = None
         self._report = PassReport([self.number])
         self._busy = 0.0
-        # Losses stay on a device until somebody asks: waiting for one number takes longer than many
-        # a step.
+        # Losses stay on the device until a report: a read would wait for all queued kernels, which
+        # takes longer than many a step.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
-        self._told = fit.work.step_callbacks
+        self._callbacks = fit.work.step_callbacks
         streaming = fit.rows.streaming
         self._states = RowStates(None if streaming is None else streaming.states)
-        #: Whether NaN was looked for in the rows, or a sum of them has shown that there is none.
-        self._looked = False
+        #: Whether the rows are known to be finite: by a check, or by a finite sum over them.
+        self._is_checked_finite = False
 
     @property
     def n_rows(self) -> int:
@@ -93,7 +99,7 @@ class Lane:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the parts of blocks that the lane has."""
+        """Return the ranges of blocks' rows that are the lane's."""
         return self._rows.segments
 
     def drop_streamed_blocks(self) -> None:
@@ -104,7 +110,7 @@ class Lane:
     def seek(self, clock: int) -> None:
         """Move to a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = self.began_at = clock
-        self._drawn = None
+        self._drawn_ahead = None
         self.reader.seek(clock)
 
     @property
@@ -115,36 +121,36 @@ class Lane:
     def draw_next_batch(self) -> LaneBatch:
         """Return the next batch; after the last pass batches are empty.
 
-        Its arrays are good until the next batch is asked for.
+        Its arrays are valid until the next call.
         """
         return self.reader.next(self.reached >= self.reader.steps_copied)
 
     @property
     def gather_when_ready(self) -> Any | None:
-        """Return the gather once it is worth compiling; None while first steps copy their rows."""
+        """Return :attr:`gather`; None in the first steps, too few to be worth its compilation."""
         return None if self.reached < self.reader.steps_copied else self.reader.gather
 
     @property
     def gather(self) -> Any | None:
-        """Return the gather, which reads the rows of batches where they lie, or None."""
+        """Return the compiled loops that read batches in the blocks, without a copy, or None."""
         return self.reader.gather
 
     def take_recorded_steps(self, recorded: Any, replica: Shard, count: int) -> None:
-        """Take steps of a replica in one call, and count their rows and losses."""
+        """Take steps of a replica in one call of a compiled loop; count their rows and losses."""
         (draws, rows), since = self.draw_batch_runs(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
         self.count_made_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
 
     def draw_rows_ahead(self, count: int) -> None:
-        """Draw the rows of steps that will be taken in one call."""
-        self._drawn = self.reader.draw_batch_runs(count)
+        """Draw the rows of the next steps, for :meth:`draw_batch_runs` of as many."""
+        self._drawn_ahead = self.reader.draw_batch_runs(count)
 
     def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
         """Return the rows of the next batches, to be counted by :meth:`count_made_steps`."""
-        drawn, self._drawn = self._drawn, None
+        drawn, self._drawn_ahead = self._drawn_ahead, None
         if drawn is None:
             return self.reader.draw_batch_runs(count)
-        # Rows drawn ahead are those of exactly these steps, else the order would change.
+        # Draws advance the order of the rows: they cannot be taken back.
         assert len(drawn[1]) == count, "other steps than were drawn"
         return drawn
 
@@ -156,9 +162,8 @@ class Lane:
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += len(rows)
-        # Callbacks hear of each step, though several were made in one call.
-        for at in range(len(rows) if self._told else 0):
-            self._tell_step(self.reached + at + 1, rows[at], losses[at])
+        for at in range(len(rows) if self._callbacks else 0):
+            self._call_step_callbacks(self.reached + at + 1, rows[at], losses[at])
         self.reached += len(rows)
 
     def add_gradient(self, w: Any, batch: LaneBatch, out: Any) -> None:
@@ -168,27 +173,27 @@ class Lane:
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
-        # Sum where the lane computes; move the sum once if the caller wants it elsewhere.
-        stays = self._on_host or not is_host(out)
-        sums = out if stays else zeros(out.shape, out.dtype, like=w)
-        # Rows that stay where they are: the gather adds their gradient.
+        # Sum where the lane computes; move the sum once if the caller wants it on the host.
+        is_in_place = self._on_host or not is_host(out)
+        sums = out if is_in_place else zeros(out.shape, out.dtype, like=w)
+        # Rows that are read in their blocks: the gather adds their gradient.
         if batch.add_gradient is not None:
             loss = batch.add_gradient(w, sums)
         # Rows that were copied: the model adds the gradient of each piece.
         for rows in batch.pieces:
             loss = loss + model.add_gradient(w, rows, sums, self.backend)
-        if not stays:
+        if not is_in_place:
             out += self.backend.to_numpy(sums)
-        self._add_busy_time(since, waited=self._on_host or not stays)
+        self._add_busy_time(since, waited=self._on_host or not is_in_place)
         self._count_batch(batch.n_rows, loss)
 
     def take_row_steps(
         self, run: Callable[[list[RowsInTurn], Callable[[int], Any]], float], count: int = 1
     ) -> int:
-        """Step along the rows of the next batches by `run`; return the number of rows.
+        """Make each row of the next batches a step, by `run`; return the number of rows.
 
-        `run` takes the rows of each batch and what finds a block by its number; it returns the sum
-        of their losses. Callbacks hear of one batch at a time alone.
+        `run` takes the rows of each batch and a function from a block's number to the block; it
+        returns the sum of the losses. With step callbacks, `count` must be 1.
         """
         batches, since = self.reader.next_rows_in_turn(count), time.perf_counter()
         n_rows = sum(len(rows) for _, rows in batches)
@@ -199,8 +204,8 @@ class Lane:
 
     @property
     def tells_step_callbacks(self) -> bool:
-        """Return whether callbacks hear of each step."""
-        return bool(self._told)
+        """Return whether there are step callbacks."""
+        return bool(self._callbacks)
 
     def _count_batch(self, n_rows: int, loss: Any, steps: int = 1) -> None:
         """Count the rows and the loss of one or more steps."""
@@ -209,17 +214,17 @@ class Lane:
         report.rows += n_rows
         report.steps += steps
         self.reached += steps
-        if self._told:
-            self._tell_step(self.reached, n_rows, loss)
+        if self._callbacks:
+            self._call_step_callbacks(self.reached, n_rows, loss)
 
-    def _tell_step(self, clock: int, n_rows: int, loss: Any) -> None:
-        """Tell the step callbacks of one step."""
+    def _call_step_callbacks(self, clock: int, n_rows: int, loss: Any) -> None:
+        """Call the step callbacks after one step."""
         end = StepEnd(self.number, clock, n_rows, float(loss))
-        for callback in self._told:
+        for callback in self._callbacks:
             callback.on_step_end(end)
 
     def _add_busy_time(self, since: float, waited: bool = True) -> None:
-        """Count the time since `since`; none where a device was only given work."""
+        """Count the time since `since`; nothing where work was only queued on a device."""
         self._busy += time.perf_counter() - since if waited else 0.0
 
     @property
@@ -230,10 +235,10 @@ class Lane:
     def add_statistic(
         self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
     ) -> tuple[float, int]:
-        """Add a solver's statistic of all rows to `out`; return the sum of losses and the rows.
+        """Add a solver's statistic of all rows to `out`; return the summed loss, and the rows.
 
-        `number` is that of the sum, from which random streams follow, and `left` that of the sum
-        which left the statistic's state as it is to be found.
+        `number` is the number of this sum, which seeds its random streams; `left` is the number of
+        the last sum that wrote the statistic's state of the rows.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
@@ -245,26 +250,25 @@ class Lane:
             self._check_finite_once()
         batch = self.draw_next_batch()
         for rows in batch.pieces:
-            # The key of random streams: the same rows draw the same numbers on any worker.
+            # Key of random streams: the same rows draw the same numbers on any worker.
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
             with self._states.lend_state(statistic.state, left, number, model, rows, backend):
                 loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
-        # NaN in the rows shows up in most sums, so the rows are searched only when a sum is not
-        # finite.
-        if not (self._looked or np.isfinite(out).all()):
+        # NaN in the rows makes most sums NaN, so the rows are searched only if a sum is not finite.
+        if not (self._is_checked_finite or np.isfinite(out).all()):
             self._check_finite_once()
-        self._looked = True
+        self._is_checked_finite = True
         self._add_busy_time(since)
         self.reached += 1
         return float(loss), batch.n_rows
 
     def _check_finite_once(self) -> None:
         """Raise where the rows hold NaN or infinity; checked once."""
-        for block in () if self._looked else self.reader.kept:
+        for block in () if self._is_checked_finite else self.reader.kept:
             block.check()
-        self._looked = True
+        self._is_checked_finite = True
 
     def compute_gradient(self, w: Any, batch: LaneBatch) -> Any:
         """Return the gradient sum of a batch at `w`, in a new array."""
@@ -275,22 +279,22 @@ class Lane:
     def own_gradient(self, w: Any, batch: LaneBatch) -> Any:
         """Return the gradient sum of a batch at `w`, in an array that the next call overwrites.
 
-        A process pays for each page of a new array, of which a network's gradient has many.
+        The gradient of a network is large, and the first write to each page of new memory is slow.
         """
-        # Arrays of touched rows change their size, and a device has a memory pool of its own.
+        # Gradients of touched rows change their size, and a device has a memory pool of its own.
         if batch.index is not None or not is_host(w):
             return self.compute_gradient(w, batch)
         if (found := self._gradient_in_model_memory(w, batch)) is not None:
             return found
-        if self._own is None or self._own.shape != w.shape:
-            self._own = np.zeros_like(w)
+        if self._gradient_buffer is None or self._gradient_buffer.shape != w.shape:
+            self._gradient_buffer = np.zeros_like(w)
         else:
-            self._own[...] = 0
-        self.add_gradient(w, batch, self._own)
-        return self._own
+            self._gradient_buffer[...] = 0
+        self.add_gradient(w, batch, self._gradient_buffer)
+        return self._gradient_buffer
 
     def _gradient_in_model_memory(self, w: Any, batch: LaneBatch) -> Any | None:
-        """Return the gradient sum in an array of the model's own; None where it has none."""
+        """Return the gradient sum in an array that the model owns; None where it has none."""
         pieces = batch.pieces if isinstance(batch.pieces, list) else []
         if not self._on_host or batch.add_gradient is not None or len(pieces) != 1:
             return None
@@ -306,7 +310,7 @@ class Lane:
         return self.reader.held_out()
 
     def add_validation(self, sums: NDArray[np.float64]) -> None:
-        """Add validation sums of some held-out rows to the next report."""
+        """Add validation sums, computed elsewhere, of some held-out rows to the next report."""
         self._report.add_validation(sums.tolist())
 
     def take_pass_report(self, w: Any | None) -> PassReport:
@@ -332,16 +336,16 @@ class Lane:
 
 
 class RowStates:
-    """Arrays that statistics keep for the rows of a lane.
+    """Arrays that statistics keep for the rows of a lane, such as the rows' raw predictions.
 
-    Each is held with the number of the sum that left it; whatever a sum is not to find is made
-    anew. So a lane that comes from another trainer, or has answered only some of the questions
-    since a solver began again, needs nothing of those before.
+    Each array is held with the number of the sum that wrote it. One that another sum wrote than the
+    one expected is computed afresh: so states are right on a lane that has moved from another
+    trainer, and after a solver has begun again, without being sent or saved.
 
     Parameters
     ----------
     most : int or None
-        Bytes that are held at most; None: all.
+        Bytes that are held at most; None: no limit.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -353,7 +357,7 @@ class RowStates:
         self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
         backend: Any,
     ) -> Iterator[None]:  # fmt: skip
-        """Lend sum `number` as ``rows.state`` what sum `left` left; keep what it leaves."""
+        """Lend the array that sum `left` wrote as ``rows.state`` to sum `number`, then hold it."""
         if state is None:
             yield
             return

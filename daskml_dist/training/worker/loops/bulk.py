@@ -43,8 +43,6 @@ class BulkSteps:
         self._context = context
         self._lanes = context.lanes
         self._connection = connection
-        # One summed push a trainer is cheapest. The server must see each lane's gradient to add
-        # them in lane order, or where each touches rows of its own.
         self._apart = self._fit.run.deterministic or self._fit.work.coordinates
         self._clock = context.clock
         self._batches: list[LaneBatch] = []
@@ -167,7 +165,7 @@ class BulkSteps:
         w = self._pulled[0].w
         if self._fit.work.coordinates:
             first = self._lanes[0].number
-            # Coordinates pulled only some rows; validation needs all.
+            # Pulls by index were of some rows only; validation needs all.
             self._connection.send((first,), self._clock)
             w = self._connection.receive(first).w
         return [w] * len(self._lanes)

@@ -69,8 +69,8 @@ class ColumnSteps:
         self._backend = context.lanes[0].backend
         self._clip = work.rule.clip
         self._last = len(work.columns) - 2
-        # Clipping needs the norm over all lanes' gradients, so it is done here.
-        rule = replace(work.rule, clip=None)  # of all lanes' gradients together
+        # Clipping needs the norm over all lanes' gradients, so `_clip_gradients` does it.
+        rule = replace(work.rule, clip=None)
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
             own, start = context.fit.of_lane(lane.number), work.rows_of(lane.number).start
@@ -79,7 +79,7 @@ class ColumnSteps:
 
     @property
     def _head_lane(self) -> _LaneColumns | None:
-        """Return the last lane, which has the parameters of no column; None if not here."""
+        """Return the last lane, which also has the parameters of no column; None if not here."""
         last = self._ranges[-1]
         return last if last.lane.number == self._last else None
 

@@ -49,9 +49,8 @@ class DevicePlacement:
         self._backend = get_fit_backend(context.fit)
         self._is_host = self._backend.device == "cpu"
         if self._rule.coordinates and not self._is_host:
-            # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
-            # a device makes the steps of every lane by itself. All trainers find the same.
-            # A device that makes whole steps of sparse rows needs no host for the indices.
+            # The host gathers and scatters rows of the parameters by index, unless a device makes
+            # whole steps of every lane by itself. All trainers come to the same decision.
             gathers = [lane.gather for lane in context.lanes if lane.n_rows]
             self._is_host = not alone or None in gathers
 
@@ -89,8 +88,8 @@ def move_arrays(record: Any, move: Callable[[Any], Any]) -> Any:
     return dataclasses.replace(record, **{name: one(value) for name, value in values.items()})
 
 
-#: Shares of the lanes that each compute thread takes one after the other: enough to even out lanes
-#: of different sizes.
+#: Groups of lanes that each compute thread takes, one after the other: enough to balance lanes of
+#: different sizes.
 _SHARES_PER_THREAD = 4
 
 

@@ -47,8 +47,8 @@ class FreeLaneSteps:
     connection : ShardedConnection
     lane : Lane
     ahead : bool, default=True
-        Whether the next batch is drawn, and parameters for it are asked for, as soon as a step is
-        made. Otherwise each step does so itself: its rows may not be there before.
+        Whether the next batch is drawn, and the parameters for it are requested, right after each
+        step. In a stream the rows may not be there yet, and each step begins with both.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FreeLaneSteps:
         self._lane = lane
         self._ahead = ahead
         self._push_every = policy.push_every
-        # A sparse batch needs its own coordinates, so they are pulled at every step.
+        # Each sparse batch touches other parameters, so these are pulled at every step.
         self._pull_every = 1 if self._fit.work.coordinates else policy.pull_every
         self._parts: list[LaneGradient] = []
         self._rows = 0.0
@@ -70,7 +70,7 @@ class FreeLaneSteps:
         self._loss = 0.0
         # After a loss each lane continues from its own clock.
         clock = context.clocks[lane.number]
-        # The report of a pass that ended just there may have been lost with the trainer.
+        # The report of a pass that ended at this clock may have been lost with the trainer.
         self._reports_first = (
             clock > self._fit.work.first_clock and clock % self._fit.work.n_steps == 0
         )
@@ -100,7 +100,7 @@ class FreeLaneSteps:
             # The fit has ended while this lane was computing.
             if pulled.stop:
                 return self._leave_servers()
-        # The batch was drawn while the parameters were on their way.
+        # With `ahead`, the batch was drawn while the parameters were in transit.
         batch = self._batch
         self._parts.append((len(self._parts), batch.index, lane.compute_gradient(self._w, batch)))
         self._rows += batch.n_rows

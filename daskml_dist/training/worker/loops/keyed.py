@@ -1,10 +1,11 @@
 """Loop *keyed*: each trainer owns the values of some keys, and fetches those its entries touch.
 
-All trainers run the solver, each on its own keys. Deciding sums are made lane by lane, so all of
-them decide alike, whatever lanes they have. Now and then every trainer gives a copy of its values
-to the next process (`BuddyCheckpoints`, after Zheng, Shi and Kalé 2004, who call it double
-checkpointing). After a loss the values of the last iteration known of all lanes go to whoever runs
-the lanes now, and the solver continues to the digits of an undisturbed fit.
+All trainers run the solver, each on its own keys. Sums that the solver decides by are added lane by
+lane, so all trainers get the same bits and decide alike, whatever lanes they have. From time to
+time every trainer sends a copy of its values to a trainer in another process (`BuddyCheckpoints`,
+the double in-memory checkpointing of Zheng, Shi and Kalé 2004). After a loss, the values of the
+last iteration that is known of all lanes go to the trainers that run the lanes now, and the solver
+continues to the digits of an undisturbed fit.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ __all__ = ["BuddyCheckpoint", "BuddyCheckpoints", "run_keyed_loop"]
 
 Array = NDArray[Any]
 R = TypeVar("R")
-#: Share of the time that copies may take.
+#: Share of the time that buddy checkpoints may take.
 _CHECKPOINT_TIME_SHARE = 0.02
 #: Numbers that trainers add to each sum: whether to stop, whether to copy, bytes sent and received.
 _N_EXTRA = 4
-#: Number that tells this process from all others, together with its pid: it may be a fork.
+#: Random number that, together with the pid (forks share the number), identifies this process.
 _PROCESS = int.from_bytes(os.urandom(6), "little")
 
 
@@ -94,7 +95,7 @@ class _KeyedTrainer(SolverView):
         self._repeat_reports(latest.reports)
 
     def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
-        """Return the number of the first key of each lane, and of all keys, by space."""
+        """Return, by space, the number of the first key of each lane, and then of all keys."""
         own = np.array(
             [[block.lane, len(block.ids)] for some in blocks.values() for block in some], np.int64
         ).reshape(len(blocks), -1, 2)
@@ -106,7 +107,7 @@ class _KeyedTrainer(SolverView):
         return dict(zip(blocks, np.cumsum(sizes, axis=1), strict=True))
 
     def _lane_slices(self, space: str) -> dict[int, slice]:
-        """Return where the values of each own lane lie."""
+        """Return the slice of each own lane's values in the own array of values."""
         return {at.lane: at.own for at in self._own_ranges[space]}
 
     # -- keys and entries ----------------------------------------------------------------------
@@ -132,7 +133,11 @@ class _KeyedTrainer(SolverView):
         piece: int | None = None,
         again: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
-        """Yield touched values and rows, some rows at a time where not all values fit."""
+        """Yield touched values, and a map over their rows, part by part where not all values fit.
+
+        `ready` prepares rows once; `piece` is the unit in which long rows may be cut, None where
+        they may not; `again` yields the pieces of long rows alone.
+        """
         if side not in self._parts:
             self._parts[side] = self._plan_parts(side, values, ready, piece)
         of_pieces, whole = self._parts[side]
@@ -150,9 +155,8 @@ class _KeyedTrainer(SolverView):
         blocks, room = self._blocks[side], self._context.fit.keyed_work.room
         nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
         touched = sum(len(block.touched) for block in blocks)
-        # All ranks must plan alike, so one without room makes all of them cut.
         fits = room is None or touched * nbytes <= room
-        # All ranks have room: one exchange for all rows.
+        # Exchanges are collective: one part for all rows only where every trainer has the memory.
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
             halo = self._get_halo(side)
             return [], [TouchedRows(halo.fetch, [ready(rows) for rows in self._rows[side]])]
@@ -170,7 +174,7 @@ class _KeyedTrainer(SolverView):
     def sent(
         self, space: str, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
-        """Give parts to the owners of any keys; return what all trainers gave for the own ones."""
+        """Send parts to the owners of any keys; return positions of own keys, and their parts."""
         return self._get_owners(space).sent(numbers, parts)
 
     def _get_owners(self, space: str) -> Owners:
@@ -187,7 +191,7 @@ class _KeyedTrainer(SolverView):
             owners = self._get_owners(blocks[0].side.columns)
             wanted, indices, place = arrange_touched_keys(blocks)
             numbers = np.empty(len(wanted), np.int64)
-            # Stored in the order in which entries point to them.
+            # Values are stored in the order that the entries' indices refer to.
             numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._own_ranges[blocks[0].side.rows]
@@ -218,12 +222,12 @@ class _KeyedTrainer(SolverView):
         return total[:size].reshape(shape)
 
     def _extra_numbers(self) -> tuple[float, float, float, float]:
-        """Return what the first trainer alone knows, and the bytes that this one has moved."""
+        """Return whether to stop and to copy (0 but in the first trainer), and the bytes moved."""
         moved = self._bytes_moved()
         if self._to_ledger is None:
             return 0.0, 0.0, *moved
         since = time.perf_counter() - self._copied_at
-        # The first trainer decides for all when a copy is due.
+        # The first trainer's clock decides for all when a copy is due.
         due = self._copy_seconds <= _CHECKPOINT_TIME_SHARE * since
         return float(self._wants_to_stop), float(due), *moved
 
@@ -247,7 +251,7 @@ class _KeyedTrainer(SolverView):
 
 
 def _make_ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
-    """Return the ranges of the rows of lanes, whose values lie one behind the other."""
+    """Return the key ranges of lanes, whose values are adjacent in one array."""
     ranges, at = [], 0
     for block in blocks:
         stop = at + len(block.ids)
@@ -259,17 +263,18 @@ def _make_ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
 
 @dataclass(frozen=True)
 class BuddyCheckpoint:
-    """Values of some lanes' keys at the end of an iteration.
+    """Values of a trainer's own keys at the end of an iteration, from which the solver continues.
 
     Parameters
     ----------
     n_iter : int
-        0: nothing is known yet.
+        0: the solver begins.
     values : dict of str to ndarray, or None
-        By space, of a trainer's own lanes.
+        By space, the values of the own lanes' keys, in lane order.
     small : ndarray of float64 or None
+        State of the solver beside the keys' values, the same in all trainers.
     reports : sequence of ndarray
-        What was reported of each iteration up to there.
+        Report of each iteration up to this one.
     """
 
     n_iter: int = 0
@@ -280,7 +285,7 @@ class BuddyCheckpoint:
 
 @dataclass
 class _KeptIteration:
-    """Iteration that a trainer remembers: values of its own lanes, and of its buddy's."""
+    """Checkpoint in a trainer's memory: values of its own lanes, and of others as their buddy."""
 
     n_iter: int
     small: NDArray[np.float64] | None
@@ -289,15 +294,15 @@ class _KeptIteration:
 
 
 class BuddyCheckpoints:
-    """The last two iterations that a trainer remembers: the older until all have the newer.
+    """Checkpoints of a trainer's values in its memory and in that of its buddy in another process.
 
-    Every trainer has the one before the last until all have the last.
+    The last two are kept: trainers may be lost while only some of them have the last.
 
     Parameters
     ----------
     context : Context
     own : mapping of str to mapping of int to slice
-        By space, where the values of each own lane's keys lie.
+        By space, the slice of each own lane's values in the own array.
     """
 
     def __init__(self, context: Context, own: Mapping[str, Mapping[int, slice]]) -> None:
@@ -308,31 +313,31 @@ class BuddyCheckpoints:
         self._kept: list[_KeptIteration] = context.memory.setdefault("images", [])
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
-        #: Rank that keeps each rank's copy too; its own where there is but one process.
-        self._keeper = [_next_other_process(rank, processes) for rank in range(len(processes))]
+        #: Buddy of each rank, which keeps its copy; the rank itself where all are in one process.
+        self._buddies = [_next_other_process(rank, processes) for rank in range(len(processes))]
 
     def keep(
         self, values: Mapping[str, Array], n_iter: int, small: Any, reports: list[Array]
     ) -> None:
-        """Copy the own values, and give the copy to another process."""
+        """Copy the own values at the end of an iteration, and send the copy to the buddy."""
         few = None if small is None else np.array(small, np.float64)
         kept = _KeptIteration(n_iter, few, list(reports))
         for space, array in values.items():
             for lane, at in self._own[space].items():
                 kept.lanes.setdefault(lane, {})[space] = array[at].copy()
         kept.lanes.update(self._exchange_with_buddy(kept.lanes))
-        # The older one goes once this is complete.
+        # Replaces the older one only now: an exchange that fails leaves both.
         self._kept[:] = [*self._kept[-1:], kept]
 
     def _exchange_with_buddy(
         self, lanes: dict[int, dict[str, Array]]
     ) -> dict[int, dict[str, Array]]:
-        """Give the own values to the buddy; return the values that others gave."""
+        """Send the own values to the buddy; return those that others sent to this one."""
         rank = self._communicator.rank
-        if self._keeper[rank] == rank:
+        if self._buddies[rank] == rank:
             return {}
-        given = [np.empty(0, np.uint8) for _ in self._keeper]
-        given[self._keeper[rank]] = _pack_lanes(lanes)
+        given = [np.empty(0, np.uint8) for _ in self._buddies]
+        given[self._buddies[rank]] = _pack_lanes(lanes)
         found: dict[int, dict[str, Array]] = {}
         for packed in self._communicator.alltoall(given):
             if len(packed):
@@ -340,7 +345,7 @@ class BuddyCheckpoints:
         return found
 
     def agree_on_latest(self) -> BuddyCheckpoint:
-        """Return the last iteration known of all lanes, with the values of the own ones."""
+        """Return the last checkpoint that covers all lanes, with the values of the own ones."""
         if not self._generation:
             self._kept.clear()
             return BuddyCheckpoint()
@@ -349,10 +354,10 @@ class BuddyCheckpoints:
         if not n_iter:
             return BuddyCheckpoint()
         kept = self._kept[0] if self._kept else None
-        # Values of lanes that moved here come from whoever kept them.
         lanes = self._collect_own_lanes(kept, holders)
         few, reports = self._share_facts(kept, holders[min(holders)])
-        # The next loss may come before the next copy: all known values are kept until then.
+        # Another trainer may be lost before the next copy: exchange this one again, and keep all
+        # known values until then.
         known = {} if kept is None else kept.lanes
         self._kept[:] = [
             _KeptIteration(
@@ -367,7 +372,7 @@ class BuddyCheckpoints:
         return BuddyCheckpoint(n_iter, values, few, reports)
 
     def _find_latest_whole(self) -> tuple[int, dict[int, int]]:
-        """Return the latest iteration known of all lanes (0: none), and a rank that has each."""
+        """Return the last iteration known of all lanes (0: none), and a rank that has each lane."""
         own = np.array(
             [(kept.n_iter, lane) for kept in self._kept for lane in kept.lanes], np.int64
         ).reshape(-1, 2)
@@ -382,7 +387,7 @@ class BuddyCheckpoints:
     def _collect_own_lanes(
         self, kept: _KeptIteration | None, holders: dict[int, int]
     ) -> dict[int, dict[str, Array]]:
-        """Return the values of the own lanes, from the ranks that have them."""
+        """Return the values of the own lanes, sent by the ranks `holders`."""
         communicator = self._communicator
         own = np.array([lane for at in self._own.values() for lane in at], np.int64)
         given = []
@@ -395,7 +400,7 @@ class BuddyCheckpoints:
         return found
 
     def _share_facts(self, kept: _KeptIteration | None, holder: int) -> tuple[Any, list[Array]]:
-        """Return facts equal in all trainers, from one that knows them."""
+        """Return the solver's small state and the reports, sent by the rank `holder`."""
         own: list[Array] = []
         if self._communicator.rank == holder:
             assert kept is not None

@@ -1,10 +1,10 @@
 """Loop *replicas*: trainers hold the parameters themselves and meet by all-reduce.
 
-``"allreduce"`` sums gradients at each step into one replica a trainer (`SummedSteps`); ``"local"``
-and ``"average"`` let each lane step alone and average parameters now and then, or once
-(`AveragedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
-do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes that hold columns or
-pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
+``"allreduce"`` sums gradients at each step into one replica a trainer (`SummedSteps`). Under
+``"local"`` and ``"average"`` each lane steps alone, and parameters are averaged every few steps, or
+once at the end (`AveragedSteps`). A lane alone on its replica takes several steps in one call
+(`OwnSteps`), and so do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes
+that hold columns or pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ __all__ = [
 ]
 
 
-#: Single rows stepped along in one call: a few milliseconds, so that Ctrl-C and losses are noticed.
+#: Rows in one call where each row is a step: a few milliseconds, so that Ctrl-C and lost workers
+#: are noticed soon.
 _SINGLE_ROWS_PER_CALL = 1 << 14
 
 
@@ -80,21 +81,21 @@ def _choose_steps(context: Context) -> _ReplicaSteps:
 def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
     """Run the remaining passes, with snapshots and reports."""
     n_steps, done = context.fit.work.n_steps, context.clock
-    ledger = DelayedAnswers(context, connection)
+    answers = DelayedAnswers(context, connection)
     for number in context.fit.work.passes(done):
         while done < number * n_steps:
             context.rest()
             done += run.steps(done, _steps_to_stop(context, done))
             if context.snapshot_every and done % context.snapshot_every == 0:
-                ledger.store(done, run.snapshots())
+                answers.store(done, run.snapshots())
         # While the other trainers' reports come in, the next rows are drawn.
         weights, ahead = run.validation_weights(), partial(_draw_ahead, context, run, done)
-        if ledger.report(number, weights, ahead):
+        if answers.report(number, weights, ahead):
             return
 
 
 def _steps_to_stop(context: Context, done: int) -> int:
-    """Return the steps from a clock on to the next end of a pass, or snapshot."""
+    """Return the number of steps from a clock to the end of the pass, or to the next snapshot."""
     most = context.fit.work.n_steps - done % context.fit.work.n_steps
     if context.snapshot_every:
         most = min(most, context.snapshot_every - done % context.snapshot_every)
@@ -108,9 +109,9 @@ def _draw_ahead(context: Context, run: _ReplicaSteps, done: int) -> None:
 
 
 def _restore_lanes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
-    """Continue from the snapshots of the lanes that the fit went back to."""
+    """Restore lanes and replicas from the snapshots that the fit recovers from."""
     own = [lane.number for lane in context.lanes]
-    # Lanes of columns fetch only their own parameters.
+    # Lanes of columns need no other lane's parameters.
     some = {} if context.fit.steps.columns is None else {"lanes": own}
     snapshots: dict[int, LaneSnapshot] = connection.call("restore", **some)["blob"]
     for lane in context.lanes:
@@ -126,7 +127,7 @@ class SummedSteps:
     ----------
     context : Context
     state : ShardState, optional
-        What the replica begins with; by default the fit's own start.
+        Initial state of the replica; by default the fit's.
     """
 
     def __init__(self, context: Context, state: ShardState | None = None) -> None:
@@ -142,7 +143,7 @@ class SummedSteps:
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; return how many were taken."""
-        # One lane in all: nobody to wait for, so steps run without interruption.
+        # One lane in all: no exchange, so all steps in one call.
         if self._alone is not None:
             self._alone.take(most)
             return most
@@ -206,7 +207,7 @@ class SummedSteps:
         return sum_in_lane_order(parts)
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Return every lane's sums; the parameters with the first lane's."""
+        """Return every lane's sums, and the replica's parameters with those of lane 0."""
         return {
             lane.number: LaneSnapshot(*lane.sums, None if lane.number else self._take_snapshot())
             for lane in self._lanes
@@ -217,11 +218,11 @@ class SummedSteps:
         return self._home.leave(self.replica.snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Continue from the parameters that came with the first lane."""
+        """Restore the replica from the snapshot of lane 0."""
         self.replica.restore(self._home.enter(lanes[0].held))
 
     def left(self) -> InterruptedState:
-        """Return the replica, as far as it came."""
+        """Return the replica's state at an interruption."""
         return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
 
     def validation_weights(self) -> list[Any | None]:
@@ -264,20 +265,19 @@ class AveragedSteps:
             make_lane_steps(context, lane, self.replicas[lane.number]) for lane in context.lanes
         ]
         self._every = context.fit.steps.policy.average_every
-        # New memory is dearer than a mean.
+        # Allocated once: a write to new memory takes longer than the mean.
         w = self.replicas[context.lanes[0].number].w
-        self._room = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
+        self._mean_buffer = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, up to where parameters meet; return how many."""
         count = self._steps_to_meeting(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
-            # The penalty that is pending for untouched parameters is applied by each lane when it
-            # touches them.
             # Lazily regularised parameters are averaged as they are: each lane catches up on the
             # penalty when it touches them.
-            mean = self._average_lanes({n: r.w for n, r in self.replicas.items()}, self._room)
+            values = {n: replica.w for n, replica in self.replicas.items()}
+            mean = self._average_lanes(values, self._mean_buffer)
             for replica in self.replicas.values():
                 replica.meet(self._home.to_device(mean))
         return count
@@ -292,10 +292,10 @@ class AveragedSteps:
         for own in self._own:
             own.draw_rows_ahead(count)
 
-    def _average_lanes(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
-        """Return the mean over all lanes, weighted by rows; where it lies, or on the host."""
+    def _average_lanes(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
+        """Return the mean over all lanes, weighted by rows; on the host if it is deterministic."""
         if not self._fit.run.deterministic:
-            return self._context.communicator.allreduce(self._sum_weighted(values, room))
+            return self._context.communicator.allreduce(self._sum_weighted(values, out))
         numbers = sorted(values)
         parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
         own = [np.array(numbers), *parts]
@@ -307,19 +307,19 @@ class AveragedSteps:
             ]
         )[1]
 
-    def _sum_weighted(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
-        """Return the own lanes' part of the mean, in memory that is reused where given."""
+    def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
+        """Return the own lanes' part of the mean, in `out` where given."""
         first, *others = sorted(values)
-        if room is None:
+        if out is None:
             total = values[first] * self._shares[first]
         else:
-            total = np.multiply(values[first], self._shares[first], out=room)
+            total = np.multiply(values[first], self._shares[first], out=out)
         for n in others:
             total += values[n] * self._shares[n]
         return total
 
     def left(self) -> InterruptedState:
-        """Return the mean of the own lanes, as far as each came."""
+        """Return the mean of the own lanes' parameters at an interruption."""
         share = sum(self._shares.values())
         state = self._join_lanes(lambda values: self._sum_weighted(values) / share)
         return InterruptedState(state, share, sum(lane.sums[1] for lane in self._lanes))
@@ -336,7 +336,7 @@ class AveragedSteps:
         return self._home.leave(self.replicas[number].snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Continue from each lane's own parameters."""
+        """Restore each lane's replica from its own snapshot."""
         for number, replica in self.replicas.items():
             replica.restore(self._home.enter(lanes[number].held))
 
@@ -344,7 +344,7 @@ class AveragedSteps:
         """Return each lane's parameters, contiguous for the products of validation."""
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
-        # Parameters that lie side by side with what belongs to them are copied for the products.
+        # A replica may keep parameters interleaved with the optimizer state: products want a copy.
         found = (self.replicas[lane.number].w for lane in self._lanes)
         return [np.ascontiguousarray(w) if is_host(w) else w for w in found]
 
@@ -357,8 +357,8 @@ class AveragedSteps:
         states = {n: self._home.leave(r.state()) for n, r in self.replicas.items()}
         first = states[min(states)]
         first.w = mean({n: s.w for n, s in states.items()})
-        # Lanes see their averages at different rows, so all of them or none has one.
-        # Averaged SGD: the average of the averages.
+        # Averaged SGD: the mean of the lanes' averages, with the parameters in place of an average
+        # that a lane has not begun yet.
         averages = {n: s.average for n, s in states.items() if s.average is not None}
         if self._fit.steps.rule.average_after is not None:
             first.average = mean({n: averages.get(n, s.w) for n, s in states.items()})
@@ -369,10 +369,10 @@ _ReplicaSteps = SummedSteps | AveragedSteps | PipelineSteps | ColumnSteps
 
 
 class DelayedAnswers:
-    """Reports and snapshots of a trainer, whose answers are taken before the next one.
+    """Reports and snapshots of a trainer, whose answers are received before the next is sent.
 
-    Nobody waits for the answer to a report where only the client's wish can end the fit before its
-    last pass: it then ends one pass later, for all trainers alike.
+    A trainer does not wait for the answer to a report where nothing but the client can end the fit
+    early (no `tol`): the fit then ends one pass after the client asked, in all trainers alike.
 
     Parameters
     ----------
@@ -383,18 +383,22 @@ class DelayedAnswers:
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         self._context, self._connection = context, connection
         work = context.fit.work
-        # In the client's own process the answer is there at once, and callbacks have their turn.
+        # In the client's process the answer is there at once, and callbacks must run before the
+        # next pass.
         self._may_be_late = not context.is_alone and work.lockstep and work.stopping.tol is None
         self._is_open = self._stops = False
 
     def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
-        """Give snapshots of the own lanes at a clock to the first server."""
+        """Send snapshots of the own lanes at a clock to the first server."""
         self._take_open_answer()
         self._connection.ask("store", clock=clock, blob=snapshots)
         self._is_open = True
 
     def report(self, number: int, weights: list[Any | None], meanwhile: Callable[[], None]) -> bool:
-        """Report pass `number`; return whether the fit ends with it."""
+        """Report pass `number`; return whether the fit ends with it.
+
+        `meanwhile` is called before the answer is awaited, if it is.
+        """
         context = self._context
         self._take_open_answer()
         context.send_pass_report(self._connection, number, context.lanes, weights)
@@ -409,14 +413,14 @@ class DelayedAnswers:
         return self._stops or is_last
 
     def _take_open_answer(self) -> None:
-        """Take the answer to the last message."""
+        """Receive the answer to the last message, if that has not been done."""
         if self._is_open:
             self._stops = bool(self._connection.answer().get("stop")) or self._stops
             self._is_open = False
 
 
 def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | SingleRowSteps:
-    """Return the steps of a lane alone on its replica, of batches or of single rows."""
+    """Return the steps, of batches or of single rows, of a lane that has a replica of its own."""
     fit = context.fit
     if fit.steps.single_rows:
         most = max(1, _SINGLE_ROWS_PER_CALL * fit.work.n_steps // max(lane.n_rows, 1))
@@ -425,7 +429,7 @@ def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | 
 
 
 class SingleRowSteps:
-    """Steps of a lane's single rows, those of several batches in one call.
+    """Steps of a lane by single rows, those of several batches in one call.
 
     Parameters
     ----------
@@ -433,7 +437,7 @@ class SingleRowSteps:
     replica : Shard
     rows : RowByRow
     most : int
-        Batches at once.
+        Batches in one call at most.
     rest : callable
         Called between calls; may raise.
     """
@@ -476,9 +480,9 @@ class OwnSteps:
         self._replica = replica
         self._rest = rest
         self._recorded: Any | None = None
-        # A replica on the host has nothing to do with what a device records.
-        here = lane.backend.device == "cpu" or replica.on_device
-        self._may = here and replica.steps_alone
+        # A recorded step updates the replica, so it must be where the lane computes.
+        is_local = lane.backend.device == "cpu" or replica.on_device
+        self._can_record = is_local and replica.steps_alone
 
     def take(self, count: int) -> None:
         """Take the next steps of the lane."""
@@ -488,7 +492,7 @@ class OwnSteps:
 
     def draw_rows_ahead(self, count: int) -> None:
         """Draw the rows of the next steps, where these are taken in one call."""
-        if self._recorded is not None and self._may:
+        if self._recorded is not None and self._can_record:
             self._lane.draw_rows_ahead(min(count, self._recorded.most))
 
     def _take_single_step(self) -> int:
@@ -501,9 +505,9 @@ class OwnSteps:
         return 1
 
     def _take_recorded_steps(self, count: int) -> int:
-        """Take several steps in one call; return how many, 0 where each is made by itself."""
+        """Take several steps in one call; return how many, 0 where that is not possible."""
         lane, replica, gather = self._lane, self._replica, self._lane.gather_when_ready
-        if gather is None or not self._may:
+        if gather is None or not self._can_record:
             return 0
         step = replica.empty_step()
         # Record (compile) the step once; again when its form changes.
@@ -511,7 +515,7 @@ class OwnSteps:
             with explain_memory_errors(lane.backend, "What steps need"):
                 self._recorded = lane.backend.recorder(gather, replica.rule.only.optimizer, step)
         if self._recorded is None:
-            self._may = False
+            self._can_record = False
             return 0
         count = min(count, self._recorded.most)
         lane.take_recorded_steps(self._recorded, replica, count)
@@ -519,7 +523,9 @@ class OwnSteps:
 
 
 class ReplicaTeamSteps:
-    """Steps by the gradients of all lanes, several in one call where all trainers share memory.
+    """Steps by the summed gradients of all lanes, several in one call over shared memory.
+
+    Trainers of one host run the same compiled loop, and meet at each step in a `SharedBuffer`.
 
     Parameters
     ----------
@@ -527,41 +533,41 @@ class ReplicaTeamSteps:
     replica : Shard
         Of this trainer; all trainers make the same calls for theirs.
     in_order : bool
-        Whether gradients are added up in the order of the lanes.
+        Whether gradients are added in lane order.
     """
 
     def __init__(self, context: Context, replica: Shard, in_order: bool) -> None:
         self._context, self._replica, self._in_order = context, replica, in_order
         self._backend = get_fit_backend(context.fit)
         self._recorded: Any | None = None
-        self._board: SharedBuffer | None = None
-        #: Steps before which some lane copies its rows; None once this way is ruled out.
-        self._from: int | None = None
+        self._shared_buffer: SharedBuffer | None = None
+        #: First step from which no lane copies its rows; None where such steps are impossible.
+        self._first_team_step: int | None = None
         work = context.fit.work
         if work.linear is not None and replica.rule.steps_alone:
-            self._from = self._find_first_step(work.linear)
+            self._first_team_step = self._find_first_step(work.linear)
 
     def _find_first_step(self, linear: LinearForm) -> int:
         """Return the step from which no lane copies its rows any more."""
         if self._context.fit.work.coordinates:
-            return 0  # whatever reads sparse rows is compiled
+            return 0  # steps on sparse rows are compiled in any case
         n_steps = self._context.fit.work.n_steps
         batches = [-(-n // n_steps) for n in self._context.lane_rows if n]
-        # Trainers must change to the loop at the same step, so the largest lane decides.
+        # Trainers must change to the compiled loop at the same step, so the largest lane decides.
         copied = self._backend.steps_copied
         return max((copied(linear.dense_kernel, n * linear.n_features) for n in batches), default=0)
 
     def take(self, clock: int, most: int) -> int:
-        """Take the next steps from a clock on; return how many, 0 where each is made by itself."""
-        if self._from is None or clock < self._from:
+        """Take the next steps from a clock on; return how many, 0 where that is not possible."""
+        if self._first_team_step is None or clock < self._first_team_step:
             return 0
-        if self._board is None:
-            self._board = self._open_shared_buffer()
+        if self._shared_buffer is None:
+            self._shared_buffer = self._open_shared_buffer()
         step = self._replica.empty_step()
-        if self._board is not None and not (self._recorded and self._recorded.serves(step)):
-            self._recorded = self._make_recorder(self._board)
-        if self._board is None or self._recorded is None:
-            self._from = None
+        if self._shared_buffer is not None and not (self._recorded and self._recorded.serves(step)):
+            self._recorded = self._make_recorder(self._shared_buffer)
+        if self._shared_buffer is None or self._recorded is None:
+            self._first_team_step = None
             return 0
         count: int = min(most, self._recorded.most)
         self._run_steps(clock, count)
@@ -569,7 +575,7 @@ class ReplicaTeamSteps:
 
     def draw_rows_ahead(self, most: int) -> None:
         """Draw the rows of the next steps, where these are taken in one call."""
-        if self._recorded is not None and self._from is not None:
+        if self._recorded is not None and self._first_team_step is not None:
             for lane in self._context.lanes:
                 lane.draw_rows_ahead(min(most, self._recorded.most))
 
@@ -577,11 +583,11 @@ class ReplicaTeamSteps:
         """Return the buffer in which all trainers meet; None where one of them cannot."""
         context, w = self._context, self._replica.w
         own = [lane.number for lane in context.lanes]
-        # All trainers must take the same way, so each says whether it can.
-        told = context.communicator.allgather([np.array([self._can_step_at_once(), *own])])
-        if not all(array[0] for (array,) in told):
+        # All trainers must take the same path, so each sends whether it can, and its lanes.
+        found = context.communicator.allgather([np.array([self._can_step_at_once(), *own])])
+        if not all(array[0] for (array,) in found):
             return None
-        lanes = [array[1:].tolist() for (array,) in told]
+        lanes = [array[1:].tolist() for (array,) in found]
         n = None if context.fit.work.coordinates else len(w)
         return context.communicator.board(n, w.dtype, lanes, self._in_order)
 
@@ -612,7 +618,7 @@ class ReplicaTeamSteps:
         try:
             run.run()
         finally:
-            # A loss may end the call early: steps that were not made are taken back.
+            # A lost trainer may end the call early: steps that were not made are not counted.
             replica.uncount_steps(steps[run.made :])
             for i, (lane, (_, rows)) in enumerate(zip(context.lanes, drawn, strict=True)):
                 lane.count_made_steps(rows[: run.made], run.losses[: run.made, i], run.seconds[i])

@@ -1,21 +1,21 @@
-"""One array that threads share (``"hogwild"``): they race, processes meet at the server.
+"""Loop *shared*: threads race on one replica (``"hogwild"``), and trainers meet at the servers.
 
-The threads of a trainer update one replica. Every now and then one of them sends the server what
-the trainer has changed since the last meeting and adds what the others changed meanwhile.
+The threads of a trainer update one replica. Every few steps one of them sends the servers the
+trainer's changes since the last meeting, and adds the other trainers' changes to the replica.
 
-A step is a batch's mean gradient, computed from parameters that others change meanwhile. Threads
-take turns only where they change whole arrays: passes over arrays that raced would lose the second
-moment of a gradient and keep the first, which an adaptive optimizer then divides by nearly nothing.
-A turn is short beside a gradient of many rows, and needs no compiler, whatever the optimizer.
+By default a step is a batch's mean gradient, computed from parameters that other threads change
+meanwhile (Niu, Recht, Ré and Wright 2011). Threads take turns for the update itself: if updates of
+whole arrays raced, one could lose a gradient's second moment and keep its first, which an adaptive
+optimizer would then divide by nearly nothing. A turn is short beside a gradient of many rows.
 
-Or, on sparse rows of many features, each row is an update of its own, without locks
-(`backends/row_steps.py`): an entry's step is computed from its own gradient's moment, so it is no
-longer for what was lost. Only while the trainer adds what others changed do its threads stop: rows
-under way would write over the parameters that all of them touch, and the next meeting take the
-others' changes back. Then a pass takes milliseconds, and sending all parameters would take most of
-the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
-towards the minimum: what several trainers have found out is averaged, what only began to move is
-added up (`_damping_factor`).
+On sparse rows of many features each row is a step, without locks (`backends/row_steps.py`): an
+entry's step is computed from the moment that the same thread has just written, so a lost write does
+not lengthen it. Threads stop only while their trainer adds the others' changes: a row under way
+would overwrite them, and the next meeting would send that as a change back. A pass then takes
+milliseconds, and sending all parameters would take most of the time. So trainers meet seldom, and
+each damps its changes by how close they came to the minimum (`_damping_factor`): where a parameter
+has nearly arrived in every trainer, the changes are averaged; where it has only begun to move, they
+are added up.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = ["SharedOrAlone", "SharedReplica", "run_shared_loop"]
 
 #: Steps of a trainer between two meetings at the servers.
 _MEET_EVERY = 8
-#: Where rows are steps: time between two meetings, in durations of the last one (so meetings take 5
-#: % at most).
+#: Where rows are steps: time between two meetings, as a multiple of the duration of the last one,
+#: so that meetings take 5 % of the time at most.
 _MEET_AFTER = 20.0
 #: Parameters damped at once: 64 KiB in float64, so that temporaries stay in the cache.
 _PIECE = 1 << 13
-#: Where rows are steps: batches that a lane may be ahead of the trainer's slowest, and seconds
-#: after which it looks again.
+#: Where rows are steps: batches that a lane may be ahead of the trainer's slowest, and seconds that
+#: it sleeps until it checks again.
 _LEAD, _NAP = 2, 5e-5
 
 
@@ -60,7 +60,7 @@ def run_shared_loop(context: Context) -> ShardState | None:
     """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
     connection = context.connect()
     shared = SharedReplica(context, connection)
-    # The servers hold the parameters, and count rows.
+    # At an interruption the servers have the rest: they hold the parameters and count rows.
     context.set_left_behind(lambda: InterruptedState(shared.replica.state()))
     try:
         if context.generation:
@@ -77,7 +77,7 @@ def _get_replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
     replica: Shard | None = context.memory.get("replica")
     if replica is None or steps == 0:
         replica = Shard(rule, context.fit.make_start_state())
-    # The lanes may have gone back, or be others than before.
+    # After a loss the trainer may have other lanes than before, at earlier clocks.
     replica.version, replica.rule = steps, rule
     context.memory["replica"] = replica
     return replica
@@ -138,7 +138,7 @@ class SharedReplica:
         with np.errstate(over="ignore", invalid="ignore"):
             for lane in lanes:
                 lane.seek(self._context.clocks[lane.number])
-            # Lanes that go on after a loss need not be at the same clock.
+            # After a loss the lanes continue from different clocks.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 # The lane that is furthest behind comes first.
                 behind = [
@@ -159,7 +159,7 @@ class SharedReplica:
                     return
 
     def _wait_for_slow_threads(self, lane: Lane) -> None:
-        """Wait for threads that are behind: one thread's rows alone would lead too far."""
+        """Wait while a lane is too far ahead of the trainer's slowest, where rows are steps."""
         if self._rows is None:
             return
         while lane.clock - min(clock for clock, _, _ in self._done.values()) >= self._lead:
@@ -207,7 +207,7 @@ class SharedReplica:
     def _is_meeting_due(self) -> bool:
         """Return whether the trainer should meet the others at the servers."""
         if self._rows is None:
-            # Threads that count at once may skip a number.
+            # Threads that increment the count at once may lose one: hence no test for equality.
             return self._steps - self._steps_met >= _MEET_EVERY
         if self._meet_every:
             slowest = min(clock for clock, _, _ in self._done.values())
@@ -215,15 +215,15 @@ class SharedReplica:
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
     def exchange_changes(self, pull: bool = True, index: NDArray[np.int64] | None = None) -> Any:
-        """Exchange changes with the other trainers, or only send the own; the lock is held.
+        """Send the own changes to the servers; with `pull`, add those of the other trainers.
 
-        `index` names the rows of the parameters that have changed, where the last pull was of
-        these alone.
+        The caller holds the lock of meetings. `index` are the rows of the parameters that may have
+        changed, where only these were pulled last; None: all.
         """
         since, self._steps_met = time.perf_counter(), self._steps
         # Rows and losses are counted where the changes are applied: at the server.
         progress = self._take_progress()
-        # In memory that is used again: new memory is dearer than the sums.
+        # Memory is reused: the first write to new memory takes longer than the sums.
         if index is None:
             delta = np.subtract(self.replica.w, self._base, out=self._delta)
         else:
@@ -268,7 +268,7 @@ class SharedReplica:
         )
 
     def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
-        """Take the servers' parameters, or some rows of them, which hold all own changes."""
+        """Replace the replica's parameters, or some rows of them, by those of the servers."""
         self._connection.send((self._name,), self._clock, pull_index=index)
         pulled = self._connection.receive(self._name)
         self.replica.replace(pulled.w, index)
@@ -292,7 +292,7 @@ class SharedReplica:
         """Send the last changes; pull the others' only where they are validated."""
         pull = self._fit.rows.validation_fraction > 0
         if self._has_sent_all and not pull:
-            return None  # by another thread, and what was not pulled would be sent again
+            return None  # by another thread; without a pull, the changes would be sent twice
         self._has_sent_all = True
         self.replica.apply_pending_penalty()
         return self.exchange_changes(pull=pull)
@@ -306,7 +306,7 @@ class SharedReplica:
 
 
 class _DampedRowSteps:
-    """Steps of single rows whose changes are damped where other trainers make the same ones."""
+    """Steps of single rows, with changes damped by what other trainers' steps also achieve."""
 
     def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
         self._replica = replica
@@ -317,11 +317,11 @@ class _DampedRowSteps:
     def _opt_state(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
         if self._share >= 1:
             return {}
-        # Of one dimension, over which NumPy is several times faster.
+        # One-dimensional copies: NumPy is several times faster on them.
         return {name: array[at, 0].copy() for name, array in self._replica.opt_state.items()}
 
     def damp_changes(self, delta: NDArray[Any]) -> None:
-        """Damp the changes since the last meeting, where other trainers make the same ones."""
+        """Damp the changes since the last meeting in place, by `_damping_factor`."""
         if self._share >= 1:
             return
         replica = self._replica
@@ -339,16 +339,17 @@ class _DampedRowSteps:
 
 
 def _damping_factor(approach: Any, share: float) -> Any:
-    """Return the factor on the changes of one of ``1 / share`` trainers that went the same way.
+    """Return the factor on the changes of one of ``1 / share`` trainers that move the same way.
 
-    One that makes the share `share` of all steps leaves ``exp(-a)`` of the distance to the
-    minimum, where all steps in a row would have left ``exp(-a / share)``.
+    `approach` is a: a trainer that makes the share `share` of all steps leaves ``exp(-a)`` of the
+    distance to the minimum, where all trainers' steps in a row would have left ``exp(-a / share)``.
+    The factor makes the sum of the trainers' changes that of these steps in a row.
     """
     n = round(1 / share)
     if n > 1 and n * share == 1:
-        # The mean of the first n powers of exp(-a), which is the same and takes half as long.
+        # share * (1 + q + ... + q^(n-1)) with q = exp(-a), by Horner's scheme: the geometric series
+        # of the quotient below, in half the time.
         left = np.exp(-approach)
-        # Horner's scheme of 1 + q + ... + q^(n-1).
         total = 1 + left
         for _ in range(n - 2):
             total = 1 + left * total
@@ -358,7 +359,7 @@ def _damping_factor(approach: Any, share: float) -> Any:
 
 
 class SharedOrAlone:
-    """Lock that many threads hold together, or one alone, which has precedence."""
+    """Reader-writer lock that prefers writers: held by many threads together, or by one alone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
