@@ -1,4 +1,4 @@
-"""Base class of callbacks that keep something during a fit."""
+"""Base class of callbacks with state of a fit, and helpers for records of passes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["FitCallback", "find_fit_facts", "find_measure", "find_numbers", "is_
 
 
 class FitCallback(NamedParameters):
-    """Base class of callbacks with something of a fit's own, such as an open file.
+    """Base class of callbacks that hold the state of one fit, such as an open file.
 
-    Estimators are cloned and pickled with their callbacks: a copy has the parameters alone. Two
-    fits at a time need two callbacks.
+    Estimators are cloned and pickled with their callbacks: copies have the parameters and no state
+    (attributes that begin with an underscore). Two fits at a time need two callbacks.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -32,19 +32,19 @@ class FitCallback(NamedParameters):
 
 
 def find_fit_facts(run: Any) -> dict[str, Any]:
-    """Return facts of a fit that loggers write as it begins, without those that it lacks."""
+    """Return the facts of a fit that loggers write as it begins; facts that are None left out."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def is_more_better(name: str) -> bool:
-    """Return whether more of a measure is better: of scores it is, of all others less is."""
+    """Return whether a larger value of a measure is better: so it is of scores alone."""
     return name == "val_score" or name.startswith("eval_score")
 
 
 def find_numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record but its pass, without those that were not measured."""
+    """Return the measured numbers of a record, without the number of the pass."""
     return {
         key: value
         for key, value in record.items()

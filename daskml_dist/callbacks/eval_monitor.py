@@ -1,4 +1,4 @@
-"""The score of rows of the user's own, after each pass."""
+"""Callback that scores the model on rows of the user's after each pass."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EvalMonitor(FitCallback):
         self._scores = {n: get_scorer(s) if isinstance(s, str) else s for n, s in scores.items()}
 
     def on_fit_begin(self, run: Any) -> None:
-        """Have the labels of the sets looked at once the classes of this fit are known.
+        """Have the labels of the sets checked after the first pass, when the classes are known.
 
         Parameters
         ----------
@@ -163,11 +163,11 @@ def _wrong_scoring(scoring: Any) -> str:
 
 
 def _check_labels(estimator: Any, name: str, y: Any) -> None:
-    """Check that the labels of a set are classes of a classifier that has one column of them."""
+    """Raise where no label of a set is a class of the classifier; warn where some are none."""
     classes = getattr(estimator, "classes_", None)
     if not isinstance(classes, np.ndarray) or len(np.shape(y)) != 1:
         return
-    # As Python's values: NumPy would find the number 1 among the texts "1".
+    # Compared as Python's values: NumPy would call the number 1 and the text "1" equal.
     labels, known = find_all_labels(y).tolist(), set(classes.tolist())
     unknown = [label for label in labels if label not in known]
     if not unknown:
@@ -198,7 +198,7 @@ def make_eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
 
 @contextmanager
 def _telling_of_pipelines() -> Iterator[None]:
-    """Tell that rows to score do not go through the steps of a pipeline before its model."""
+    """Add to errors that rows to score do not pass through the steps of a pipeline."""
     try:
         yield
     except InvalidDataError as error:

@@ -1,4 +1,4 @@
-"""Runs in MLflow."""
+"""Callbacks that write the passes of a fit to CSV files, TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CSVLogger(FitCallback):
         self.append = append
         self._file: Any = None
         self._writer: Any = None
-        #: Where the line of each pass begins.
+        #: Offset in the file of each pass's line.
         self._places: dict[int, int] = {}
 
     def on_fit_begin(self, run: Any) -> None:
@@ -61,7 +61,7 @@ class CSVLogger(FitCallback):
         ----------
         run : object
         """
-        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        self.on_fit_end(run)  # closes the file of an earlier fit that did not end
         try:
             # Kept open from pass to pass.
             self._file = open(self.path, "a" if self.append else "w", newline="", encoding="utf-8")
@@ -151,7 +151,7 @@ class TensorBoard(FitCallback):
         ----------
         run : object
         """
-        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        self.on_fit_end(run)  # closes the file of an earlier fit that did not end
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
@@ -258,7 +258,7 @@ class MLflow(FitCallback):
         ----------
         run : object
         """
-        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        self.on_fit_end(run)  # closes the file of an earlier fit that did not end
         try:
             import mlflow
         except ImportError as error:

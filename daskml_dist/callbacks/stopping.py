@@ -1,4 +1,4 @@
-"""An early end of fits that get no better."""
+"""Callbacks that end a fit early: by time, by a pruner of Optuna, or without improvement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are served: read from a file or a registry, found by name, swapped while in use."""
+"""Served models: read from a file or a registry, found by name, replaced while in use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """A version of a model, in memory.
+    """Version of a model, in memory.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class Served:
 
 
 class Route(NamedTuple):
-    """The version that answers a request, and those that see the same rows.
+    """Version that answers a request, and versions that predict the same rows unanswered.
 
     Examples
     --------
@@ -79,24 +79,24 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All that is served of one name; never changed, only replaced."""
+    """Versions that are served under one name, and how requests are divided; immutable."""
 
-    signature: Any
+    signature: Any  # state of the files that it was made from
     current: Served
     loaded: Mapping[str, Served]
-    ends: tuple[float, ...]  # of the shares, as parts of 1
+    ends: tuple[float, ...]  # cumulative shares of the routes, up to 1
     routes: tuple[Route, ...]
 
 
 def make_single_entry(served: Served, signature: Any) -> Entry:
-    """Return the entry of a name with one version, which takes all requests."""
+    """Return the entry of a name whose single version answers all requests."""
     return Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
 
 
 def make_shared_entry(
     signature: Any, current: Served, loaded: Mapping[str, Served], route: registry.Routing
 ) -> Entry:
-    """Return an entry with shares; versions that failed to load leave theirs to the others."""
+    """Return an entry with shares; those of versions that failed to load go to the others."""
     shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
     shares: dict[str, float] = {}
     for version, weight in route.weights.items():
@@ -114,7 +114,7 @@ def make_shared_entry(
 
 
 def check_source_path(source: Any) -> Path:
-    """Return the path of a model file or a registry that is there."""
+    """Return the path of a model file or a registry; raise where there is none."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidTypeError(
             f"{source!r} is no source of models: give the path of a model file or a registry, or "
@@ -127,7 +127,7 @@ def check_source_path(source: Any) -> Path:
 
 
 def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
-    """Return a value that changes with the pointer, the shares or a file of a name."""
+    """Return a value that changes with a name's current version, its shares or its files."""
     files = []
     for version in registry.list_version_names(folder, name):
         if path := registry.find_model_file(folder, name, version):
@@ -137,7 +137,7 @@ def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
 
 
 def read_file_state(path: Path) -> tuple[int, int, int] | None:
-    """Return numbers that change with a file; None where there is none."""
+    """Return time, size and inode of a file; None where there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -146,25 +146,26 @@ def read_file_state(path: Path) -> tuple[int, int, int] | None:
 
 
 def warm_up(predictor: Predictor) -> None:
-    """Ask for a row, so that what is compiled or imported at a first call is there before it."""
+    """Predict a row of zeros, so that the first request does not wait for imports and compilers."""
     if predictor.n_features is None or predictor.names is not None:
         return
-    with suppress(Exception):  # zeros need be no row of this model
+    with suppress(Exception):  # some models refuse zeros
         predictor(np.zeros((1, predictor.n_features)))
 
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _NO_VERSION = "the file names no version: write one by rollback()"
 _NOTHING, _NEWEST = "nothing else is served", "the newest that is whole is served"
-#: Steps of the golden section visit [0, 1) evenly, however many have been made (Weyl).
-_GOLDEN = 0.6180339887498949
+#: Fractional part of the golden ratio: its multiples modulo 1 are spread evenly over [0, 1) after
+#: any number of requests (Weyl sequence).
+_GOLDEN_RATIO = 0.6180339887498949
 
 
 class Models:
-    """The models of a file, a registry or a mapping, by name.
+    """Models of a file, a registry or a mapping, by name.
 
-    Readers take one reference and keep it, so a swap never waits for a request, nor a request for
-    a swap.
+    A request takes one reference to an immutable entry and keeps it, so requests and replacements
+    never wait for each other.
 
     Parameters
     ----------
@@ -221,8 +222,8 @@ class Models:
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
         self._given = dict(given or {})
         self._table: dict[str, Entry] = {}
-        self._refused: dict[tuple[str, str], Any] = {}  # versions not taken, as they were then
-        self._away = ""  # why the registry could not be looked at
+        self._refused: dict[tuple[str, str], Any] = {}  # versions that failed to load: file state
+        self._away = ""  # the last error of listing the registry
         self._count = itertools.count(1)
         self._changing = threading.Lock()
         self._stop = threading.Event()
@@ -320,7 +321,7 @@ class Models:
         if len(entry.routes) == 1:
             return entry.routes[0]
         if key is None:
-            point = next(self._count) * _GOLDEN % 1.0
+            point = next(self._count) * _GOLDEN_RATIO % 1.0
         else:
             data = key.encode() if isinstance(key, str) else key
             point = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest()) / 2**48
@@ -358,7 +359,7 @@ class Models:
         return served
 
     def refresh(self) -> list[str]:
-        """Look once at the file or registry, and take what has changed.
+        """Check the file or registry once, and load what has changed.
 
         Returns
         -------
@@ -394,15 +395,15 @@ class Models:
             return changed
 
     def watch(self, interval: float = 1.0) -> None:
-        """Look at the file or registry again and again, in a thread, until `close`.
+        """Check the file or registry periodically, in a thread, until `close`.
 
-        It is looked at by its names, times and sizes, so file systems that tell of no changes
-        (network mounts) will do.
+        Names, times and sizes of files are compared, so it works on network mounts, which send no
+        notifications.
 
         Parameters
         ----------
         interval : float, default=1.0
-            Seconds between two looks.
+            Seconds between two checks.
         """
         if self._watcher is not None or self._path is None:
             return
@@ -445,7 +446,7 @@ class Models:
         return True
 
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
-        """Return the current version; where it is damaged, the one served so far or an older."""
+        """Return the current version; where it is damaged, the one served so far, or an older."""
         while True:
             told = registry.read_current_version(folder, name)
             if told is not None:
@@ -453,7 +454,7 @@ class Models:
             elif (folder / name / registry.CURRENT).exists():
                 self._refuse(name, registry.CURRENT, _NO_VERSION, None, _NEWEST)
                 if before is not None:
-                    return before.current  # the newest may be one that nobody has released
+                    return before.current  # the newest version may not be released yet
             versions = registry.list_version_names(folder, name)
             first = told or (versions[-1] if versions else None)
             if first is None:
@@ -461,7 +462,7 @@ class Models:
             if found := self._version(folder, name, first, before):
                 return found
             if registry.read_current_version(folder, name) == told:
-                break  # else a publisher has gone on, and deleted this one, while it was read
+                break  # else a publisher has meanwhile made another current, and deleted this one
         if before is not None:
             return before.current
         for version in reversed(versions):
@@ -472,7 +473,7 @@ class Models:
     def _version(
         self, folder: Path, name: str, version: str, before: Entry | None
     ) -> Served | None:
-        """Return a version, read where it has changed; log why, and None, where it is damaged."""
+        """Return a version, loaded only if its file has changed; log and return None if damaged."""
         path = registry.find_model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)
@@ -485,8 +486,8 @@ class Models:
             return None
         try:
             return self._read(path, name, version)
-        except Exception as error:  # a file of somebody else's may hold anything
-            if path.exists():  # else it was deleted while it was read: the next look tells
+        except Exception as error:  # a damaged or foreign file may raise anything
+            if path.exists():  # else it was deleted while it was read: the next check reports it
                 self._refuse(name, version, f"{type(error).__name__}: {error}", state)
             return None
 
@@ -497,7 +498,7 @@ class Models:
                 f"{path} ends in none of {', '.join(load_formats())}, by which a model file "
                 "is known."
             )
-        data = read_bytes(str(path))  # once: its checksums and the model are of the same bytes
+        data = read_bytes(str(path))  # once, so that checksums and model are of the same bytes
         manifest = form.read_manifest(data, str(path))
         model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
         predictor = Predictor(model, self._method)
@@ -505,7 +506,7 @@ class Models:
         return Served(name, version, predictor, manifest)
 
     def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
-        """Log that a version is not taken, once for each state of it."""
+        """Log that a version cannot be served, once for each state of its file."""
         told = state if state is not None else why
         if self._refused.get((name, version)) == told:
             return

@@ -1,4 +1,4 @@
-"""Workers of a Dask cluster as predictors for requests with many rows."""
+"""Prediction of requests with many rows by the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from daskml_dist.serving.batching import check_length
 __all__ = ["Cluster"]
 
 _LOG = logging.getLogger("daskml_dist.serving")
-#: Seconds in process from which a request is worth its way, several times what that takes.
-_WORTH = 0.1
-#: Rows below which no request is measured, and those that are measured.
-_FEWEST, _SAMPLE = 1000, 512
-#: Times that a request is sent anew where the cluster has forgotten it, such as at a restart.
-_TRIES = 3
-#: Seconds: to connect, between two trials, between two looks at the connection, to part.
-_CONNECT, _AGAIN, _LOOK, _PART = 5.0, 1.0, 0.2, 5.0
+#: Seconds of prediction in process from which a request goes to the cluster: several times what the
+#: transfer takes.
+_MIN_CLUSTER_SECONDS = 0.1
+#: Rows of the smallest request by which a model's speed is measured, and rows used for that.
+_MIN_MEASURED_ROWS, _MEASURED_ROWS = 1000, 512
+#: Times that a request is sent if the cluster forgets it, as it does when the scheduler restarts.
+_MAX_TRIES = 3
+#: Seconds: limit of a connection attempt, between two attempts, between two checks of the
+#: connection, limit of closing.
+_CONNECT, _RETRY_SECONDS, _CHECK_SECONDS, _CLOSE_SECONDS = 5.0, 1.0, 0.2, 5.0
 _UNREAD = "Workers of %s cannot load model %s"
 _AWAY = "No cluster at %s (%s: %s): requests of many rows get 503 until it is there"
 _clock = time.perf_counter
 
 
 class Cluster:
-    """A Dask cluster that predicts what has many rows, reached from a thread of its own.
+    """Dask cluster that predicts requests with many rows, with a client in a thread of its own.
 
-    A model is a task made of its pickle, by the key of its content: Dask holds it once on each
-    worker that predicts with it, for all processes of all servers that serve it, makes it again
-    where a worker is lost, and drops it once no server holds the version any more. A request is
-    one task, with its rows. What Dask cannot answer is refused with 503, and nothing waits for it
-    but the request itself.
+    A model is a Dask task that unpickles it, with a hash of the pickle as its key: so a worker that
+    predicts with it holds it once for all processes of all servers, the scheduler makes it again
+    where a worker is lost, and drops it once no server serves the version any more. A request is
+    one task that carries its rows. Requests that the cluster cannot answer get status 503; other
+    requests never wait for them.
 
     Parameters
     ----------
@@ -51,13 +53,13 @@ class Cluster:
         Of the scheduler, such as ``tcp://10.0.0.1:8786``. With ``tls://`` the certificates are
         those of Dask's configuration (``distributed.comm.tls``), or of `security`.
     min_rows : int, optional
-        Rows from which a request is predicted on the cluster. None: so many as take the model 0.1 s
-        in process, by what 512 rows of its first request of 1,000 or more take.
+        Rows from which a request is predicted on the cluster. None: as many as take the model 0.1 s
+        in process, measured with 512 rows of its first request of 1,000 rows or more.
     security : distributed.Security, optional
     within : float, default=60.0
-        Seconds that a request may take there, the start of workers included.
+        Seconds that a request may take on the cluster, the start of workers included.
     max_waiting : int, default=64
-        Requests that may be there at a time, whose rows are all in memory.
+        Requests on the cluster at a time at most, since the rows of all are in memory.
 
     Raises
     ------
@@ -89,15 +91,15 @@ class Cluster:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
-        self._tried: asyncio.Event  # to connect, once at least
+        self._tried: asyncio.Event  # set after the first attempt to connect
         self._client: Any = None
-        # By the number of the predictor's object, to which the reference tells whether it is that.
+        # By the predictor's `id`, which another object may have later: hence the weak reference.
         self._held: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
 
     # --- of the server's loop ------------------------------------------------------------------
 
     def start(self, metrics: Any) -> None:
-        """Connect, in a thread, and again whenever the connection is lost."""
+        """Start the thread, which connects, and does so again whenever the connection is lost."""
         begun = threading.Event()
         self._metrics = metrics
         self._thread = threading.Thread(
@@ -107,11 +109,11 @@ class Cluster:
         begun.wait()
 
     def close(self) -> None:
-        """Release all that is held on the cluster, and part from it."""
+        """Release the models on the cluster and disconnect."""
         if self._thread is None:
             return
         self._call(self._stop.set)
-        self._thread.join(3 * _PART)
+        self._thread.join(3 * _CLOSE_SECONDS)
         self._thread = None
 
     def takes(self, predictor: Any, rows: RequestRows) -> bool:
@@ -119,18 +121,18 @@ class Cluster:
         n_rows = count_rows(rows)
         if self.min_rows is not None:
             return n_rows >= self.min_rows
-        if n_rows < _FEWEST:
+        if n_rows < _MIN_MEASURED_ROWS:
             return False
         pace = self._paces.get(predictor)
         if pace is None:
             try:
                 pace = self._paces[predictor] = _measure_seconds_a_row(predictor, rows)
-            except Exception:  # of these rows: who answers them says what is wrong
+            except Exception:  # about these rows: prediction in process will report it
                 return False
-        return n_rows * pace >= _WORTH
+        return n_rows * pace >= _MIN_CLUSTER_SECONDS
 
     def ask(self, served: Any, method: str, rows: RequestRows) -> asyncio.Future[NDArray[Any]]:
-        """Take in a request."""
+        """Send a request to the cluster; return the future of its answers."""
         if self._waiting >= self._max_waiting:
             raise _try_later_error(
                 f"{self._waiting} requests are on the cluster: ask again in a while.", 1
@@ -154,7 +156,7 @@ class Cluster:
     def _done(self, answer: asyncio.Future[NDArray[Any]]) -> None:
         self._waiting -= 1
         if not answer.cancelled():
-            answer.exception()  # whoever asked has it; where nobody waits any more it is no news
+            answer.exception()  # marks it as retrieved: the client may be gone, asyncio would warn
 
     # --- of the thread's loop ------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class Cluster:
         import dask
 
         was_told = False
-        # Rows are meant to go with their tasks: each is asked for once.
+        # Dask warns of large graphs, but rows are needed once and so belong into their tasks.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):
             while not self._stop.is_set():
                 client = await self._connected(quiet=was_told)
@@ -173,10 +175,10 @@ class Cluster:
                 if client is not None:
                     await self._until_lost(client)
                 else:
-                    await self._pause(_AGAIN)
+                    await self._pause(_RETRY_SECONDS)
 
     async def _connected(self, quiet: bool) -> Any:
-        """Return a client of the cluster; None where it is away, which is logged once."""
+        """Return a client of the cluster; None where none answers, logged unless `quiet`."""
         from distributed import Client
 
         client = None
@@ -201,7 +203,7 @@ class Cluster:
 
     async def _until_lost(self, client: Any) -> None:
         while client.status == "running" and not self._stop.is_set():
-            await self._pause(_LOOK)
+            await self._pause(_CHECK_SECONDS)
         self._client = None
         if not self._stop.is_set():
             _LOG.warning("The cluster at %s is lost; it is asked for again", self.address)
@@ -218,7 +220,7 @@ class Cluster:
 
         await self._tried.wait()
         predictor = served.predictor
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             client = self._client
             if client is None or client.status != "running":
                 break
@@ -231,7 +233,7 @@ class Cluster:
                 return found
             except CancelledError:  # the cluster has forgotten it, or is lost
                 self._release(id(predictor))
-                await asyncio.sleep(_LOOK)
+                await asyncio.sleep(_CHECK_SECONDS)
             except Exception as error:
                 self._check_lost(error, limit.expired(), served, held)
                 raise  # it is of these rows
@@ -240,11 +242,11 @@ class Cluster:
         raise self._away()
 
     def _check_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
-        """Check whether a request failed by its rows, and not by the cluster."""
+        """Raise status 503 where a request failed by the cluster; return where by its rows."""
         from daskml_dist.dask_internals.cluster import is_killed_worker
 
         is_lost = held.status == "error"
-        if is_lost:  # the next request puts the model there anew
+        if is_lost:  # the next request sends the model again
             self._release(id(served.predictor))
         if is_late and isinstance(error, TimeoutError):
             said = (
@@ -274,7 +276,10 @@ class Cluster:
         )
 
     def _put(self, client: Any, predictor: Any) -> tuple[Any, int]:
-        """Return the future of a model on the cluster, and this process's threads of BLAS."""
+        """Return the future of a model on the cluster, and the BLAS threads of this process.
+
+        Workers predict with as many, since the digits of products depend on their number.
+        """
         import cloudpickle
 
         from daskml_dist.inference.request_rows import WorkerModel, count_blas_threads
@@ -295,23 +300,23 @@ class Cluster:
         return held, n_threads
 
     def _release(self, number: int, ref: weakref.ref[Any] | None = None) -> None:
-        """Drop a model from the cluster, where it is still that of the reference."""
+        """Drop a model from the cluster; with `ref`, only if it is still that of the reference."""
         known = self._held.get(number)
         if known is not None and ref in (None, known[0]):
             del self._held[number]
             known[1].release()
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it all that it held
+        with suppress(RuntimeError):  # the loop is closed, and its client with it
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _measure_seconds_a_row(predictor: Any, rows: RequestRows) -> float:
-    """Return seconds of a row in process, by the faster of two calls."""
+    """Return the seconds that a row takes in process, by the faster of two calls."""
     some: RequestRows = (
-        {name: values[:_SAMPLE] for name, values in rows.items()}
+        {name: values[:_MEASURED_ROWS] for name, values in rows.items()}
         if isinstance(rows, dict)
-        else rows[:_SAMPLE]
+        else rows[:_MEASURED_ROWS]
     )
     found = float("inf")
     for _ in range(2):
@@ -322,9 +327,9 @@ def _measure_seconds_a_row(predictor: Any, rows: RequestRows) -> float:
 
 
 async def _close_client(client: Any) -> None:
-    """Close a client, whose cluster may be gone."""
+    """Close a client, whose cluster may be unreachable."""
     with suppress(Exception):
-        await asyncio.wait_for(client.close(), _PART)
+        await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
 
 
 def _try_later_error(message: str, seconds: int) -> RequestError:

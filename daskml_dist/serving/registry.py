@@ -4,10 +4,10 @@
 
     FOLDER/NAME/VERSION/model.skops  or .safetensors, of what skops cannot hold
     FOLDER/NAME/current       the version that is served, a line of text
-    FOLDER/NAME/route.json    shares of versions, and those that only see the rows; optional
+    FOLDER/NAME/route.json    shares of versions, and shadow versions; optional
 
-Versions are whole numbers, counted up. One is written aside and moved to its place whole; it counts
-where the checksums in its manifest are those of its parts.
+Versions are numbered from 1. A version is written to a hidden folder and then renamed, so that
+readers never see a part of one; it is valid if the checksums in its manifest match its parts.
 """
 
 from __future__ import annotations
@@ -153,17 +153,21 @@ class Publisher(NamedParameters):
         return f"Publisher({str(self.folder)!r}, {self.name!r}, keep={self.keep})"
 
 
-#: In shares: whatever version is current.
+#: Name of the current version among the weights of a route, and of the file that says which it is.
 CURRENT = "current"
 _ROUTE = "route.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-#: Folders aside of a publisher; those of one that was killed are deleted after so many seconds.
-_ASIDE, _LEFT = re.compile(r"\.[0-9a-f]{32}\.(new|old)"), 86_400.0
+#: Names of the hidden folders of publishers; and seconds after which one is deleted, as its
+#: publisher was killed.
+_HIDDEN_FOLDER, _ABANDONED_SECONDS = re.compile(r"\.[0-9a-f]{32}\.(new|old)"), 86_400.0
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Shares of versions in the requests, and versions that see the same rows unanswered."""
+    """Weights of versions in the division of requests, and shadow versions.
+
+    Shadow versions predict the same rows, and their answers are dropped.
+    """
 
     weights: Mapping[str, float] = field(default_factory=lambda: {CURRENT: 1.0})
     shadows: tuple[str, ...] = ()
@@ -295,7 +299,10 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
 
 
 def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
-    """Delete all versions but the newest, the current one and those with a share."""
+    """Delete old versions; return them.
+
+    The newest `keep` versions, the current one, and those with a share or a shadow are kept.
+    """
     home, route = _find_model_folder(folder, name), read_route(folder, name)
     held = {read_current_version(folder, name), *route.weights, *route.shadows}
     gone = []
@@ -304,13 +311,13 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
             continue
         aside = home / f".{uuid.uuid4().hex}.old"
         try:
-            os.replace(home / one, aside)  # in one move: nobody sees half a version
-        except FileNotFoundError:  # somebody else prunes, too
+            os.replace(home / one, aside)  # atomic: readers see the whole version, or none of it
+        except FileNotFoundError:  # another process has deleted it
             continue
         gone.append(one)
         shutil.rmtree(aside, ignore_errors=True)
     for left in home.glob(".*"):
-        if _ASIDE.fullmatch(left.name) and _seconds_since_change(left) > _LEFT:
+        if _HIDDEN_FOLDER.fullmatch(left.name) and _seconds_since_change(left) > _ABANDONED_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
     return gone
 
@@ -362,7 +369,7 @@ def set_route(
 
 
 def read_route(folder: Any, name: str) -> Routing:
-    """Return shares and shadows of a name."""
+    """Return the weights and shadows of a name."""
     path = Path(folder) / name / _ROUTE
     try:
         told = json.loads(path.read_text("utf-8"))
@@ -391,10 +398,10 @@ def list_version_names(folder: Any, name: str) -> list[str]:
 
 
 def is_removed(folder: Any, name: str) -> bool:
-    """Return whether a name has no versions any more; False where its mount may be away."""
+    """Return whether a name has no versions any more; False where the file system may be away."""
     home = Path(folder)
     try:
-        if not any(home.iterdir()):  # the place of a mount that is away
+        if not any(home.iterdir()):  # an empty folder may be the mount point of an absent mount
             return False
         os.listdir(home / name)
     except FileNotFoundError:
@@ -405,7 +412,7 @@ def is_removed(folder: Any, name: str) -> bool:
 
 
 def read_current_version(folder: Any, name: str) -> str | None:
-    """Return the version that a registry says is current, whether it is there or not."""
+    """Return the version that a registry says is current, even if its files are missing."""
     try:
         told = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -414,7 +421,7 @@ def read_current_version(folder: Any, name: str) -> str | None:
 
 
 def find_model_file(folder: Any, name: str, version: str) -> Path | None:
-    """Return the model file of a version."""
+    """Return the model file of a version; None where it has none."""
     for suffix in load_formats():
         path = Path(folder) / name / version / f"model{suffix}"
         if path.is_file():
@@ -442,7 +449,7 @@ def _is_version(text: str) -> bool:
 
 
 def _seconds_since_change(path: Path) -> float:
-    """Return seconds since a folder changed; 0 where it is gone."""
+    """Return the seconds since a folder's last change; 0 where it is gone."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -465,7 +472,7 @@ def _find_version_file(folder: Any, name: str, version: str) -> Path:
 
 
 def _save_in_any_format(model: Any, aside: Path) -> None:
-    """Write a model in the first of the formats that can hold it."""
+    """Write a model in the first format that can hold it."""
     why: ModelFileError | None = None
     for suffix in load_formats():
         try:
@@ -479,7 +486,8 @@ def _save_in_any_format(model: Any, aside: Path) -> None:
 
 
 def _move_to_next_version(aside: Path, home: Path) -> str:
-    """Move a folder to the next free version; another publisher may take one meanwhile."""
+    """Rename a folder to the next free version number, and return that."""
+    # Another publisher may take the number between the listing and the rename: try the next one.
     while True:
         taken = [int(one) for one in os.listdir(home) if _is_version(one)]
         version = str(max(taken, default=0) + 1)

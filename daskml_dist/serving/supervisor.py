@@ -1,6 +1,6 @@
-"""Supervisors: a parent that forks processes, replaces those that die, and all of them one by one.
+"""Supervisors: parents of forked processes, which they restart when these die or at a signal.
 
-The parent does nothing but this, so nothing that a request does can harm it.
+The parent handles no requests, so no request can bring it down.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = ["ProcessSlot", "Supervisor"]
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-#: Seconds after which a process counts as one that works.
-_SETTLED = 10.0
-#: Bounds of the wait before one that died early is replaced, seconds.
-_SOONEST, _LATEST = 0.1, 10.0
+#: Seconds of life after which the death of a process does not count as a failed start.
+_SETTLED_SECONDS = 10.0
+#: Seconds until a process whose start failed is replaced: doubled from the first to the second.
+_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.1, 10.0
 
 
 @dataclass(frozen=True)
 class ProcessSlot:
-    """Things that a forked process knows of its parent."""
+    """Number of a forked process, and its pipes from and to the parent."""
 
     slot: int  # a number that no other living process has
-    parent_end: int  # a file descriptor that can be read once the parent is gone
-    _told: int
+    parent_end: int  # a file descriptor that becomes readable when the parent ends
+    _told: int  # the file descriptor of the pipe to the parent
 
     def ready(self) -> None:
-        """Tell the parent that this process answers."""
+        """Tell the parent that this process answers requests."""
         self._tell(b"R")
 
     def failed(self, why: str) -> None:
@@ -49,41 +49,42 @@ class ProcessSlot:
         self._tell(b"E" + why.encode()[:4000])
 
     def _tell(self, data: bytes) -> None:
-        with suppress(BrokenPipeError):  # the parent is gone, which `parent_end` tells
+        with suppress(BrokenPipeError):  # the parent has ended: see `parent_end`
             os.write(self._told, data)
 
 
 @dataclass
 class _Child:
+    """Forked process, as the parent knows it."""
+
     pid: int
     slot: int
-    pipe: int
-    since: float
+    pipe: int  # the file descriptor of what it writes to the parent
+    since: float  # of its start, by the monotonic clock
     is_ready: bool = False
     said: bytes = b""
-    deadline: float | None = None  # of one that was told to end
+    deadline: float | None = None  # once it was told to end: when it is killed
     replaces: _Child | None = None
 
 
 class Supervisor:
-    """A parent of processes that do the same work.
+    """Parent of processes that do the same work.
 
-    SIGHUP replaces the processes one by one: each ends once the one that follows it is ready. At
-    SIGTERM and SIGINT all end, and then `run`; what they do then is theirs to say, within
-    `end_within`. A process that dies is replaced, at once where it had worked for 10 s, else after
-    0.1 s and up to 10 s, twice as long each time.
+    SIGHUP replaces the processes one by one: each ends once its successor is ready. At SIGTERM or
+    SIGINT all processes get SIGTERM and may finish their work within `end_within`; then `run`
+    returns. A process that dies is replaced: at once if it had lived for 10 s, else after a wait of
+    0.1 s that doubles with each such death, up to 10 s.
 
     Parameters
     ----------
     work : callable
-        ``work(place)``, in each process; its end is the process's.
+        Called as ``work(slot)`` in each process, which ends when it returns.
     n_children : int
-        Processes that do it.
+        Number of processes.
     start_within, end_within : float
-        Seconds that a process has to be ready, and to end once it is told to (SIGTERM); it is
-        killed after these.
+        Seconds that a process may take to be ready, and to end after SIGTERM; then it is killed.
     on_ready, on_stop : callable, optional
-        Called in the parent when the first process is ready, and when all are told to end.
+        Called in the parent when the first process is ready, and before all are told to end.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class Supervisor:
 
     @staticmethod
     def n_slots(n_children: int) -> int:
-        """Return the most processes at a time: old ones overlap those that replace them."""
+        """Return the most processes at a time: old ones overlap with their successors."""
         return 3 * n_children + 2
 
     def run(self) -> None:
-        """Fork the processes, and see after them until SIGTERM or SIGINT."""
+        """Fork the processes, and supervise them until SIGTERM or SIGINT."""
         if (
             threading.current_thread() is not threading.main_thread()
             or threading.active_count() > 1
@@ -120,7 +121,9 @@ class Supervisor:
                 "A server forks, and this process has threads, which no fork survives. Start it in "
                 "a process of its own: python -m daskml_dist serve PATH."
             )
+        # Children wait for the end of this pipe, which comes when the parent ends, however it does.
         self._life = os.pipe()
+        # Python writes the number of each signal into this socket, so that `select` wakes.
         self._woken, waker = socket.socketpair()
         for end in (self._woken, waker):
             end.setblocking(False)
@@ -165,7 +168,7 @@ class Supervisor:
             self._hurry()
 
     def _pause(self) -> float:
-        """Return seconds until something is due."""
+        """Return the seconds until a deadline or the end of a wait, 1 at most."""
         now = time.monotonic()
         due = [child.deadline - now for child in self._children if child.deadline is not None]
         if self._not_before > now:
@@ -199,11 +202,11 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGTERM)
 
     def _at_work(self) -> list[_Child]:
-        """Return the processes that are to stay, without those that end or take another's place."""
+        """Return the processes without those that are ending, and successors not yet ready."""
         return [one for one in self._children if one.deadline is None and one.replaces is None]
 
     def _fill(self) -> None:
-        """Start what is missing, and the next that takes another's place."""
+        """Start missing processes, and the next successor."""
         if time.monotonic() < self._not_before:
             return
         while len(self._at_work()) < self._n_children and self._start(None):
@@ -253,14 +256,14 @@ class Supervisor:
         if child.replaces is not None:
             _LOG.error("What was to take its place did not start: the others go on as they are")
             self._to_replace = []
-        if time.monotonic() - child.since > _SETTLED:
+        if time.monotonic() - child.since > _SETTLED_SECONDS:
             self._wait = 0.0
             return
-        self._wait = min(max(2 * self._wait, _SOONEST), _LATEST)
+        self._wait = min(max(2 * self._wait, _MIN_BACKOFF_SECONDS), _MAX_BACKOFF_SECONDS)
         self._not_before = time.monotonic() + self._wait
 
     def _hurry(self) -> None:
-        """Kill who did not end, or was not ready, in time."""
+        """Kill processes that did not end, or were not ready, in time."""
         now = time.monotonic()
         for child in self._children:
             late = child.deadline is not None and now > child.deadline
@@ -284,10 +287,11 @@ class Supervisor:
         pipe, told = os.pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # Until the child has handlers of its own, a signal would wake the parent in its name.
+        # The child shares the parent's wakeup socket: until it has handlers of its own, a signal to
+        # the child would look like one to the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         with warnings.catch_warnings():
-            # Of threads that are not Python's: NumPy's BLAS, which sees to forks itself.
+            # Python warns of forks with threads: those here are of BLAS, which handles forks.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -303,7 +307,8 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for one in (signal.SIGINT, signal.SIGHUP):  # of the whole group: the parent rules
+            # A terminal sends these to the whole process group: only the parent acts on them.
+            for one in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(one, signal.SIG_IGN)
             for fd in (pipe, self._life[1], *(child.pipe for child in self._children)):
                 os.close(fd)
@@ -312,7 +317,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._work(place)
             status = 0
-        except SystemExit:  # which has told the parent why
+        except SystemExit:  # `work` has told the parent why
             pass
         except BaseException:
             traceback.print_exc()

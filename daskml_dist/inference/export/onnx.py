@@ -1,4 +1,4 @@
-"""Files of ONNX, which other languages and ONNX Runtime read."""
+"""Export of estimators to ONNX, by scikit-learn's equivalents, with a check of the answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _REMEDY = (
     "Pass rows like those to come as `sample` where inputs are not all numbers, or use "
     "to_sklearn()."
 )
-#: Rows that answers are compared for, and how near they must be in units of the largest: a model
-#: that is another is further off.
-_ROWS, _NEAR = 64, 1e-3
+#: Rows whose answers are compared.
+_CHECKED_ROWS = 64
+#: Largest difference of answers, as a share of the largest: rounding to float32 is far below it,
+#: and an error of the conversion far above.
+_TOLERANCE = 1e-3
 
 
 @suggest_arguments
@@ -111,7 +113,7 @@ def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> An
 
 
 def _drop_unread_inputs(graph: Any) -> None:
-    """Remove inputs that no node reads: columns that a ColumnTransformer drops."""
+    """Remove inputs that no node reads, such as columns that a ColumnTransformer drops."""
     read = _find_read_names(graph)
     kept = [one for one in graph.input if one.name in read]
     if kept and len(kept) < len(graph.input):
@@ -120,7 +122,7 @@ def _drop_unread_inputs(graph: Any) -> None:
 
 
 def _find_read_names(graph: Any) -> set[str]:
-    """Return the names that the nodes of a graph read, those within nodes too."""
+    """Return the names of the values that nodes of a graph, and of its subgraphs, read."""
     read = {one.name for one in graph.output}
     for node in graph.node:
         read.update(node.input)
@@ -131,7 +133,7 @@ def _find_read_names(graph: Any) -> set[str]:
 
 
 def _open_session(model: Any, session_of: Any, twin: Any) -> Any:
-    """Return the model as ONNX Runtime runs it."""
+    """Return an ONNX Runtime session of a model."""
     try:
         return session_of(model.SerializeToString())
     except Exception as error:  # of ONNX Runtime's own kinds
@@ -168,12 +170,15 @@ def _has_shares(estimator: Any) -> bool:
 
 
 def _check_answers(twin: Any, session: Any, sample: Any) -> None:
-    """Check that ONNX answers as the twin does: not all that skl2onnx leaves out is an error."""
+    """Raise where ONNX answers otherwise than scikit-learn's estimator.
+
+    skl2onnx leaves some parts of models out without an error.
+    """
     if sample is None:
-        drawn = np.random.default_rng(0).normal(size=(_ROWS, twin.n_features_in_))
-        sample = np.abs(drawn).astype(np.float32)  # some take no negative ones
+        drawn = np.random.default_rng(0).normal(size=(_CHECKED_ROWS, twin.n_features_in_))
+        sample = np.abs(drawn).astype(np.float32)  # some estimators refuse negative numbers
         sample = make_category_rows(twin, sample)
-    sample = sample[:_ROWS]
+    sample = sample[:_CHECKED_ROWS]
     wanted = _compute_expected_answers(twin, sample)
     number = int(_has_shares(twin))
     try:
@@ -192,10 +197,10 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
 
 
 def _compute_expected_answers(twin: Any, sample: Any) -> NDArray[Any]:
-    """Return the answers of scikit-learn's estimator, which ONNX must give too."""
+    """Return the answers of scikit-learn's estimator, for rows in the first form that it takes."""
     forms = [sample]
     if isinstance(sample, np.ndarray):
-        # Some of scikit-learn's take rows of the dtype of the fit alone.
+        # Some estimators take rows of the dtype of the fit only.
         dtypes = (np.float64, np.float32) if sample.dtype.kind in "biuf" else (sample.dtype,)
         forms = [sample.astype(dtype) for dtype in dtypes]
         if hasattr(twin, "feature_names_in_"):
@@ -236,9 +241,11 @@ def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:
 
 def _are_near(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
     if wanted.dtype.kind not in "fc":
-        # Labels, which rows at a border of two may change by rounding.
+        # Labels: rounding may change those of rows at a decision boundary.
         return bool(np.mean(found.reshape(wanted.shape) == wanted) > 0.9)
     if found.size != wanted.size:
         return False
     scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
-    return bool(np.allclose(found.reshape(wanted.shape), wanted, atol=_NEAR * scale, rtol=_NEAR))
+    return bool(
+        np.allclose(found.reshape(wanted.shape), wanted, atol=_TOLERANCE * scale, rtol=_TOLERANCE)
+    )

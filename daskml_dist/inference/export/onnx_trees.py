@@ -1,4 +1,8 @@
-"""Trees in ONNX: what skl2onnx leaves out of them."""
+"""Trees in ONNX: corrections of what skl2onnx leaves out.
+
+It does not export where trees of forests send missing values, the categorical splits of boosting,
+and logarithmic links; and it rounds thresholds to the nearest float32.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,15 @@ __all__ = [
     "split_categories",
 ]
 
-#: Lists of an operator that have an entry for each node.
-_OF_NODES = (
+#: Attributes of the operator TreeEnsemble that have an entry for each node.
+_NODE_ATTRIBUTES = (
     "nodes_falsenodeids", "nodes_featureids", "nodes_hitrates", "nodes_missing_value_tracks_true",
     "nodes_modes", "nodes_nodeids", "nodes_treeids", "nodes_truenodeids", "nodes_values",
 )  # fmt: skip
 
 
 def find_categories(model: Any) -> dict[int, NDArray[Any]]:
-    """Return the categories of each categorical feature of scikit-learn's boosting, or none."""
+    """Return the categories by feature of scikit-learn's boosting; empty for other models."""
     mask = getattr(model, "is_categorical_", None)
     if mask is None or not hasattr(model, "_predictors"):
         return {}
@@ -36,7 +40,7 @@ def find_categories(model: Any) -> dict[int, NDArray[Any]]:
 
 
 def check_categories(model: Any) -> None:
-    """Check that values of float32 tell the categories from each other."""
+    """Raise where categories are no numbers, or are equal once rounded to float32."""
     for feature, known in find_categories(model).items():
         if known.dtype.kind not in "biuf":
             raise ExportError(
@@ -54,7 +58,7 @@ def check_categories(model: Any) -> None:
 
 
 def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows with known categories, and now and then unknown ones, in categorical columns."""
+    """Return rows with a known category in every second row of the categorical columns."""
     rows = rows.copy()
     for feature, known in find_categories(model).items():
         rows[::2, feature] = np.resize(known, len(rows[::2]))
@@ -62,16 +66,16 @@ def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def split_categories(model: Any, trees: list[Any], op: Any) -> None:
-    """Rewrite an operator of ONNX, which takes categories for numbers, so that it splits them.
+    """Rewrite the categorical splits of an ONNX operator, which skl2onnx exports as numeric ones.
 
-    A category that is listed goes to the side where missing values do not go; what is in no list,
-    unknown categories and NaN too, goes where these do.
+    Each becomes a chain of tests for equality with the categories that go to the other side than
+    missing values; all other values, unknown categories and NaN included, go with missing values.
     """
     categories = find_categories(model)
     mask = np.asarray(model.is_categorical_)
-    # Columns in the order in which the trees number them.
+    # The trees number categorical columns first.
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
-    lists = {one.name: one for one in op.attribute if one.name in _OF_NODES}
+    lists = {one.name: one for one in op.attribute if one.name in _NODE_ATTRIBUTES}
     given = {name: _read(lists[name]) for name in lists}
     nodes = [dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True)]
     of_trees: list[list[dict[str, Any]]] = [[] for _ in trees]
@@ -95,7 +99,7 @@ def split_categories(model: Any, trees: list[Any], op: Any) -> None:
 def _chain(
     own: list[dict[str, Any]], node: dict[str, Any], record: Any, known: NDArray[Any], words: Any
 ) -> None:
-    """Make a node the first of those that ask for a category each; the others follow at the end."""
+    """Make a node the first of a chain of tests for a category each; append the others to `own`."""
     bits = np.unpackbits(np.asarray(words, "<u4").view(np.uint8), bitorder="little")
     missing_left = bool(record["missing_go_to_left"])
     ends = int(record["left"]), int(record["right"])
@@ -125,15 +129,15 @@ def _write(attribute: Any, values: list[Any]) -> None:
     field.extend(values)
 
 
-#: ONNX's number of attributes that are lists of integers.
-_INTEGERS = 7
+#: Type number of attributes that are lists of integers (``AttributeProto.INTS``).
+_INTEGERS_TYPE = 7
 
 
 def prepare_trees(twin: Any) -> list[Any]:
-    """Find trees, forests and boosting in an estimator, and round their thresholds in place.
+    """Return the trees, forests and boosting of an estimator, with thresholds rounded in place.
 
-    A threshold becomes the largest number of float32 that is not above it, so that rows of float32
-    take the same ways.
+    A threshold becomes the largest float32 number that is not above it, so that rows of float32
+    reach the same leaves.
     """
     found = list(_find_tree_operators(twin))
     for model in found:
@@ -153,7 +157,7 @@ def _find_tree_operators(value: Any) -> Iterator[Any]:
         for one in value:
             yield from _find_tree_operators(one)
     elif hasattr(value, "get_params"):
-        # Names of parameters are what fitted attributes were made of.
+        # Fitted attributes only: parameters hold estimators that are not fitted.
         for name, one in vars(value).items():
             if name.endswith("_") or name == "steps":
                 yield from _find_tree_operators(one)
@@ -165,7 +169,7 @@ def _is_forest(value: Any) -> bool:
 
 
 def _list_trees(model: Any) -> list[Any]:
-    """Return the trees of a model, in the order in which ONNX numbers them."""
+    """Return the trees of a model in ONNX's order."""
     if hasattr(model, "_predictors"):
         return [tree for trees in model._predictors for tree in trees]
     return [one.tree_ for one in ([model] if hasattr(model, "tree_") else model.estimators_)]
@@ -178,7 +182,7 @@ def _rounded_down(values: Any) -> Any:
 
 
 def complete_trees(models: list[Any], onnx: Any) -> None:
-    """Add what skl2onnx leaves out: where missing values go, categories, and logarithmic links."""
+    """Add to an ONNX model where missing values go, categorical splits and logarithmic links."""
     if not any(_sends_missing_left(m) or find_categories(m) or _has_log_link(m) for m in models):
         return
     ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]
@@ -197,7 +201,7 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
 
 
 def _sends_missing_left(model: Any) -> bool:
-    """Return whether trees send missing values left somewhere, which skl2onnx passes over."""
+    """Return whether a tree or forest sends missing values left at any node."""
     if hasattr(model, "_predictors"):
         return False
     return any(tree.missing_go_to_left.any() for tree in _list_trees(model))
@@ -215,7 +219,7 @@ def _send_missing(model: Any, op: Any) -> None:
     found = by_name.get("nodes_missing_value_tracks_true")
     if found is None:
         found = op.attribute.add()
-        found.name, found.type = "nodes_missing_value_tracks_true", _INTEGERS
+        found.name, found.type = "nodes_missing_value_tracks_true", _INTEGERS_TYPE
     del found.ints[:]
     found.ints.extend(sides)
 

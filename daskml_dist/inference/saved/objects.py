@@ -1,6 +1,7 @@
-"""Objects as JSON and named arrays, and back: attributes are set, and nothing is called.
+"""Objects as JSON and named arrays, and back: attributes are set, and no code of a file is called.
 
-What JSON has not is a mapping with the key ``"$"``, which tells what it stands for.
+Values that JSON has no form for (tuples, arrays, objects, NaN) are mappings with the key ``"$"``,
+whose value names the kind.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ __all__ = [
     "list_classes",
 ]
 
-_ROOMS = (
+#: Subpackages whose classes hold data alone, and are loaded without being named as trusted.
+_TRUSTED_SUBPACKAGES = (
     "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
     "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
     "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
     "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "ps.shard_state",
     "recommender", "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
 )  # fmt: skip
-#: Of scikit-learn and NumPy: data alone, which skops does not list.
-_ALSO = frozenset(
+#: Names of scikit-learn and NumPy that hold data alone, and that skops does not trust by itself.
+_TRUSTED_NAMES = frozenset(
     (
         "builtins.object",  # columns are selected by such
         "numpy.dtype",
@@ -63,7 +65,7 @@ _SPLITTERS = "sklearn.model_selection._split."
 
 
 def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
-    """Check the types that a file is made of."""
+    """Return the sorted names of a file's types; raise where one is neither known nor trusted."""
     types = sorted(types)
     if unknown := [one for one in find_untrusted(types) if one not in given]:
         raise ModelFileError(
@@ -76,12 +78,12 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
 
 
 def find_untrusted(types: Iterable[str]) -> list[str]:
-    """Return the types among these that are trusted only where the user says so."""
+    """Return the sorted names of types that are loaded only if the user names them as trusted."""
     return sorted(one for one in types if not _is_known(one))
 
 
 def check_findable(types: Iterable[str], name: str) -> None:
-    """Check, before a file is written, that classes of others can be found when it is read."""
+    """Raise where a class from outside this package could not be imported when a file is read."""
     for one in find_untrusted(types):
         if not _can_be_found(one):
             raise ModelFileError(
@@ -100,13 +102,18 @@ def _can_be_found(name: str) -> bool:
 
 
 def _is_known(name: str) -> bool:
-    ours = any(name.startswith(f"daskml_dist.{room}.") for room in _ROOMS)
-    return ours or name in _ALSO or name.startswith(_SPLITTERS) or name in _list_score_functions()
+    ours = any(name.startswith(f"daskml_dist.{room}.") for room in _TRUSTED_SUBPACKAGES)
+    return (
+        ours
+        or name in _TRUSTED_NAMES
+        or name.startswith(_SPLITTERS)
+        or name in _list_score_functions()
+    )
 
 
 @cache
 def _list_score_functions() -> frozenset[str]:
-    """Return the functions of scikit-learn's scorers, as ``scoring="roc_auc"`` names one."""
+    """Return the names of the functions of scikit-learn's scorers (``scoring="roc_auc"``)."""
     from sklearn.metrics import get_scorer, get_scorer_names
 
     scorers = map(get_scorer, get_scorer_names())
@@ -116,29 +123,36 @@ def _list_score_functions() -> frozenset[str]:
 
 _KIND = "$"
 _PACKAGE = "daskml_dist"
-#: Of UTF-8: names of columns and labels may hold surrogates, which have no characters.
-_ANY = "surrogatepass"
-#: Bytes that an array of texts may take, and more by those of the file.
-_LEAST, _MOST = 2**20, 1000
+#: Error handler of UTF-8: names of columns and labels may hold lone surrogates.
+_SURROGATES = "surrogatepass"
+#: Bytes that an array of texts may always take, and further bytes for each byte of its texts in the
+#: file: a forged dtype could otherwise fill the memory.
+_MIN_TEXT_BYTES, _MAX_TEXT_EXPANSION = 2**20, 1000
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Writer:
-    """Way from objects to JSON; arrays are kept by the names of the attributes that hold them.
+    """Encoder of objects as JSON and arrays, which are named by the path of attributes to them.
 
     Parameters
     ----------
     replaced : mapping of int to object
-        What stands in place of objects, by their ``id``.
+        Objects to encode in place of others, which are given by their ``id``.
+
+    Attributes
+    ----------
+    tensors : dict of str to ndarray
+        Arrays of the objects that have been encoded.
     """
 
     def __init__(self, replaced: Mapping[int, Any] | None = None) -> None:
         self.tensors: dict[str, NDArray[Any]] = {}
         self._replaced = dict(replaced or {})
-        self._names: dict[int, tuple[str, Any]] = {}  # of arrays, which are kept alive
+        # JSON of each array by its `id`; the array is kept alive, so that no other gets this `id`.
+        self._names: dict[int, tuple[str, Any]] = {}
 
     def of(self, value: Any, name: str) -> Any:
-        """JSON that stands for the value of an attribute."""
+        """Return the JSON of an attribute's value; `name` is the path of attributes to it."""
         value = self._replaced.get(id(value), value)
         if value is None or type(value) in (bool, int, str):
             return value
@@ -198,7 +212,7 @@ class Writer:
         elif value.dtype.kind in "mM":
             self._add(name, value.view(np.int64))
         elif value.dtype.kind == "U" or all(type(one) is str for one in value.flat):
-            texts = [str(one).encode("utf-8", _ANY) for one in value.flat]
+            texts = [str(one).encode("utf-8", _SURROGATES) for one in value.flat]
             told |= {_KIND: "texts", "shape": list(value.shape)}
             self._add(f"{name}.utf8", np.frombuffer(b"".join(texts), np.uint8))
             self._add(f"{name}.ends", np.cumsum([len(one) for one in texts], dtype=np.int64))
@@ -216,14 +230,14 @@ class Writer:
 
 
 def is_number_type(value: Any) -> bool:
-    """Return whether it is a class of NumPy's scalars, as parameters named `dtype` are."""
+    """Return whether a value is a class of NumPy's scalars, such as a parameter `dtype`."""
     if not (isinstance(value, type) and issubclass(value, np.generic)):
         return False
     return value is not np.object_ and np.dtype(value).type is value
 
 
 def list_classes(told: Any) -> set[str]:
-    """Return the names of the classes of all objects in a value of JSON."""
+    """Return the names of the classes of all objects in encoded JSON."""
     if isinstance(told, list):
         return set().union(*map(list_classes, told))
     if not isinstance(told, dict):
@@ -244,15 +258,15 @@ def _is_cached(kind: type, name: str) -> bool:
 
 
 class Reader:
-    """Way back: objects of classes that are trusted, with the attributes told.
+    """Decoder of JSON and named arrays to objects of trusted classes, with their attributes set.
 
     Parameters
     ----------
     tensors : mapping of str to ndarray
     trusted : collection of str
-        Names of classes, besides those of this package, that may be made.
+        Names of further classes, besides those known to hold data alone, that may be made.
     name : str
-        Of the file, for errors.
+        Name of the file, for errors.
     """
 
     def __init__(
@@ -274,7 +288,7 @@ class Reader:
         }
 
     def of(self, told: Any) -> Any:
-        """The value that JSON stands for."""
+        """Return the value of encoded JSON."""
         if isinstance(told, list):
             return [self.of(one) for one in told]
         if not isinstance(told, dict):
@@ -294,18 +308,20 @@ class Reader:
         if told[_KIND] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
             starts = [0, *ends.tolist()]
-            # Texts that overlap, or places for longer ones, could fill the memory.
+            # Texts that overlap, or a dtype far wider than the texts, could fill the memory.
             if starts != sorted(starts) or starts[-1] != len(data):
                 raise ValueError(f"{name}.ends, which are not those of texts")
-            if dtype.itemsize * len(ends) > _LEAST + _MOST * (len(data) + ends.nbytes):
+            if dtype.itemsize * len(ends) > _MIN_TEXT_BYTES + _MAX_TEXT_EXPANSION * (
+                len(data) + ends.nbytes
+            ):
                 raise ValueError(f"{name}, whose {dtype} is far wider than its texts")
-            texts = [data[a:b].decode("utf-8", _ANY) for a, b in pairwise(starts)]
+            texts = [data[a:b].decode("utf-8", _SURROGATES) for a, b in pairwise(starts)]
             return np.array(texts, dtype).reshape(told["shape"])
         if dtype.kind not in "biufmM" or dtype.itemsize > 8:
             raise ValueError(f"{name} as {dtype}, which no array of a file is")
         found = self._tensors[name]
         found = found.view(dtype) if dtype.kind in "mM" else found.astype(dtype)
-        # A copy, which may be written; its order decides the last digits of products.
+        # A writable copy, in the order that it had: the order decides the last digits of products.
         return np.array(found, order=told.get("order", "C"))
 
     def _objects(self, told: dict[str, Any]) -> NDArray[Any]:
