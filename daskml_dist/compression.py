@@ -69,7 +69,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Return the bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
 
@@ -116,7 +116,7 @@ class Float16(Compressor):
     """Half precision: ``"fp16"``, 2 bytes an entry.
 
     The entries of a push are scaled together by a power of two, so that none overflows. Entries
-    down to ``2**-29`` of the largest keep 11 significant bits.
+    down to ``2**-28`` of the largest keep 11 significant bits.
 
     Choose it first: it costs next to nothing in accuracy.
 
@@ -137,16 +137,17 @@ class Float16(Compressor):
     name = "fp16"
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Scale and round."""
+        """Return the scale, and the scaled entries rounded to half precision."""
         largest = np.max(np.abs(array), initial=0.0)
+        # The largest entry comes to lie in [2**14, 2**15), below half precision's limit of 2**16.
         exponent = np.frexp(largest)[1] - 15 if np.isfinite(largest) else 0
-        # A power of two whose inverse is a normal number too, so that scaling is exact.
+        # The inverse of the scale must be a normal number too, so that scaling is exact.
         exponent = max(exponent, np.finfo(array.dtype).minexp)
         scale = np.ldexp(np.ones(1, array.dtype), exponent)
         return Packed((scale, (array * (1 / scale)).astype(np.float16)))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Scale back."""
+        """Multiply the entries by the scale."""
         scale, halves = packed.arrays
         np.multiply(halves, scale, out=out)
 
@@ -189,12 +190,13 @@ class EightBit(Compressor):
             raise InvalidParameterError(f"EightBit(block_size={size!r}): give an integer >= 1.")
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Quantise block by block."""
+        """Return the scale of each block, and the level of each entry from -127 to 127."""
         starts = np.arange(0, len(array), self.block_size)
         if not len(starts):
             return Packed((np.empty(0, array.dtype), np.empty(0, np.int8)))
         scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(127)
-        # NaN and infinity travel in the scale; a block of zeros has none.
+        # Divided by infinity, all levels of a block are 0. That is for blocks of zeros, and for
+        # blocks with NaN or infinity: their scale tells the server, which reports divergence.
         divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
         levels = np.rint(array / self._spread_over_entries(divisors, len(array)))
         levels = np.nan_to_num(np.clip(levels, -127, 127))
@@ -247,7 +249,7 @@ class TopK(Compressor):
         _check_share("TopK", "share", self.share)
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Keep the largest entries and their positions."""
+        """Return the largest entries by absolute value, and their positions."""
         n = len(array)
         k = min(n, int(np.ceil(self.share * n)))
         chosen = np.zeros(n, dtype=bool)
@@ -296,9 +298,10 @@ class SignificantlyModified(Compressor):
         _check_share("SignificantlyModified", "threshold", self.threshold)
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Keep the entries near the largest and their positions."""
+        """Return the entries of at least `threshold` times the largest, and their positions."""
         sizes = np.abs(array)
         least = self.threshold * np.max(sizes, initial=0.0)
+        # "Not smaller" instead of "at least": NaN is chosen too, and reaches the server.
         return _pack_chosen_entries(array, ~(sizes < least) & (array != 0))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
@@ -316,6 +319,7 @@ def _check_share(owner: str, name: str, value: Any) -> None:
 def _pack_chosen_entries(array: NDArray[Any], chosen: NDArray[np.bool_]) -> Packed:
     """Pack chosen entries and their positions: 4 bytes each, or a bitmask where that is smaller."""
     places = np.flatnonzero(chosen)
+    # In bits: 32 for each position, or 1 for each entry. The dtype tells the two forms apart.
     few = 32 * len(places) < len(array) < 2**32
     return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
 

@@ -46,7 +46,7 @@ class Penalty(NamedParameters):
     intercept_scaling: float | None = None
 
     def value(self, w: NDArray[Any]) -> float:
-        """Return the value of the term for the penalised rows `w`."""
+        """Return the value of the term for parameters `w`, all of them penalised."""
         xp, total = namespace(w), 0.0
         if self.l1:
             total += self.l1 * float(xp.sum(xp.abs(w)))
@@ -55,7 +55,7 @@ class Penalty(NamedParameters):
         return total
 
 
-# Name -> (alpha, l1_ratio) -> Penalty.
+#: Penalty of each name, as a function of alpha and l1_ratio.
 PENALTIES: dict[str | None, Callable[[float, float], Penalty]] = {
     "l2": lambda alpha, l1_ratio: Penalty(0.0, alpha),
     "l1": lambda alpha, l1_ratio: Penalty(alpha, 0.0),

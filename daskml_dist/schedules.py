@@ -1,4 +1,4 @@
-"""Schedules: the learning rate of each step, by its number and the passes made so far."""
+"""Schedules: learning rates as functions of the step's number and of the passes made so far."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ __all__ = [
 
 
 class Schedule(NamedParameters, ABC):
-    """The learning rate as a function of the step and of the passes over the data.
+    """Learning rate as a function of the step and of the passes over the data.
 
     Attributes
     ----------
     name : str
-        Value of an estimator's ``learning_rate`` parameter that chooses it.
+        Value of an estimator's ``learning_rate`` parameter that chooses it, for the schedules in
+        `SCHEDULES`; others are passed as objects.
 
     Examples
     --------
@@ -181,6 +182,8 @@ class Optimal(Schedule):
             _check_positive("t0", self.t0)
 
     def __call__(self, step: int, passes: float) -> float:
+        # The first learning rate, 1 / (alpha * t0), is alpha ** -0.25: what scikit-learn takes for
+        # the typical size of a coefficient.
         t0 = self.alpha**-0.75 if self.t0 is None else self.t0
         return float(1 / (self.alpha * (t0 + step - 1)))
 
@@ -199,9 +202,9 @@ class StepDecay(Schedule):
     learning_rate : float
         Of the first step.
     every : float, default=10
-        In passes.
+        Passes from one reduction to the next.
     factor : float, default=0.5
-        Above 0, at most 1.
+        Factor of each reduction, above 0 and at most 1.
 
     Examples
     --------
@@ -233,15 +236,16 @@ class StepDecay(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Fall from `learning_rate` to `final` along half a cosine (Loshchilov and Hutter 2017).
+    """Schedule that falls to `final` along half a cosine (Loshchilov and Hutter 2017).
 
     Parameters
     ----------
     learning_rate : float
         Of the first step.
     passes : float, default=20
-        Where `final` is reached; it stays there.
+        Passes after which the learning rate is `final`, and stays so.
     final : float, default=0.0
+        Last learning rate, from 0 to `learning_rate`.
 
     Examples
     --------
@@ -265,6 +269,7 @@ class Cosine(Schedule):
             )
 
     def __call__(self, step: int, passes: float) -> float:
+        # SGDR without restarts: equation 5 of Loshchilov and Hutter.
         progress = min(passes / self.passes, 1.0)
         fall = (1 + math.cos(math.pi * progress)) / 2
         return self.final + (self.learning_rate - self.final) * fall
@@ -277,13 +282,14 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Rise linearly from (almost) zero to another schedule (Goyal et al. 2017).
+    """Schedule that rises linearly from almost zero to another schedule (Goyal et al. 2017).
 
     Parameters
     ----------
     schedule : Schedule
+        Schedule of the learning rate after the rise.
     passes : float, default=1.0
-        Length of the rise.
+        Passes that the rise takes.
 
     Examples
     --------
@@ -324,7 +330,9 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class StalenessAware(Schedule):
-    """Divide the learning rate of a stale gradient by its staleness (Zhang et al. 2016).
+    """Schedule that divides the rate of a stale gradient by its staleness (Zhang et al. 2016).
+
+    It has no name among the strings of ``learning_rate``: pass the object.
 
     Parameters
     ----------

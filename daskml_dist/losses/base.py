@@ -93,7 +93,7 @@ class Loss(NamedParameters, ABC):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Numbers that `at_row` needs besides the row."""
+        """Return the numbers that `at_row` needs besides the row."""
         return ()
 
     @abstractmethod
@@ -193,6 +193,7 @@ def sum_over_columns(values: Array) -> Array:
 def diagonal_matrices(hessian: Array) -> Array:
     """Return diagonal matrices of shape (n, K, K), of second derivatives of shape (n, K)."""
     n, width = hessian.shape
+    # In a flattened matrix every (width + 1)-th entry lies on the diagonal.
     pairs = zeros((n, width**2), hessian.dtype, hessian)
     pairs[:, :: width + 1] = hessian
     return namespace(hessian).reshape(pairs, (n, width, width))
@@ -220,7 +221,7 @@ class _LabelLoss(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Name of the loss of regression."""
+        """Return the name of the loss of regression."""
         return self.loss.name
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:

@@ -205,9 +205,12 @@ class Tweedie(_TweedieDeviance):
             return self._evaluate_at_mean(y, raw)
         if self.power in (1, 2):
             return (Poisson() if self.power == 1 else Gamma())._evaluate_derivatives(y, raw)
+        # Half the deviance is m**(2-p) / (2-p) - y * m**(1-p) / (1-p), up to terms in y, with
+        # m = exp(raw) (Jorgensen 1987).
         one, two = 1 - self.power, 2 - self.power
         xp = namespace(raw)
         a, b = y * xp.exp(one * raw), xp.exp(two * raw)
+        # For p = 0 the term y**2 / 2 is added, so that it is half the squared error.
         values = (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
         return values, b - a, two * b - one * a
 

@@ -80,8 +80,8 @@ class LogLoss(_MarginLoss):
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
         xp, host = namespace(raw), is_host(raw)
-        # In NumPy an array's methods are faster for few rows, and indexed assignment for many
-        # classes.
+        # In NumPy an array's methods are faster for few rows, and indexed assignment is faster than
+        # a one-hot array for many classes. Shifted by the maximum, no exponential overflows.
         top = raw.max(axis=1) if host else xp.max(raw, axis=1)
         shifted = raw - top[:, None]
         gradient = xp.exp(shifted)
@@ -115,6 +115,7 @@ class LogLoss(_MarginLoss):
         values, gradient = self.value_and_gradient(y, raw)
         proba = self.predict_proba(raw)
         n, width = raw.shape
+        # The diagonal p * (1 - p) is the sum of p * q over the other classes: each row sums to 0.
         pairs = xp.reshape(-proba[:, :, None] * proba[:, None, :], (n, width**2))
         pairs[:, :: width + 1] = 0
         pairs[:, :: width + 1] = -total(xp.reshape(pairs, (n, width, width)), axis=2)
@@ -175,7 +176,7 @@ class Hinge(_MarginLoss):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Smallest margin at which the loss is zero."""
+        """Return the smallest margin at which the loss is zero."""
         return (self._threshold,)
 
     @staticmethod
@@ -233,6 +234,8 @@ class ModifiedHuber(_MarginLoss):
 
     def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
         """Return value and derivative at each margin, with one temporary array."""
+        # With s = min(gap, 2) the value is (2 * gap - s) * s: gap ** 2 up to a gap of 2, and beyond
+        # it 4 * gap - 4, which is -4 * margin. The derivative is -2 * s.
         xp = namespace(margin)
         gap = xp.maximum(1 - margin, 0)
         slope = xp.minimum(gap, 2)
@@ -310,6 +313,7 @@ def _log_one_plus(e: Array) -> Array:
     """
     if not is_host(e) or e.dtype != np.float32:
         return namespace(e).log1p(e)
+    # log(u) * e / (u - 1): the rounding errors of u in numerator and denominator cancel.
     u = 1 + e
     values = np.log(u)
     u -= 1

@@ -89,7 +89,7 @@ class _EpsilonLoss(_ResidualLoss):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """`epsilon`."""
+        """Return `epsilon`."""
         return (float(self.epsilon),)
 
     def _residual_beyond_epsilon(self, residual: Array) -> Array:
@@ -124,6 +124,7 @@ class Huber(_EpsilonLoss):
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         epsilon = float(self.epsilon)  # a NumPy float64 would widen a float32 residual
         gradient = namespace(residual).clip(residual, -epsilon, epsilon)
+        # (r - g / 2) * g is r ** 2 / 2 up to epsilon, and epsilon * |r| - epsilon ** 2 / 2 beyond.
         residual -= gradient / 2
         residual *= gradient
         return residual, gradient
@@ -241,7 +242,7 @@ class Quantile(_ResidualLoss):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """`quantile`."""
+        """Return `quantile`."""
         return (float(self.quantile),)
 
     @staticmethod

@@ -61,6 +61,7 @@ class Adagrad(Optimizer):
 
     def under_l1(self) -> Optimizer:
         """Return Adagrad with FTRL's dual variables for the penalty."""
+        # FTRL's beta, its first field, stands where Adagrad has epsilon: beside the root.
         return _SparseAdagrad(self.epsilon, self.initial_accumulator)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
@@ -77,7 +78,7 @@ class Adagrad(Optimizer):
         return rate
 
     def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return the approach of :meth:`Optimizer.approach`, by squared gradients (Fisher)."""
+        """Return the approach to the minimum, with squared gradients for the curvature (Fisher)."""
         return _adagrad_approach(before, opt_state, lr)
 
 
@@ -89,7 +90,7 @@ class NAG(Optimizer):
     absolute value, and by the root of the rows' mean squared norm in these units. Predictions do
     not change when a feature is given in other units. The paper learns the scales during the steps;
     here they come from one pass before the first step, so that all policies, lanes and resumed fits
-    have the same scales.
+    have the same scales. Only a stream raises them later, where its rows have larger values.
 
     Without scales (plain arrays of ones) it is Adagrad.
 
@@ -126,6 +127,7 @@ class NAG(Optimizer):
             Mean over the rows of the summed squares of their features, each in units of its
             scale.
         """
+        # Features without a value other than 0 have unit 1: their gradients are 0 anyway.
         units = scales * np.sqrt(max(norm, 1e-12))
         scale = np.repeat(np.where(scales > 0, units, 1.0)[:, None], w.shape[1], axis=1)
         return {"accumulator": np.zeros_like(w), "scale": scale.astype(w.dtype)}
@@ -133,7 +135,10 @@ class NAG(Optimizer):
     def rescale(
         self, w: Array, opt_state: OptimizerState, scales: NDArray[np.float64], norm: float
     ) -> None:
-        """Raise the scales for larger values; parameters shrink as in the paper's step 2a."""
+        """Raise the scales for larger values, and shrink the parameters by the same factor.
+
+        That is step 2(a) of the paper's algorithm 2; the squared gradients follow their new unit.
+        """
         scale = np.maximum(opt_state["scale"], self.init_scaled(w, scales, norm)["scale"])
         shrink = opt_state["scale"] / scale
         w *= shrink
@@ -153,11 +158,11 @@ class NAG(Optimizer):
         return rate / scale / scale
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Return the number that is added to the root, against division by zero."""
+        """Return the number that is added to the root, Adagrad's default epsilon."""
         return (1e-10,)
 
     def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return the approach of :meth:`Optimizer.approach`, by squared gradients (Fisher)."""
+        """Return the approach to the minimum, with squared gradients for the curvature (Fisher)."""
         return _adagrad_approach(before, opt_state, lr)
 
 
@@ -180,7 +185,8 @@ class _SparseAdagrad(FTRL):
 
 def _adagrad_approach(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
     """Return the approach by summed squared gradients, which stand for the curvature (Fisher)."""
-    # The sum of lr g^2 / sqrt(G) over the steps, as an integral over G.
+    # Each step has the size lr / sqrt(G) and the curvature g^2, by which G grows. The sum of their
+    # products is about the integral of lr / sqrt(G) over G.
     xp = namespace(opt_state["accumulator"])
     roots = xp.sqrt(opt_state["accumulator"]) - xp.sqrt(before["accumulator"])
     roots *= 2 * lr

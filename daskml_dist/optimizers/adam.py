@@ -50,9 +50,10 @@ class Adam(Optimizer):
         check_positive("epsilon", self.epsilon)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Return the decays, one less each, the corrections of m and of v's root, and `epsilon`."""
+        """Return beta1, 1 - beta1, beta2, 1 - beta2, both bias corrections, and `epsilon`."""
         p, q = self.beta1, self.beta2
-        # Bias corrections are factors: a division takes as long as all the rest of a step.
+        # The corrections of m and of the root of v are factors: a division in each entry would take
+        # as long as all the rest of the step.
         return p, 1 - p, q, 1 - q, 1 / (1 - p**step), (1 - q**step) ** -0.5, self.epsilon
 
     @staticmethod
@@ -102,12 +103,13 @@ class AdamW(Adam):
     @staticmethod
     def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        state[0][k] -= lr * coefficients[7] * state[0][k]
+        state[0][k] -= lr * coefficients[7] * state[0][k]  # beside the moments: decoupled
         return _step_by_moments(state, k, grad, lr, coefficients)
 
 
 def _step_by_moments(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
     """Update both moments of entry k, take the step, and return its rate."""
+    # Algorithm 1 of Kingma and Ba; `coefficients` in the order of `Adam.coefficients`.
     m = coefficients[0] * state[1][k] + coefficients[1] * grad
     v = coefficients[2] * state[2][k] + coefficients[3] * (grad * grad)
     rate = lr / (math.sqrt(v) * coefficients[5] + coefficients[6])

@@ -248,11 +248,14 @@ def take_ftrl_step(
     `duals` holds the part of the summed gradient that `w` does not tell, `bounds` the l1 penalty
     summed over the steps so far: a parameter is zero as long as its dual lies within the bound.
     """
+    # FTRL-proximal (McMahan 2011) in terms of the dual, z + w / rate, which lies within the bound.
     # Where w is not zero, its dual is at the bound, by the optimality condition of l1.
     dual = where(w[k] != 0, math.copysign(bounds[k], -w[k]), duals[k])
-    z = grad + dual - w[k] / rate  # summed gradient less the proximal term's pull
+    # z + grad - (1 / rate - 1 / old_rate) * w with z = dual - w / old_rate: the old rate cancels,
+    # so it need not be stored, and rates may change between steps.
+    z = grad + dual - w[k] / rate
     bound = bounds[k] + l1
-    dual = max(min(z, bound), -bound)  # projection; the new w is zero if z lies within
+    dual = max(min(z, bound), -bound)  # projected; w becomes exactly 0 if z lies within
     bounds[k] = bound
     duals[k] = dual
     w[k] = (dual - z) * rate

@@ -66,7 +66,8 @@ class Momentum(Optimizer):
         check_decay("momentum", self.momentum)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Return `momentum`, and the length of a step in the long run, in learning rates."""
+        """Return `momentum`, and the long-run size of a step in units of the learning rate."""
+        # Under a constant gradient the velocity tends to grad * (1 + momentum + momentum**2 + ...).
         return self.momentum, 1 / (1 - self.momentum)
 
     @staticmethod

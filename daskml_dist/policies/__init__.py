@@ -160,7 +160,8 @@ class BoundedStaleness(Policy):
         """Return the policy of trainers that step row by row and keep the bound."""
         if type(self) is not BoundedStaleness:
             return self
-        # Half of the bound is for the batches between two meetings, half for the lead at a meeting.
+        # Half of the bound is for the batches between two meetings, half for the lead at a meeting:
+        # together (meet_every - 1) + staleness, the user's bound.
         half = self.staleness // 2
         return _BoundedRows(meet_every=half + 1, staleness=self.staleness - half)
 
@@ -206,9 +207,10 @@ class Asynchronous(Policy):
 
 @dataclass(frozen=True)
 class LocalSGD(Policy):
-    """Local steps, averaged now and then: ``"local"``.
+    """Local steps with periodic averages: ``"local"``.
 
-    Each lane steps alone; every `sync_every` steps the parameters are averaged by rows.
+    Each lane steps alone; every `sync_every` steps the parameters of all lanes are averaged,
+    weighted by the lanes' numbers of rows.
 
     Choose it when the network is slow next to a gradient: it sends `sync_every` times less than
     ``"allreduce"``.
@@ -244,7 +246,7 @@ class LocalSGD(Policy):
 
     @property
     def average_every(self) -> int:  # type: ignore[override]
-        """Steps between two averages, `sync_every`, under the name that loops read."""
+        """Return `sync_every`, under the name that loops read."""
         return self.sync_every
 
 
@@ -252,7 +254,8 @@ class LocalSGD(Policy):
 class ModelAveraging(Policy):
     """One average at the end: ``"average"``.
 
-    Each lane trains alone on its own rows; the parameters are averaged by rows once.
+    Each lane trains alone on its own rows; the parameters are averaged once, weighted by the lanes'
+    numbers of rows.
 
     Choose it when communication is nearly impossible, or for a quick first model of a convex
     problem whose rows are spread at random. It is the least accurate policy.
@@ -277,9 +280,9 @@ class ModelAveraging(Policy):
 class Hogwild(Policy):
     """Threads that race on one array: ``"hogwild"``.
 
-    The threads of a process update one parameter array: single sparse rows without locks,
-    components racing; batches in turn, read by others meanwhile. Processes send what they changed
-    to the server and take what the others changed.
+    The threads of a process update one parameter array. Steps of single sparse rows take no lock,
+    so that updates of one parameter race; steps of batches take turns, while other threads read the
+    array. Processes send their changes to the server, and receive those of other processes.
 
     Choose it for sparse data, where two batches rarely touch the same coordinates, on workers
     with several threads.

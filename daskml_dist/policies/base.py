@@ -20,7 +20,7 @@ _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 
 
 
 class Consistency(Protocol):
-    """Part of a policy that servers and recovery ask for; other work than steps has it too.
+    """Protocol of the part of a policy that servers and recovery use; other work has it too.
 
     Examples
     --------
@@ -66,11 +66,11 @@ class Policy(NamedParameters):
     average_every : int, default=0
         ``"replicas"``: steps between two averages of the parameters; 0: one average, at the end.
     meet_every : int, default=0
-        ``"shared"``, where each row is a step: batches of a lane between two meetings at the server
-        at most; 0: trainers meet so that it takes about 5 % of the time.
+        ``"shared"``, where each row is a step: most batches of a lane between two meetings at the
+        server; 0: trainers meet so that it takes at most 5 % of the time.
     outer_rate : float, default=1.0
-        ``"replicas"``: length of the step from the last average to the new one, in units of the
-        way between them.
+        ``"replicas"``: length of the step from the last average to the new one, in units of their
+        distance.
     outer_momentum : float, default=0.0
         ``"replicas"``: Nesterov's momentum of these steps (DiLoCo, Douillard et al. 2023).
 
