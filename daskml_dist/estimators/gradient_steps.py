@@ -24,15 +24,15 @@ from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameter
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.models.base import StepModel
-from daskml_dist.optimizers import Optimizer, get_optimizer
+from daskml_dist.optimizers import get_optimizer
 from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.penalties import Penalty, get_penalty
+from daskml_dist.penalties import get_penalty
 from daskml_dist.planning.advising import choose_client
 from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.ps.rule import OuterStep, UpdateRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import Schedule, get_schedule
+from daskml_dist.schedules import get_schedule
 from daskml_dist.streaming.drift import DriftWatch
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo
@@ -53,9 +53,9 @@ __all__ = ["BaseSteps", "make_step_settings"]
 class BaseSteps(BaseOnRows):
     """Base class of estimators trained by gradient steps under a policy.
 
-    A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
-    (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
-    users are to choose.
+    A subclass makes the model to train (:meth:`_model`) and sets fitted attributes from its
+    parameters (:meth:`_set_parameters`). Its constructor takes any of the parameters in
+    `_defaults`; the others keep their defaults.
 
     Parameters
     ----------
@@ -136,15 +136,16 @@ class BaseSteps(BaseOnRows):
         "random_state": None,
     }
     _run_used = tuple(Run().get_params())
-    #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
+    #: Whether each call of a stream is one batch, whatever `batch_size`; its plan then counts the
+    #: weights of the first rows.
     _whole_calls: ClassVar[bool] = False
-    #: The last fit's, to go on from.
+    #: Parameters and optimizer state of the last fit, to go on from.
     _state: ShardState
     _last_model: Any
 
     @abstractmethod
     def _model(self, rows: DatasetInfo, last: Any) -> StepModel:
-        """The model of these rows; `last` is that of the fit which this one goes on from."""
+        """Return the model for these rows; `last` is that of the fit which this one continues."""
 
     @abstractmethod
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
@@ -153,17 +154,17 @@ class BaseSteps(BaseOnRows):
     def _starting_state(
         self, start: Any, model: Any, settings: Settings, rows: DatasetInfo
     ) -> ShardState | None:
-        """State to begin with, of what the user gave to `fit`; None: the model's own."""
+        """Return the state that the user's `start` in `fit` asks for; None: the model's own."""
         return None
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Parameters to go on from, as the last model has them."""
+        """Return the parameters to go on from, in the layout of the last model."""
         return state.w
 
     # -- settings ------------------------------------------------------------------------------
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
-        """Check every parameter, before any work is started."""
+        """Check every parameter, before any work is started; return the settings of the fit."""
         params = self._params()
         check_steps(params)
         return make_step_settings(params, policy, self._run_settings())
@@ -222,7 +223,7 @@ class BaseSteps(BaseOnRows):
     ) -> None:
         """Fit from zero or from parameters that the user gives, or go on from the last state.
 
-        `go_on` of None is as the estimator has it, unless there is a `start`.
+        With `go_on` of None, `warm_start` decides, unless there is a `start`.
         """
         self._check_no_stream("fit or partial_fit")
         if go_on is None:
@@ -242,6 +243,7 @@ class BaseSteps(BaseOnRows):
             model, initial = self._model_to_train(rows, settings, go_on, start)
             fit = self._plan_fit(job, settings, model, initial)
             fit = self._ready(job, fit.replace_work(step_callbacks=callbacks.step_callbacks))
+            # Callbacks that score held-out rows ask for a fitted estimator after a pass.
             callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
             result = self._run_training(job, fit)
             self._set_result(fit.steps.model, result, rows, more=go_on and initial is not None)
@@ -260,9 +262,9 @@ class BaseSteps(BaseOnRows):
     def _model_to_train(
         self, rows: DatasetInfo, settings: Settings, go_on: bool, start: Any = None
     ) -> tuple[StepModel, ShardState | None]:
-        """The model, and the state that it begins with; None: the model's own."""
+        """Return the model, and the state that it begins with (None: the model's own)."""
         if go_on and (state := self._last_state(rows, settings)) is not None:
-            # Parameters to go on from are relative to the same targets.
+            # The last model is passed on: its parameters are relative to the shift of its targets.
             return self._model(rows, self._last_model), state
         model = self._model(rows, None)
         return model, self._starting_state(start, model, settings, rows)
@@ -270,8 +272,9 @@ class BaseSteps(BaseOnRows):
     def _plan_fit(
         self, job: FitJob, settings: Settings, model: StepModel, initial: ShardState | None
     ) -> FitSpec:
-        """Lay out the lanes, and plan the steps that suit them and the rows."""
-        threads = settings.policy.uses_threads  # where a thread is worth any row
+        """Return the plan of the fit: its lanes, and the steps that suit them and the rows."""
+        # A lane that is a thread pays off however few rows it has; another costs messages.
+        threads = settings.policy.uses_threads
         job.lay_out_lanes(settings.max_iter, bytes_per_lane=1 if threads else None)
         settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
         settings, model = self._rated(job, settings, model)
@@ -283,26 +286,26 @@ class BaseSteps(BaseOnRows):
     def _rated(
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
-        """Settings, and the model, by the size of the rows; as they are by default."""
+        """Return settings and model, adapted to the scale of the rows; unchanged by default."""
         return settings, model
 
     def _calibrate_rates(self, job: FitJob, fit: FitSpec, settings: Settings) -> FitSpec:
-        """The fit with a start and rates that suit the rows; as it is by default."""
+        """Return the fit with a start and rates tuned to the rows; unchanged by default."""
         return fit
 
     def _settings_of_last_fit(self, settings: Settings) -> Settings:
-        """Settings that go on with what the last fit was made by; as they are by default."""
+        """Return settings with those of the last fit that must stay; unchanged by default."""
         return settings
 
     def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
-        """The fit with what another look at the rows tells; as it is by default."""
+        """Return the fit after another pass over the rows that it needs; unchanged by default."""
         return fit
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
         return job.train_steps(fit, self._params()["checkpoint"])
 
     def _fitted_copy(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
-        """A copy of this estimator, fitted with the parameters of a state."""
+        """Return a copy of this estimator, fitted with the parameters of a state."""
         fitted = copy.copy(self)
         fitted._set_learned(state, model, rows)
         return fitted
@@ -310,15 +313,16 @@ class BaseSteps(BaseOnRows):
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
     ) -> Settings:
-        """Settings for these lanes; as they are, unless overridden."""
+        """Return the settings for these lanes; unchanged by default."""
         return settings
 
     def _set_result(
         self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
     ) -> None:
-        """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
+        """Set the fitted attributes; with `more`, counts of rows go on from the last fit's."""
         state = result.state
         assert isinstance(state, ShardState)
+        # An infinite sum of squares makes steps of adaptive optimizers zero: no NaN would show it.
         if not all(np.isfinite(array).all() for array in state.opt_state.values()):
             raise DivergedError(
                 "Floating-point under-/overflow occurred at epoch "
@@ -332,7 +336,7 @@ class BaseSteps(BaseOnRows):
         self.t_: float = self.t_ + seen if more else seen
 
     def _set_learned(self, state: ShardState, model: StepModel, rows: DatasetInfo) -> None:
-        """Set what was learned, and what goes on from it."""
+        """Set the fitted attributes of a state, and keep it for a fit that goes on from it."""
         self._set_parameters(state.final, model, rows)
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model = state, model
@@ -362,15 +366,15 @@ class BaseSteps(BaseOnRows):
     def _fit_one_pass(
         self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
     ) -> None:
-        """One pass that goes on from the last state (``partial_fit``)."""
+        """Make one pass that goes on from the last state (``partial_fit``)."""
         self._check_one_pass()
-        # What comes first in a stream may be no sample of it.
+        # No pilot for the learning rate: the first rows of a stream may be no sample of it.
         settings = dataclasses.replace(
             self._check_settings(policy), max_iter=1, tol=None, calibrates=False
         )
         state = getattr(self, "_state", None)
         if state is not None:
-            # Another order of rows in each call.
+            # Each call shuffles its rows in another order.
             settings = dataclasses.replace(settings, seed=settings.seed + state.step)
         self._train(
             X,
@@ -383,7 +387,7 @@ class BaseSteps(BaseOnRows):
         )
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
-        """The last fit's state, checked to be of such rows; None where there was none."""
+        """Return the last fit's state, checked against these rows; None without a last fit."""
         state: ShardState | None = getattr(self, "_state", None)
         if state is None:
             return None
@@ -397,7 +401,8 @@ class BaseSteps(BaseOnRows):
         dtype = settings.dtype_of(survey)
         cast = {name: array.astype(dtype) for name, array in state.opt_state.items()}
         w = self._parameters_of_state(state).astype(dtype)
-        # Those of outer steps may go, or come anew, but another optimizer begins anew.
+        # State of outer steps may be absent on either side, but that of another optimizer is
+        # dropped: it begins anew.
         own = {name: array for name, array in cast.items() if name not in OuterStep.state_names}
         opt_state = cast if own.keys() == settings.state_names else {}
         if self._params()["average"] is False:
@@ -482,7 +487,7 @@ class BaseSteps(BaseOnRows):
         >>> s.n_rows, s.progressive_loss < 0.5
         (10000, True)
         """
-        # They load the engine, which an import of an estimator does without.
+        # Imported here: they load the training engine, which importing an estimator should not.
         from daskml_dist.streaming.checkpoints import SavingSchedule
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.job import INLINE
@@ -551,8 +556,8 @@ class BaseSteps(BaseOnRows):
         self.n_iter_ = 1
         self.t_ = started.n_seen(progress)
 
-    # Attributes of an open stream are made when somebody asks for them: a copy of the parameters
-    # for each call would cost more than many a step.
+    # Fitted attributes of an open stream are set when they are read: to copy the parameters after
+    # each call would often cost more than its step.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -562,7 +567,7 @@ class BaseSteps(BaseOnRows):
                 session.show()
                 if name in vars(self):
                     return vars(self)[name]
-            # Fails again, with the error that names the remedy: the loss may not have this method.
+            # Raises again, with the error of a method that exists for some losses alone.
             return super().__getattribute__(name)
 
     def __getstate__(self) -> Any:
@@ -576,15 +581,31 @@ class BaseSteps(BaseOnRows):
 def make_step_settings(
     params: dict[str, Any], policy: str | Policy | None, run: RunSettings
 ) -> Settings:
-    """Settings of parameters that are each checked; `policy` is that of this fit alone."""
+    """Return the settings of checked parameters; `policy` overrides theirs for one fit."""
     early, average, rate = (params[name] for name in ("early_stopping", "average", "learning_rate"))
     policy = get_policy(params["policy"] if policy is None else policy)
-    penalty, optimizer = _descent(params, policy)
-    _check_pushes(run.compression, policy)
+    penalty = get_penalty(params["penalty"], params["alpha"], params["l1_ratio"])
+    optimizer = get_optimizer(params["optimizer"])
+    # Optimizers for l1 keep a dual of the penalty for each parameter; threads that race on shared
+    # parameters would lose updates of it.
+    if penalty.l1 and not policy.uses_threads:
+        optimizer = optimizer.under_l1()
+    _check_compression(run.compression, policy)
+    schedule = get_schedule(
+        rate,
+        default=optimizer.default_learning_rate,
+        alpha=params["alpha"],
+        max_iter=params["max_iter"],
+    )
+    pipeline = params["pipeline"]
+    if not (pipeline is None or isinstance(pipeline, Pipeline)):
+        raise InvalidParameterError(
+            f"pipeline={pipeline!r}: give a Pipeline, such as Pipeline(stages=2), or None."
+        )
     settings = Settings(
         penalty=penalty,
         optimizer=optimizer,
-        schedule=_schedule(params, optimizer),
+        schedule=schedule,
         policy=policy,
         max_iter=int(params["max_iter"]),
         tol=params["tol"],
@@ -601,7 +622,7 @@ def make_step_settings(
         clip=params["clip"],
         micro_batch=params["micro_batch_size"],
         groups=params["groups"],
-        pipeline=_pipeline(params["pipeline"]),
+        pipeline=pipeline,
         dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
     )
     if run.shard == "features":
@@ -609,34 +630,8 @@ def make_step_settings(
     return settings
 
 
-def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer]:
-    """The penalty, and the optimizer that goes with it."""
-    penalty = get_penalty(params["penalty"], params["alpha"], params["l1_ratio"])
-    optimizer = get_optimizer(params["optimizer"])
-    # Threads that race would lose the account that is kept of the penalty.
-    if penalty.l1 and not policy.uses_threads:
-        optimizer = optimizer.under_l1()
-    return penalty, optimizer
-
-
-def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
-    return get_schedule(
-        params["learning_rate"],
-        default=optimizer.default_learning_rate,
-        alpha=params["alpha"],
-        max_iter=params["max_iter"],
-    )
-
-
-def _pipeline(pipeline: Any) -> Pipeline | None:
-    if pipeline is None or isinstance(pipeline, Pipeline):
-        return pipeline
-    raise InvalidParameterError(
-        f"pipeline={pipeline!r}: give a Pipeline, such as Pipeline(stages=2), or None."
-    )
-
-
-def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
+def _check_compression(compressor: Compressor | None, policy: Policy) -> None:
+    """Raise if pushes are to be compressed under a policy that pushes no gradients."""
     if compressor is None or policy.pushes_gradients:
         return
     names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
@@ -647,7 +642,7 @@ def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
 
 
 def _check_publish(publish: Any, every: Any) -> None:
-    """Raise where `publish` is no function, or `publish_every` no number of calls."""
+    """Raise if `publish` is no function, or `publish_every` no positive number of calls."""
     whole = isinstance(every, int) and every >= 1
     if publish is not None and not (whole and callable(publish)):
         raise InvalidParameterError(

@@ -1,4 +1,4 @@
-"""Base class of the estimators fitted by round solvers: one call into training."""
+"""Base class of the estimators that are fitted by round solvers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ __all__ = ["BaseRounds"]
 class BaseRounds(BaseOnRows):
     """Base class of estimators fitted by a round solver.
 
-    It asks for sums over all rows, all-reduced, until it has a solution. With or without a target.
+    The solver requests sums over all rows, which are all-reduced, until it has a solution. Such an
+    estimator may or may not learn a target.
 
     Examples
     --------
@@ -68,7 +69,7 @@ class BaseRounds(BaseOnRows):
         "on_lost_data",
     )
 
-    #: Share of the memory for rows that is left to what trainers make of them, and keep.
+    #: Share of the memory budget for rows that is reserved for data that trainers derive from them.
     _made_share = 0.0
 
     @abstractmethod
@@ -77,21 +78,21 @@ class BaseRounds(BaseOnRows):
 
     @abstractmethod
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Solver]:
-        """The model of some rows, and the solver of its objective."""
+        """Return the model for the rows of a fit, and the solver of its objective."""
 
     @abstractmethod
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         """Set the fitted attributes; `BaseLinear` has those of linear models."""
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Set what an estimator has of this."""
+        """Set `n_iter_` from the solution."""
         self.n_iter_: Any = solution.n_iter
 
     def _clear_fitted(self) -> None:
-        """Drop what the fit before set and this one may not."""
+        """Delete attributes of the last fit that this one may not set again."""
 
     def _starting_parameters(self, model: Any, rows: DatasetInfo) -> NDArray[Any] | None:
-        """Parameters to start from; None: zeros."""
+        """Return the parameters to start from; None: zeros."""
         return None
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
@@ -130,11 +131,12 @@ class BaseRounds(BaseOnRows):
     ) -> None:
         """Fit, and set the fitted attributes.
 
-        `classes` are the labels where y need not hold all of them; without `reset`, X must have
-        the features of the fit before.
+        `classes` are all labels, if y need not hold each of them; without `reset`, X must have
+        the features of the last fit.
         """
         self._check_params()
         run, class_weight = self._run_settings(), self._params()["class_weight"]
+        # The client saves checkpoints itself: a Checkpoint is not called as other callbacks are.
         collection = self._make_collection(X, y, sample_weight, reset=reset)
         callbacks = self._make_callbacks(None, aside=(Checkpoint,))
         client = choose_client(self, client, collection)
@@ -162,20 +164,20 @@ class BaseRounds(BaseOnRows):
         self._warn(solution)
 
     def _checkpoint(self) -> Checkpoint | None:
-        """The one among the callbacks; None without."""
+        """Return the Checkpoint among the callbacks; None without."""
         given = self._params()["callbacks"]
-        every = given if isinstance(given, list | tuple) else [given]
-        found = [callback for callback in every if isinstance(callback, Checkpoint)]
+        callbacks = given if isinstance(given, list | tuple) else [given]
+        found = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
         if len(found) > 1:
             raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
         return found[0] if found else None
 
     @contextmanager
     def _fixed_random_state(self, checkpoint: Checkpoint | None) -> Iterator[int | None]:
-        """Draw `random_state` for as long as a fit runs that saves itself, where it is None.
+        """Draw a seed for a fit that saves checkpoints, and be it `random_state` while it runs.
 
-        A fit that goes on takes the seed that its file holds: with another one it would be another
-        fit. Yields the seed; None where the user has said what is drawn.
+        A resumed fit takes the seed of its file: with another one it would be another fit. Yields
+        the seed; None where `random_state` is given, or not a parameter.
         """
         given = self._all_params()
         if checkpoint is None or given.get("random_state", 0) is not None:
@@ -190,10 +192,11 @@ class BaseRounds(BaseOnRows):
             self.random_state = None
 
     def _failure(self, n_iter: int) -> str:
-        """Words that a fit which has not converged begins its warning with."""
+        """Return the beginning of the warning of a fit that has not converged."""
         return f"{type(self).__name__} failed to converge after {n_iter} iteration(s)"
 
     def _warn(self, solution: Solution) -> None:
+        """Warn of what the solver reports, and if it has not converged."""
         for text in solution.extra.get("warnings", ()):
             warnings.warn(text, ConvergenceWarning, stacklevel=user_stack_level())
         if not solution.converged:

@@ -1,4 +1,4 @@
-"""Base classes of the networks: batches over all lanes, curves of the loss, labels and targets."""
+"""Base classes of neural networks: batches over all lanes, and curves of the loss."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from daskml_dist.training.spec import Settings, count_training_rows
 
 __all__ = ["BaseNetwork", "NetworkRegressor"]
 
-#: Rows of an automatic batch; of each lane at least so many.
-_BATCH, _LEAST = 200, 16
+#: Rows of an automatic batch (scikit-learn's number), and of each lane's share of it at least.
+_AUTO_BATCH_ROWS, _MIN_LANE_ROWS = 200, 16
 
 
 class BaseNetwork(BaseSteps):
     """Base class of networks: one batch over all lanes, and curves of the loss.
 
-    `batch_size` counts the rows of one step of the parameters, so that the learning rate belongs
-    to it whatever the number of lanes: those that step together share it, and under policies in
-    which each push is a step of its own, each push has so many rows.
+    `batch_size` counts the rows of one step of the parameters, so that the best learning rate does
+    not depend on the number of lanes: lanes that step together share a batch, and under policies in
+    which each push is a step of its own, each push has `batch_size` rows.
 
-    A subclass sets ``n_outputs_`` with the parameters: of raw predictions, which have one dimension
-    where it is 1.
+    A subclass sets ``n_outputs_`` with the parameters: the number of raw predictions of a row,
+    which have one dimension if it is 1.
     """
 
     _needs_target = True
@@ -51,12 +51,12 @@ class BaseNetwork(BaseSteps):
         )
 
     def _batch_rows(self, settings: Settings, lanes: list[LaneSpec]) -> int:
-        """Rows of one step of the parameters."""
+        """Return the number of rows of one step of the parameters."""
         n_rows = sum(count_training_rows(lanes, settings.validation_fraction))
         if settings.batch_size is None:
             return n_rows
         if isinstance(settings.batch_size, str):
-            return min(n_rows, max(_BATCH, _LEAST * len(lanes)))
+            return min(n_rows, max(_AUTO_BATCH_ROWS, _MIN_LANE_ROWS * len(lanes)))
         return min(n_rows, settings.batch_size)
 
     def _set_result(
@@ -69,11 +69,14 @@ class BaseNetwork(BaseSteps):
 
     def _show_stream(self, started: Any, state: ShardState, progress: Any) -> None:
         super()._show_stream(started, state, progress)
-        # Of the one pass that a stream is.
+        # A stream counts as one pass.
         self._set_curves([progress.mean], None, more=False)
 
     def _set_curves(self, losses: list[float], scores: list[Any] | None, more: bool) -> None:
-        """Set scikit-learn's attributes of the losses (and scores) of passes; `more` of them."""
+        """Set scikit-learn's attributes of the losses (and scores) of passes.
+
+        With `more`, losses are appended to those of the last fit.
+        """
         before = getattr(self, "loss_curve_", []) if more else []
         self.loss_curve_: list[float] = [*before, *losses]
         self.loss_ = self.loss_curve_[-1] if self.loss_curve_ else np.inf
@@ -88,15 +91,15 @@ class BaseNetwork(BaseSteps):
 
 
 class NetworkRegressor(RegressorMixin, BaseNetwork):
-    """Base class of regressors: one target or several."""
+    """Base class of networks for regression, of one target or several."""
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        return _same
+        return _return_raw
 
     score = score_r2
 
     def predict(self, X: Any) -> Any:
-        """Predicted targets.
+        """Return the predicted targets.
 
         Parameters
         ----------
@@ -113,5 +116,6 @@ class NetworkRegressor(RegressorMixin, BaseNetwork):
         )
 
 
-def _same(raw: NDArray[Any]) -> NDArray[Any]:
+def _return_raw(raw: NDArray[Any]) -> NDArray[Any]:
+    """Return raw predictions unchanged; a function of a module, so that it can be pickled."""
     return raw

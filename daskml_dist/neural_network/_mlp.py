@@ -56,14 +56,14 @@ class BaseMLP(BaseNetwork, BaseRounds):
     hidden_layer_sizes : int or sequence of int, default=(100,)
         Units of each hidden layer; ``()``: none.
     activation : {"identity", "logistic", "tanh", "relu"}, default="relu"
-        Of the hidden layers.
+        Activation function of the hidden layers.
     solver : {"adam", "sgd", "lbfgs"}, default="adam"
-        The first two step along batches under a `policy`; ``"lbfgs"`` asks for the loss and the
-        gradient of all rows, round by round (Sandblaster).
+        The first two step along batches under a `policy`; ``"lbfgs"`` sums the loss and the
+        gradient over all rows in each round, as Sandblaster L-BFGS does (Dean et al., NIPS 2012).
     batch_size : int, "auto" or None, default="auto"
         Rows of one step of the parameters, over all lanes: lanes that step together share them,
-        while under ``"ssp"``, ``"async"`` and ``"hogwild"`` each lane's push has so many.
-        ``"auto"`` is 200, and 16 a lane at least; None takes all rows.
+        while under ``"ssp"``, ``"async"`` and ``"hogwild"`` each push of a lane has `batch_size`
+        rows. ``"auto"`` is 200, and at least 16 for each lane; None takes all rows.
     learning_rate : {"constant", "invscaling", "adaptive"}, default="constant"
         With ``solver="sgd"``. ``"invscaling"`` divides `learning_rate_init` by the number of the
         step to the power of `power_t`; ``"adaptive"`` divides the rate by five each time that the
@@ -124,17 +124,18 @@ class BaseMLP(BaseNetwork, BaseRounds):
     intercepts_: list[NDArray[Any]]
 
     def _loss(self) -> Loss:
-        """The loss of raw outputs."""
+        """Return the loss of raw outputs."""
         raise NotImplementedError
 
     def _n_outputs(self, rows: DatasetInfo) -> int:
-        """Outputs of the last layer."""
+        """Return the number of outputs of the last layer."""
         raise NotImplementedError
 
     # -- parameters ----------------------------------------------------------------------------
 
     @property
     def _by_rounds(self) -> bool:
+        """Return whether a round solver fits, and not steps along batches."""
         return bool(self._all_params()["solver"] == "lbfgs")
 
     @property
@@ -142,15 +143,15 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return BaseRounds._run_used if self._by_rounds else BaseSteps._run_used
 
     def _params(self) -> dict[str, Any]:
-        """Every parameter, scikit-learn's as those of steps."""
+        """Return every parameter, with scikit-learn's translated to those of `BaseSteps`."""
         params = super()._params()
         patience = params["n_iter_no_change"]
-        # Here a fit ends with the pass after so many.
+        # An integer for infinity, as the stopping rule needs one.
         patience = sys.maxsize if patience == np.inf else patience
         return params | {
             "penalty": "l2",
-            "optimizer": _optimizer(params),
-            "learning_rate": _schedule(params),
+            "optimizer": _resolve_optimizer(params),
+            "learning_rate": _resolve_schedule(params),
             "n_iter_no_change": patience,
         }
 
@@ -160,7 +161,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
         check_one_of("learning_rate", params["learning_rate"], _RATES)
         for name in ("alpha", "tol", "power_t"):
-            # Steps of just so many passes have no tol.
+            # tol=None: steps make all max_iter passes.
             if not (name == "tol" and params[name] is None and not self._by_rounds):
                 check_number(name, params[name])
         check_number("learning_rate_init", params["learning_rate_init"], lambda v: v > 0, "> 0")
@@ -168,7 +169,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             check_count(name, params[name])
         for name in ("nesterovs_momentum", "early_stopping", "warm_start", "shuffle"):
             check_flag(name, params[name])
-        _hidden(params["hidden_layer_sizes"])
+        _resolve_hidden_sizes(params["hidden_layer_sizes"])
         unused = [n for n in ("optimizer", "schedule", "pipeline") if params[n] is not None]
         if self._by_rounds and unused:
             raise InvalidParameterError(
@@ -178,24 +179,25 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         self._check_params()
-        found = super()._check_settings(policy)
-        # scikit-learn ends with the pass after so many.
-        patience = min(found.n_iter_no_change + 1, sys.maxsize)
-        return dataclasses.replace(found, seed=self._seed(), n_iter_no_change=patience)
+        settings = super()._check_settings(policy)
+        # scikit-learn's networks stop after more than n_iter_no_change stale passes, our rule after
+        # that many.
+        patience = min(settings.n_iter_no_change + 1, sys.maxsize)
+        return dataclasses.replace(settings, seed=self._seed(), n_iter_no_change=patience)
 
     def _seed(self) -> int:
-        """The user's own seed, so that weights begin as scikit-learn's do."""
+        """Return the user's own seed, so that initial weights are scikit-learn's."""
         given = self._params()["random_state"]
         return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
 
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
     ) -> Settings:
-        """Settings with the penalty of scikit-learn: `alpha` over the weight of a batch."""
-        share = rows.weight_sum / rows.survey.n_rows
-        alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * share)
-        found = super()._settings_for_lanes(settings, rows, lanes)
-        return dataclasses.replace(found, penalty=Penalty(0.0, alpha))
+        """Return settings with scikit-learn's penalty: `alpha` over the weight of a batch."""
+        mean_weight = rows.weight_sum / rows.survey.n_rows
+        alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * mean_weight)
+        settings = super()._settings_for_lanes(settings, rows, lanes)
+        return dataclasses.replace(settings, penalty=Penalty(0.0, alpha))
 
     def _check_one_pass(self) -> None:
         if self._by_rounds:
@@ -206,7 +208,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         super()._check_one_pass()
 
     def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
-        """The rule with scikit-learn's penalty of batches of so many rows."""
+        """Return the rule with scikit-learn's penalty for batches of `n_rows` rows."""
         penalty = Penalty(0.0, float(self._params()["alpha"]) / n_rows)
         return dataclasses.replace(
             rule, groups=tuple(dataclasses.replace(g, penalty=penalty) for g in rule.groups)
@@ -273,6 +275,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     @property
     def _is_adaptive(self) -> bool:
+        """Return whether the rate is divided whenever the loss is stale, as scikit-learn's SGD."""
         params = self._all_params()
         own = params["schedule"] is None and params["optimizer"] is None
         return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
@@ -290,7 +293,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         params = self._all_params()
         sizes = (
             rows.survey.n_features,
-            *_hidden(params["hidden_layer_sizes"]),
+            *_resolve_hidden_sizes(params["hidden_layer_sizes"]),
             self._n_outputs(rows),
         )
         model = MLP(
@@ -308,7 +311,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return model
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Parameters to go on from, as the user sees (and may change) them."""
+        """Return the parameters to go on from: `coefs_` and `intercepts_` as they are now."""
         w = np.empty_like(state.w)
         for (weights, shift), *given in zip(
             self._last_model.arrays(w), self.coefs_, self.intercepts_, strict=True
@@ -332,7 +335,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             self.classes_ = rows.classes
 
     def _out_activation(self, model: MLP) -> str:
-        """Name of what makes predictions of raw outputs, scikit-learn's."""
+        """Return scikit-learn's name of the function from raw outputs to predictions."""
         raise NotImplementedError
 
     # -- rounds --------------------------------------------------------------------------------
@@ -370,11 +373,11 @@ class BaseMLP(BaseNetwork, BaseRounds):
         self.t_ = (self.t_ if more else 0) + rows.survey.n_rows * solution.n_iter
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return _Outputs(self._last_model, self._parameters_of_state(self._state))
+        return _OutputFunction(self._last_model, self._parameters_of_state(self._state))
 
 
 def steps_alone(estimator: BaseMLP) -> bool:
-    """Return whether the solver steps along batches; raises an AttributeError where it does not."""
+    """Return True if the solver steps along batches; raise an AttributeError if it does not."""
     if estimator._by_rounds:
         raise AttributeError(
             "partial_fit is only available for stochastic optimizers. lbfgs is not stochastic. Use "
@@ -384,8 +387,15 @@ def steps_alone(estimator: BaseMLP) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Outputs:
-    """Raw outputs of some rows."""
+class _OutputFunction:
+    """Function from rows to raw outputs.
+
+    Parameters
+    ----------
+    model : MLP
+    w : ndarray
+        Parameters of the model.
+    """
 
     model: MLP
     w: NDArray[Any]
@@ -395,21 +405,21 @@ class _Outputs:
         return found
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """The same function of few dense rows; what they do not change is found once."""
+        """Return the same function of few dense rows, with terms of the parameters cached."""
         return self.model.raw_of_few(self.w, get_backend("cpu"))
 
     def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """As :meth:`for_dtype`, of rows that are each alone."""
+        """Return :meth:`for_dtype`, such that a row's outputs do not depend on other rows."""
         return self.model.raw_of_few(self.w, get_backend("cpu"), multiply_each_row)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """The same function of rows on a device; only outputs leave it."""
+        """Return the same function of rows on a device; only outputs are copied to the host."""
         w = backend.to_device(self.w)
         return lambda X: backend.to_numpy(self.model.raw(w, X, backend))
 
 
-def _hidden(sizes: Any) -> tuple[int, ...]:
-    """Sizes of the hidden layers, of a number or several."""
+def _resolve_hidden_sizes(sizes: Any) -> tuple[int, ...]:
+    """Return the sizes of the hidden layers, given a number or a sequence of them."""
     found = [sizes] if isinstance(sizes, Integral) else sizes
     try:
         found = list(found)
@@ -422,8 +432,8 @@ def _hidden(sizes: Any) -> tuple[int, ...]:
     return tuple(map(int, found))
 
 
-def _optimizer(params: dict[str, Any]) -> str | Optimizer:
-    """The optimizer that was given, or that of scikit-learn's solver."""
+def _resolve_optimizer(params: dict[str, Any]) -> str | Optimizer:
+    """Return the given optimizer, or the one of scikit-learn's solver."""
     if params["optimizer"] is not None:
         given: str | Optimizer = params["optimizer"]
         return given
@@ -435,8 +445,8 @@ def _optimizer(params: dict[str, Any]) -> str | Optimizer:
     return (Nesterov if params["nesterovs_momentum"] else Momentum)(params["momentum"])
 
 
-def _schedule(params: dict[str, Any]) -> Schedule:
-    """The schedule that was given, or that of scikit-learn's learning rate."""
+def _resolve_schedule(params: dict[str, Any]) -> Schedule:
+    """Return the given schedule, or the one of scikit-learn's learning rate."""
     rate = params["learning_rate_init"]
     if params["schedule"] is not None:
         alpha = params["alpha"] if isinstance(params["alpha"], Real) else 0.0

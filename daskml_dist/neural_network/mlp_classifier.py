@@ -124,6 +124,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
     def _n_outputs(self, rows: DatasetInfo) -> int:
         assert rows.classes is not None
         n_classes = len(rows.classes)
+        # Two classes need one output (the log odds); several labels need one each.
         return 1 if n_classes == 2 and not self._several else n_classes
 
     def _out_activation(self, model: MLP) -> str:
@@ -158,7 +159,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         return self
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, or of each of several labels.
+        """Return the probabilities of the classes, or of each of several labels.
 
         Parameters
         ----------
@@ -173,7 +174,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         return self._map_raw_predictions(write, X, self._state.w.dtype, len(self.classes_))
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        """Return the logarithm of :meth:`predict_proba`, of the same parameters and shape."""
         return np.log(self.predict_proba(X))
 
 

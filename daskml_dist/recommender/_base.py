@@ -1,4 +1,4 @@
-"""Base class of the recommenders: ratings in, predict_pairs, recommended and similar items out."""
+"""Base class of the recommenders: predictions, recommendations, and similar items and users."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     @abstractmethod
     def fit(self, X: Any, y: None = None, *, client: Any = None) -> Any:
-        """Learn the factors."""
+        """Fit the factors to ratings."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -61,11 +61,11 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        # The graph of lazy ratings holds the rows of the fit.
+        # Lazy ratings are not pickled: their Dask graph holds the rows of the fit.
         return {name: v for name, v in state.items() if name != "_given" or not is_dask(v)}
 
     def _in_files(self) -> dict[str, Any]:
-        """Return the attributes of model files: what users have rated, without the ratings."""
+        """Return attributes to save in a model file: which items users have rated, not how."""
         given = vars(self).get("_given")
         return {} if given is None else {"_given": None if is_dask(given) else self._seen(given)}
 
@@ -73,6 +73,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def _entries(self, X: Any, rated: bool = True) -> KeyedCollection:
         """Return the ratings of a frame or a sparse matrix; without `rated` their pairs alone."""
+        # Implicit ratings are checked to be at least 0.
         least = 0.0 if self.implicit else None
         if not is_dataframe_like(X):
             return read_matrix_entries(X, SIDES, least)
@@ -84,25 +85,25 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
     def _reduce_entries(
         self, function: Callable[[NumberedEntries], Any], X: Any, rated: bool = True
     ) -> Any:
-        """Return the joined arrays that a function of entries makes of all parts of X."""
+        """Return the arrays of a function of each part of X, concatenated over the parts."""
         entries = self._entries(X, rated)
         parts: list[Any] = [(source, None, None) for source in entries.sources]
-        one = partial(_apply_to_part, function, entries.numbers)
-        return reduce_parts(replace(entries, parts=parts), one, _concatenate_parts)
+        of_part = partial(_apply_to_part, function, entries.numbers)
+        return reduce_parts(replace(entries, parts=parts), of_part, _concatenate_parts)
 
     # -- predictions ---------------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
-        """Rating, or preference, of each pair of a user and an item.
+        """Return the predicted rating, or preference, of each pair of a user and an item.
 
-        A pair with an id that the fit has not seen (Spark's ``coldStartStrategy`` gives NaN or
-        drops it) has the mean of all ratings, with biases that of the known id besides; 0 where
-        ratings are implicit. No prediction is NaN.
+        A pair with an id that the fit has not seen gets the mean of all ratings, plus the bias of
+        a known id if there are biases; 0 where ratings are implicit. No prediction is NaN (Spark's
+        ``coldStartStrategy`` gives NaN or drops such a pair).
 
         Parameters
         ----------
         X : pandas.DataFrame, dask DataFrame or array-like of shape (n_pairs, 2)
-            With the columns `user_col` and `item_col`, or a user and an item a row.
+            With the columns `user_col` and `item_col`, or with a user and an item in each row.
 
         Returns
         -------
@@ -128,7 +129,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         return function(X)
 
     def score(self, X: Any, y: None = None) -> float:
-        """Score of held-out ratings; higher is better.
+        """Return the score of held-out ratings; higher is better.
 
         Parameters
         ----------
@@ -138,8 +139,9 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         Returns
         -------
         float
-            Minus the root mean squared error of :meth:`predict`; of implicit ratings the
-            :func:`~daskml_dist.metrics.ndcg_at_k` of ten items a user that are new to him.
+            Minus the root mean squared error of :meth:`predict`; for implicit ratings the
+            :func:`~daskml_dist.metrics.ndcg_at_k` of ten recommendations to each user of items that
+            the user has not rated in the fit.
         """
         self._check_fitted()
         if not self.implicit:
@@ -163,24 +165,24 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         seen: Any = None,
         filter_items: Any = None,
     ) -> Any:
-        """The items with the highest predictions for each user.
+        """Return the items with the highest predictions for each user.
 
         A user that the fit has not seen gets the items that are best for the mean user.
 
         Parameters
         ----------
         users : array-like or dask Series of ids, of shape (n_users,), or None
-            None: all of the fit.
+            None: all users of the fit.
         n : int, default=10
-            Items a user; less where a user has seen nearly all.
+            Items for each user; fewer if a user has seen nearly all.
         filter_seen : bool, default=True
             Leave out items that a user has rated in `seen`.
         seen : as X in :meth:`fit`, or None
             None: the ratings of the fit, which an estimator that was fitted to a Dask collection
-            reads again, and does not keep when it is pickled. Of the users asked for, the pairs
-            come to the client.
+            reads again, and does not keep when it is pickled. The pairs of `users` are gathered on
+            the client.
         filter_items : array-like of ids, of shape (n_items,), or None
-            Items that nobody is to get, such as those that are sold out.
+            Items to recommend to nobody, such as those that are sold out.
 
         Returns
         -------
@@ -191,27 +193,27 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            `n` is no number of items; ids are of another type than in the fit; nobody knows what
-            was seen.
+            `n` is not a positive integer; ids are of another type than in the fit; `seen` is None
+            and the ratings of the fit are not kept.
         """
         self._check_fitted()
         check_count("n", n)
         check_flag("filter_seen", filter_seen)
         given = self.user_ids_ if users is None else users
         lazy = is_dask(given)
-        shown = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
+        rated = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
         hidden = None
         if filter_items is not None:
             hidden = find_id_positions(self.item_ids_, np.asarray(filter_items), str(self.item_col))
-            hidden = hidden[hidden >= 0]  # what the fit has not seen is not recommended anyway
-        function = partial(_recommend_to_users, self._fitted(), self._names, int(n), shown, hidden)
+            hidden = hidden[hidden >= 0]  # items that the fit has not seen are never recommended
+        function = partial(_recommend_to_users, self._fitted(), self._names, int(n), rated, hidden)
         if not lazy:
             return function(given)
         frame = given.to_frame(self.user_col) if is_series_like(given) else given
         return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
 
     def _seen(self, seen: Any, users: Any = None) -> SeenItems:
-        """Return the items that some users have rated, or all users."""
+        """Return the items that `users` have rated; None: all users."""
         if seen is None and (seen := getattr(self, "_given", None)) is None:
             raise InvalidDataError(
                 "Nobody knows which items users have seen: the fit was to a Dask collection, and "
@@ -223,14 +225,14 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         wanted = np.ones(len(self.user_ids_), np.bool_)
         if users is not None:
             wanted[:] = False
-            found = find_id_positions(self.user_ids_, users, str(self.user_col))
-            wanted[found[found >= 0]] = True
-        of = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, wanted)
-        pairs = self._reduce_entries(of, seen, rated=False)
-        return SeenItems.of(pairs[0], pairs[1], len(self.user_ids_))
+            at = find_id_positions(self.user_ids_, users, str(self.user_col))
+            wanted[at[at >= 0]] = True
+        find_pairs = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, wanted)
+        at_users, at_items = self._reduce_entries(find_pairs, seen, rated=False)
+        return SeenItems.of(at_users, at_items, len(self.user_ids_))
 
     def similar_items(self, items: Any, n: int = 10) -> Any:
-        """The items whose factors point in nearly the same direction as those of some items.
+        """Return the items whose factors have the highest cosine similarity to those of each item.
 
         Parameters
         ----------
@@ -241,18 +243,18 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         -------
         pandas.DataFrame
             Columns `item_col`, "similar" and "score", the cosine: items in the given order, the
-            most similar ones of each first, without itself.
+            most similar ones of each first, without the item itself.
 
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            `n` is no number of items; the fit has not seen an item.
+            `n` is not a positive integer; the fit has not seen an item.
         """
         self._check_fitted()
         return self._similar(items, n, self.item_col, self.item_ids_, self._fitted().similar_items)
 
     def similar_users(self, users: Any, n: int = 10) -> Any:
-        """The users whose factors point in nearly the same direction as those of some users.
+        """Return the users whose factors have the highest cosine similarity to those of each user.
 
         Parameters
         ----------
@@ -263,12 +265,12 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         -------
         pandas.DataFrame
             Columns `user_col`, "similar" and "score", the cosine: users in the given order, the
-            most similar ones of each first, without the user himself.
+            most similar ones of each first, without the user itself.
 
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            `n` is no number of users; the fit has not seen a user.
+            `n` is not a positive integer; the fit has not seen a user.
         """
         self._check_fitted()
         return self._similar(users, n, self.user_col, self.user_ids_, self._fitted().similar_users)
@@ -276,7 +278,10 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
     def _similar(
         self, given: Any, n: Any, column: Any, table: NDArray[Any], cosines_of: Callable[[int], Any]
     ) -> Any:
-        """Return the ids of a table that are most similar to some of them."""
+        """Return a frame of the ids in `table` that are most similar to each given id.
+
+        `cosines_of` returns the cosines of the id at a position of the table to all of them.
+        """
         check_count("n", n)
         ids = np.asarray(given).reshape(-1)
         at = find_id_positions(table, ids, str(column))
@@ -286,19 +291,21 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
                 f"The fit has not seen the {side} {ids[at < 0][:5].tolist()}. Ask for {side} of "
                 f"{side[:-1]}_ids_."
             )
-        found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        # An empty part first, for no ids at all.
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
         for i, own in enumerate(at.tolist()):
             cosines = cosines_of(own)[np.newaxis]
-            cosines[0, own] = -np.inf
+            cosines[0, own] = -np.inf  # an id is not similar to itself
             rows, others, best = find_highest_scores(cosines, int(n))
-            found.append((rows + i, others, best))
-        rows, others, best = _concatenate_parts(found)
+            parts.append((rows + i, others, best))
+        rows, others, best = _concatenate_parts(parts)
         return load_pandas().DataFrame({column: ids[rows], "similar": table[others], "score": best})
 
-    # -- what was fitted -----------------------------------------------------------------------
+    # -- fitted attributes -----------------------------------------------------------------------
 
     @property
     def _names(self) -> tuple[Any, Any]:
+        """Return the names of the columns of users and of items."""
         return self.user_col, self.item_col
 
     def _check_fitted(self, X: Any = None) -> None:
@@ -309,6 +316,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             )
 
     def _fitted(self) -> FittedFactors:
+        """Return the fitted attributes as one picklable object, without the estimator."""
         return FittedFactors(
             self.user_ids_,
             self.item_ids_,
@@ -321,6 +329,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
 
 def _call_on_part(rows: Any, function: Callable[[Any], Any], number: int) -> Any:
+    """Return a function of a part's rows; `map_pieces` gives the part's number too."""
     return function(rows)
 
 
@@ -355,12 +364,13 @@ def _recommend_to_users(
     hidden: NDArray[np.int64] | None,
     users: Any,
 ) -> Any:
+    """Return a frame of the best items for some users, without `seen` and `hidden` ones."""
     ids = users[names[0]] if is_dataframe_like(users) else users
     ids = np.asarray(ids).reshape(-1)
     at = find_id_positions(fitted.user_ids, ids, str(names[0]))
     rows, items, best = find_best_items(fitted, at, n, seen, hidden)
-    found = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
-    return load_pandas().DataFrame(found)
+    columns = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
+    return load_pandas().DataFrame(columns)
 
 
 # -- functions of the entries of a part --------------------------------------------------------
@@ -369,14 +379,17 @@ def _recommend_to_users(
 def _apply_to_part(
     function: Callable[[NumberedEntries], Any], numbers: Any, index: int, part: Any, *_: Any
 ) -> Any:
+    """Return a function of the numbered entries of a part."""
     return function(numbers(part))
 
 
 def _concatenate_parts(parts: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
+    """Concatenate the first arrays of all parts, their second arrays, and so on."""
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
 def _take_pairs(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the user ids and the item ids of the pairs of a part."""
     return entries.ids[0][entries.codes[0]], entries.ids[1][entries.codes[1]]
 
 
@@ -386,9 +399,10 @@ def _find_positions_of_users(
     wanted: NDArray[np.bool_],
     entries: NumberedEntries,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the positions of the pairs of some users, whose ids the fit has both seen."""
+    """Return positions of user and item for the pairs of wanted users that the fit knows."""
     users = find_id_positions(user_ids, entries.ids[0], "user")[entries.codes[0]]
     items = find_id_positions(item_ids, entries.ids[1], "item")[entries.codes[1]]
+    # An unknown user is at -1, which indexes `wanted` from the end: the first term discards it.
     known = (users >= 0) & (items >= 0) & wanted[users]
     return users[known].astype(np.int32), items[known].astype(np.int32)
 
@@ -396,7 +410,7 @@ def _find_positions_of_users(
 def score_ratings(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return some ratings, and the scores of their pairs."""
+    """Return the ratings of a part, and the scores of their pairs."""
     users, items = (
         find_id_positions(ids, own, str(name))[codes]
         for ids, own, codes, name in zip(
@@ -410,7 +424,7 @@ def score_ratings(
 def _sum_squared_errors(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sum of the squared errors of some ratings, and their number."""
+    """Return the sum of the squared errors of a part's ratings, and their number."""
     values, scores = score_ratings(fitted, names, entries)
     errors = values - fitted.apply_link(scores)
     return np.array([errors @ errors]), np.array([float(len(errors))])

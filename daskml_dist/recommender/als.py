@@ -1,4 +1,4 @@
-"""`ALS`."""
+"""Matrix factorisation by alternating least squares."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ class ALS(BaseRecommender):
 
     A rating is predicted by the product of a user's and an item's factors. Given the items'
     factors, those of each user are a small least squares problem, and the other way round.
-    Ratings are cut once by ranges of users and of items over the workers; in a sweep each worker
-    solves for its own users and items, and factors travel alone.
+    Ratings are partitioned once, by ranges of users and by ranges of items, over the workers; in a
+    sweep each worker solves for its own users and items, and only factors are sent.
 
     Parameters
     ----------
     rank : int, default=10
         Length of a vector of factors.
     reg_param : float, default=0.1
-        Penalty of the squared factors; of explicit ratings times the number of the ratings that a
-        user or an item has (ALS-WR), so that it depends little on the size of the data.
+        Penalty of the squared factors; for explicit ratings it is multiplied by the number of
+        ratings that a user or an item has (ALS-WR), so that the best value depends little on the
+        size of the data.
     max_iter : int, default=10
-        Sweeps.
+        Most sweeps over users and items.
     implicit : bool, default=False
-        Ratings are counts or durations, at least 0: each makes a preference more certain, and a
-        pair without one is a weak "no". Counts of a pair that comes several times are summed.
-        Otherwise ratings are what users say, and a pair that comes several times was rated
-        several times.
+        Whether ratings are counts or durations, at least 0: each makes a preference more certain,
+        and a pair without one is a weak "no". Counts of a pair that comes several times are summed.
+        Explicit ratings are opinions, and a pair that comes several times was rated several times.
     alpha : float, default=1.0
         Confidence that a unit of an implicit rating adds to 1.
     solver : {"cholesky", "cg"}, default="cholesky"
@@ -67,8 +67,8 @@ class ALS(BaseRecommender):
     tol : float or None, default=None
         End where the loss falls by less than this share in a sweep; None: after `max_iter`.
     dtype : {"float32", "float64"}, default="float32"
-        Of the factors and of the arithmetic; in float32, systems that need more digits are solved
-        in float64.
+        Type of the factors and of the arithmetic; in float32, ill-conditioned systems are solved in
+        float64.
     user_col, item_col, rating_col : str, default="user", "item", "rating"
         Columns of a dataframe. Without a rating column (None) every row is a rating of 1.
     random_state : int, RandomState instance or None, default=None
@@ -90,7 +90,7 @@ class ALS(BaseRecommender):
     user_biases_, item_biases_ : ndarray of shape (n_users,), (n_items,)
         With `biases`.
     mean_ : float
-        Of all ratings.
+        Mean of all ratings.
     n_iter_ : int
         Sweeps.
     history_ : History
@@ -163,12 +163,12 @@ class ALS(BaseRecommender):
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: None = None, *, client: Any = None) -> Self:
-        """Learn the factors.
+        """Fit the factors to ratings.
 
         Parameters
         ----------
         X : pandas.DataFrame, dask DataFrame, scipy.sparse matrix, or dask Array of such chunks
-            A rating a row, with the columns `user_col`, `item_col` and `rating_col`; ids are
+            One rating a row, with the columns `user_col`, `item_col` and `rating_col`; ids are
             integers, strings or anything else that sorts. Or a matrix of users and items, whose
             stored cells are ratings, and whose rows and columns are ids.
         y : ignored
@@ -206,8 +206,8 @@ class ALS(BaseRecommender):
     def fold_in(self, X: Any) -> Self:
         """Return a copy that knows the users of some ratings; items stay as they are.
 
-        What is made of each user is what half a sweep makes, the items' factors being given, so
-        users that are new since the fit are predicted and recommended for like all others.
+        Each user's factors are the least squares solution for given factors of the items, which is
+        half a sweep: users that are new since the fit are treated like all others.
 
         Parameters
         ----------
@@ -253,41 +253,43 @@ class ALS(BaseRecommender):
         rated = build_ratings(at, items, values, len(ids), self.implicit)
         by = self._item_regressors(solver.model)
         out = np.zeros((len(ids), solver.model.width), self.item_factors_.dtype)
-        # Conjugate gradients would go on from factors that there are none of.
+        # Solved by factorisation even with solver="cg": a few steps of conjugate gradients need
+        # factors to start from, and new users have none.
         failed = replace(solver.equations, steps=None).solve(rated, by, out)
         if len(failed):
             raise DivergedError(
                 f"The least squares of user {ids[failed[0]]!r} are singular. Raise reg_param, or "
                 "lower rank; scale ratings that are huge."
             )
-        found = copy.copy(self)
-        found.user_ids_, found._given = ids, X
-        found.user_factors_ = np.ascontiguousarray(out[:, : int(self.rank)])
+        folded = copy.copy(self)
+        folded.user_ids_, folded._given = ids, X
+        folded.user_factors_ = np.ascontiguousarray(out[:, : int(self.rank)])
         if self.biases:
-            found.user_biases_ = out[:, int(self.rank)].copy()
-        return found
+            # The bias is the last unknown of each user's system.
+            folded.user_biases_ = out[:, int(self.rank)].copy()
+        return folded
 
     def explain(self, X: Any, item: Any, n: int = 10) -> Any:
-        """Tell which of a user's ratings an item's prediction comes from.
+        """Return the ratings of a user that an item's prediction comes from.
 
-        The factors of a user are a linear function of his ratings, the items' factors being given;
-        so is the prediction, which is a sum of what each rating adds.
+        For given factors of the items, the factors of a user are a linear function of the user's
+        ratings. So is the prediction, which is a sum of a contribution from each rating.
 
         Parameters
         ----------
         X : as in :meth:`fit`
             The ratings of one user.
         item : id
-            Of the fit.
+            One of ``item_ids_``.
         n : int, default=10
-            Ratings that are told, those that add most.
+            Ratings to return, of the largest contributions.
 
         Returns
         -------
         pandas.DataFrame
-            Columns `item_col`, the rated item, and "score", what its rating adds (float64). All of
-            them add up to the prediction that ``fold_in(X)`` makes; of explicit ratings with
-            biases, to what the prediction is more than the mean and the item's bias.
+            Columns `item_col`, the rated item, and "score", the contribution of its rating
+            (float64). All contributions add up to the prediction of ``fold_in(X)``; for explicit
+            ratings with biases, to that prediction less the mean and the item's bias.
 
         Raises
         ------
@@ -314,33 +316,38 @@ class ALS(BaseRecommender):
         solver = self._solver()
         rated = build_ratings(np.zeros(len(items), int), items, values, 1, self.implicit)
         by = self._item_regressors(solver.model)
-        added = solver.equations.contributions(rated, by, int(wanted), solver.model.width)
-        first = np.argsort(-added, kind="stable")[: int(n)]
+        # Hu, Koren and Volinsky, section 5: the prediction y_i' W_u Y' C_u p(u), term by term.
+        contributions = solver.equations.contributions(rated, by, int(wanted), solver.model.width)
+        largest = np.argsort(-contributions, kind="stable")[: int(n)]
         return load_pandas().DataFrame(
-            {self.item_col: self.item_ids_[rated.indices[first]], "score": added[first]}
+            {
+                self.item_col: self.item_ids_[rated.indices[largest]],
+                "score": contributions[largest],
+            }
         )
 
     def _known_ratings(self, X: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return the users, items (by number) and values of ratings of items that the fit knows."""
-        users, items, values = self._reduce_entries(_triples, X)
+        """Return the user ids, item positions and values of the ratings of items of the fit."""
+        users, items, values = self._reduce_entries(_take_ratings, X)
         at = find_id_positions(self.item_ids_, items, str(self.item_col))
-        if len(strange := np.setdiff1d(users, users[at >= 0])):
+        if len(unknown := np.setdiff1d(users, users[at >= 0])):
             raise InvalidDataError(
-                f"User {strange[0]!r} has rated no item that the fit has seen, so nothing is known "
+                f"User {unknown[0]!r} has rated no item that the fit has seen, so nothing is known "
                 "of him. Leave him out: recommend treats an unseen user like the mean of all."
             )
         return users[at >= 0], at[at >= 0], values[at >= 0]
 
     def _item_regressors(self, model: FactorModel) -> Regressors:
-        """Return the items' factors as they explain the ratings of users."""
+        """Return the items' factors (and biases) as regressors of the users' ratings."""
         factors = self.item_factors_
         if self.biases:
             factors = np.column_stack([factors, self.item_biases_])
+        # Implicit ratings weigh all items, rated or not: Y'Y is shared by the users' systems.
         gram = np.zeros((model.width, model.width))
         return model.regressors(factors, model.gram(factors) if self.implicit else gram, self.mean_)
 
     def _solver(self) -> ALSSolver:
-        """Return the solver of checked parameters."""
+        """Check the parameters, and return the solver."""
         self._check_params()
         steps = int(self.cg_steps) if self.solver == "cg" else None
         return ALSSolver(
@@ -373,6 +380,7 @@ class ALS(BaseRecommender):
             )
 
     def _set_factors(self, solution: KeyedSolution) -> None:
+        """Set the fitted attributes; the column after the factors holds the biases."""
         users, items = (solution.values[side] for side in ("user", "item"))
         rank = int(self.rank)
         self.user_factors_, self.item_factors_ = (
@@ -387,8 +395,8 @@ class ALS(BaseRecommender):
             self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()
 
 
-def _triples(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the user, the item and the value of each rating."""
+def _take_ratings(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the user id, the item id and the value of each rating of a part."""
     (users, items), (own, others) = entries.ids, entries.codes
     values = np.ones(len(own)) if entries.values is None else entries.values
     return users[own], items[others], values

@@ -1,4 +1,4 @@
-"""`MatrixFactorization`."""
+"""Matrix factorisation by distributed stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -35,42 +35,45 @@ from daskml_dist.training.spec import Settings
 __all__ = ["MatrixFactorization"]
 
 _RUN_UNUSED = {"compute_dtype", "shard"}
-#: Rank that the optimizers' rates are for, where ratings have a standard deviation of 1.
-_RANK = 10
-#: Improvement of the validation score that counts, where none is named.
-_TOL = 1e-4
+#: Rank for which an adaptive optimizer's default rate is right, if ratings have a standard
+#: deviation of 1.
+_REFERENCE_RANK = 10
+#: `tol` of early stopping where it is None: the smallest improvement of the score that counts.
+_EARLY_STOPPING_TOL = 1e-4
 
 
 class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     """Factors of users and items by distributed stochastic gradient descent.
 
-    A rating is predicted by the mean of all, what its user and its item add to it, and the product
-    of their factors. Users and items are rows of one matrix, which servers hold by ranges; a batch
-    pulls and pushes those of its own users and items alone, and ratings stay where they lie. In a
-    `stream` users and items that come later get factors of their own.
+    A rating is predicted by the mean of all ratings, plus the biases of its user and its item, plus
+    the product of their factors. Users and items are rows of one matrix, which servers hold by
+    ranges; a batch pulls and pushes only the rows of its own users and items, and ratings stay on
+    their workers. In a `stream`, users and items that come later get factors of their own.
 
     Parameters
     ----------
     rank : int, default=10
         Length of a vector of factors.
     reg_param : float, default=0.1
-        Penalty of the squared factors and biases, times the number of the ratings that a user or an
+        Penalty of the squared factors and biases, times the number of ratings that a user or an
         item has: with the squared error the objective is that of
         :class:`~daskml_dist.recommender.ALS`.
     loss : str or Loss, default="squared_error"
-        Of a rating and its prediction: any of :class:`~daskml_dist.linear_model.SGDRegressor`; or
-        one of :class:`~daskml_dist.linear_model.SGDClassifier`, such as ``"log_loss"``, which tells
-        ratings above 0 from others.
+        Loss of a rating and its prediction: any of
+        :class:`~daskml_dist.linear_model.SGDRegressor`; or one of
+        :class:`~daskml_dist.linear_model.SGDClassifier`, such as ``"log_loss"``, which separates
+        ratings above 0 from the others.
     biases : bool, default=True
-        Learn what each user and each item adds to the mean.
+        Learn a bias of each user and each item, beside the mean.
     implicit : bool, default=False
-        Rows are what users did, at least 0: each is a target above what was not done. Beside each,
-        `negatives` items are drawn at random, with targets of 0, or -1 for a loss that tells two
-        kinds of ratings apart; take ``loss="log_loss"``.
+        Whether ratings are counts of what users did, at least 0. For each, `negatives` items are
+        drawn at random, with targets of 0, or of -1 for a loss of classification, which suits
+        implicit ratings best: ``loss="log_loss"``.
     negatives : int, default=1
+        Items to draw for each implicit rating.
     pairwise : bool, default=False
         The loss is of the difference between a chosen item and a drawn one: with ``"log_loss"``
-        Bayesian personalised ranking (BPR). Implicit ratings alone.
+        Bayesian personalised ranking (BPR). For implicit ratings only.
     max_iter : int, default=20
         Passes over the ratings.
     tol : float or None, default=None
@@ -94,7 +97,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     policy : str or Policy, default="sync"
         ``"sync"``, ``"ssp"`` and ``"async"`` keep the factors on servers. With ``"allreduce"``
         every trainer has all of them, and with ``"hogwild"`` trainers exchange all of them now and
-        then. Those that average what lanes find alone are refused.
+        then. Policies that average the parameters of lanes are refused.
     random_state : int, RandomState instance or None, default=None
         The first factors follow from it and from the order of the ids, not from workers or chunks.
 
@@ -208,7 +211,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     def fit(  # type: ignore[override]
         self, X: Any, y: None = None, *, policy: str | Policy | None = None, client: Any = None
     ) -> Self:
-        """Learn the factors.
+        """Fit the factors to ratings.
 
         Parameters
         ----------
@@ -240,7 +243,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         return self
 
     def score(self, X: Any, y: None = None) -> float:
-        """Score of held-out ratings; higher is better.
+        """Return the score of held-out ratings; higher is better.
 
         Parameters
         ----------
@@ -250,19 +253,21 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         Returns
         -------
         float
-            Minus the root mean squared error of :meth:`predict`; of a loss that tells two kinds of
-            ratings apart, the share of ratings on whose side it is; of implicit ratings the
-            :func:`~daskml_dist.metrics.ndcg_at_k` of ten items a user that are new to him.
+            Minus the root mean squared error of :meth:`predict`; for a loss of classification, the
+            share of ratings on whose side of 0 the prediction is; for implicit ratings the
+            :func:`~daskml_dist.metrics.ndcg_at_k` of ten recommendations to each user of items that
+            the user has not rated in the fit.
         """
         self._check_fitted()
         if self.implicit or self._last_model.loss.kind != "classification":
             return super().score(X, y)
-        right, n = self._reduce_entries(partial(_right, self._fitted(), self._names), X)
+        right, n = self._reduce_entries(partial(_count_same_sign, self._fitted(), self._names), X)
         return float(right.sum() / n.sum())
 
-    # -- what is trained -----------------------------------------------------------------------
+    # -- training -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:
+        # Names of losses of both kinds are taken: the kind of the one named is asked for.
         named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
         return get_loss(self.loss, getattr(named, "kind", "regression"))
 
@@ -288,12 +293,12 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
                 '"ssp", "async" or "hogwild".'
             )
         if settings.validation_fraction and settings.tol is None:
-            settings = replace(settings, tol=_TOL)
+            settings = replace(settings, tol=_EARLY_STOPPING_TOL)
         return settings
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
-        given = self._entries(X)
-        return PairCollection.of(given.kind, given.sources, given.numbers, given.sides)
+        entries = self._entries(X)
+        return PairCollection.of(entries.kind, entries.sources, entries.numbers, entries.sides)
 
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
@@ -309,10 +314,10 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         if self.implicit:
             offset = 0.0  # most items are not chosen
         elif last is not None:
-            offset = last.offset  # which the factors are about
+            offset = last.offset  # the last fit's factors are relative to it
         else:
-            near = make_target_shift(loss, True, survey)
-            offset = near[0] if near else loss.constant(float(survey.target_mean))
+            shift = make_target_shift(loss, True, survey)
+            offset = shift[0] if shift else loss.constant(float(survey.target_mean))
         n_users, n_items = map(len, self._ids)
         reg, biased = float(self.reg_param), bool(self.biases)
         drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
@@ -326,10 +331,11 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         optimizer = settings.optimizer
         rate = optimizer.sparse_learning_rate or optimizer.default_learning_rate
         if optimizer.adaptive:
-            # What the first steps of all factors of a pair make of its prediction grows with their
-            # number, and with the square of the rate.
+            # First steps of an adaptive optimizer are as large as the rate in each factor, so they
+            # change the prediction of a pair by about rank * rate**2: kept in proportion to the
+            # ratings' standard deviation.
             spread = rows.survey.target_spread if self._loss().in_target_units else 1.0
-            rate *= (_RANK * spread / self.rank) ** 0.5
+            rate *= (_REFERENCE_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False)
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
@@ -348,7 +354,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         fresh = ShardState(w, settings.optimizer.init(w) if state.opt_state else {})
         return move_state_to_ids(state, fresh, (self.user_ids_, self.item_ids_), self._ids)
 
-    # -- what was fitted -----------------------------------------------------------------------
+    # -- fitted attributes -----------------------------------------------------------------------
 
     @property
     def _row_shape(self) -> tuple[int, ...]:
@@ -375,7 +381,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     def _fitted(self) -> FittedFactors:
         fitted, loss = super()._fitted(), self._last_model.loss
         if fitted.user_biases is None:
-            # The mean is part of every prediction.
+            # Scores with biases include the mean, which this model always has: biases of zero.
             users, items = (np.zeros(len(ids)) for ids in (fitted.user_ids, fitted.item_ids))
             fitted = replace(fitted, user_biases=users, item_biases=items)
         if loss.kind == "classification":
@@ -388,7 +394,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         return partial(predict_pairs, self._fitted(), self._names)
 
 
-def _right(
+def _count_same_sign(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[Any, Any]:
     """Return the number of ratings whose score has their sign, and of all ratings."""
