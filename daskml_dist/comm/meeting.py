@@ -52,6 +52,7 @@ from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError
 
 __all__ = [
+    "AreaBuffer",
     "OneHostMeeting",
     "SharedGroup",
     "TellAll",
@@ -60,6 +61,7 @@ __all__ = [
     "find_shared_memory",
     "make_rank_memory",
     "open_rank_memory",
+    "round_to_lines",
 ]
 
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.

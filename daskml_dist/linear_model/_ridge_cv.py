@@ -61,7 +61,13 @@ from daskml_dist.solvers.penalty_paths import (
 )
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
-__all__ = ["BaseRidgeCV", "RidgeCV", "RidgeClassifierCV"]
+__all__ = [
+    "BaseRidgeCV",
+    "RidgeCV",
+    "RidgeClassifierCV",
+    "Values",
+    "values_left_out",
+]
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,14 @@ from daskml_dist.solvers.penalty_paths import (
     make_alpha_grid,
 )
 
-__all__ = ["ElasticNetCV", "LassoCV"]
+__all__ = [
+    "ElasticNetCV",
+    "ElasticPaths",
+    "GramPaths",
+    "LassoCV",
+    "PathSettings",
+    "QuasiNewtonPaths",
+]
 
 #: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
 #: on the client's memory.

@@ -86,6 +86,7 @@ __all__ = [
     "find_batched_score",
     "fit_batched",
     "fit_batched_or_pipelines",
+    "fit_batched_pipelines",
     "list_score_parts",
     "name_scores",
     "resolve_class_weights",

@@ -54,6 +54,7 @@ __all__ = [
     "cross_val_score",
     "cross_validate",
     "learning_curve",
+    "predict_out_of_fold",
     "validation_curve",
 ]
 

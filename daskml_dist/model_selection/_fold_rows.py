@@ -47,12 +47,15 @@ __all__ = [
     "SpreadSplits",
     "TableRoles",
     "ThinnedCodes",
+    "ThinnedRoles",
     "TrainedRows",
     "count_labels",
     "count_rows",
     "count_rows_of_block",
     "count_training_rows",
+    "encode_labels",
     "join_blocks",
+    "spread_roles",
     "thin_rows",
 ]
 

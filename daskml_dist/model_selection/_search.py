@@ -69,6 +69,7 @@ __all__ = [
     "GridSearchCV",
     "HalvingGridSearchCV",
     "HalvingRandomSearchCV",
+    "HalvingSearch",
     "RandomizedSearchCV",
     "check_best_index",
     "make_cv_results",

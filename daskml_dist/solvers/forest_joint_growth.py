@@ -28,7 +28,16 @@ from daskml_dist.solvers.forest_growth import ForestContext
 from daskml_dist.solvers.forest_rows import ForestRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["JointGrower", "flatten_parts", "grow_whole_trees", "unpack_part"]
+__all__ = [
+    "JointGrower",
+    "find_best_cuts",
+    "flatten_parts",
+    "grow_by_levels",
+    "grow_tree_parts",
+    "grow_whole_trees",
+    "sum_root_lines",
+    "unpack_part",
+]
 
 #: Share of the device's free memory for the lines of trees that grow at the same time.
 _LINES_SHARE = 0.3

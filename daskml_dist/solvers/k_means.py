@@ -48,8 +48,10 @@ from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statisti
 from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
 __all__ = [
+    "BottomKSample",
     "CandidateWeights",
     "CentroidAssignment",
+    "ClosestCandidate",
     "FarthestRows",
     "InertiaSolver",
     "KMeansSolver",
@@ -57,6 +59,8 @@ __all__ = [
     "RowSampleSolver",
     "SeedSample",
     "choose_centroids",
+    "draw_keys",
+    "iterate_row_chunks",
     "round_to_float32",
 ]
 

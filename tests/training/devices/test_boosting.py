@@ -129,7 +129,7 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
         return lambda self, given, shape: (rooms.extend(given), rows(self, given, shape))[1]
 
     for where in (CupyTrees, HostTrees):
-        monkeypatch.setattr(where, "rows", noted(where))
+        monkeypatch.setattr(where, "open_rows", noted(where))
     for device in ("gpu", "cpu"):
         model = HistGradientBoostingRegressor(device=device, **SMALL).fit(X, Y)
     left, expected = (room.extra for room in rooms)
