@@ -125,8 +125,8 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
     rooms: list[Any] = []
 
     def noted(where: type) -> Any:
-        rows = where.rows
-        return lambda self, given, shape: (rooms.extend(given), rows(self, given, shape))[1]
+        open_rows = where.open_rows
+        return lambda self, given, shape: (rooms.extend(given), open_rows(self, given, shape))[1]
 
     for where in (CupyTrees, HostTrees):
         monkeypatch.setattr(where, "open_rows", noted(where))
