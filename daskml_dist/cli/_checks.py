@@ -1,6 +1,6 @@
-"""Checks of `doctor`: each returns its finding, or raises the error that it met.
+"""Checks of the command `doctor`: each returns its finding, or raises an error.
 
-`run_check_apart` makes one in a process of its own, which is ended where it takes too long.
+`run_check_apart` runs one in a process of its own, which is killed where it takes too long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 __all__ = ["CHECKS", "Check", "Finding", "run_check_apart"]
 
-#: Begins the line of output by which a process tells its finding.
+#: Prefix of the line of output with the finding of a check's process.
 _MARK = "daskml_dist finding: "
 _BUSY = "Is the machine very busy? Give the check longer: --limit 300."
 
@@ -34,7 +34,7 @@ class Finding:
     ----------
     state : {"ok", "missing", "broken"}
     text : str
-        One line; of what is not ok, with the remedy.
+        One line, with the remedy where the state is not "ok".
     """
 
     state: str
@@ -43,14 +43,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check.
+    """Check of one feature of this machine or installation.
 
     Parameters
     ----------
     make : callable
-        Returns the finding; what it raises is one too.
+        Returns the finding; an error that it raises is reported as one.
     slow : str
-        What to do where it does not end.
+        Advice where it does not end in time.
     """
 
     make: Callable[[], Finding]
@@ -90,7 +90,7 @@ def _check_versions() -> Finding:
 
 
 def _time_small_fit(client: Any = None) -> float:
-    """Make a small fit; its seconds."""
+    """Return the seconds of a small fit; raise where it predicts badly."""
     import numpy as np
 
     from daskml_dist.linear_model import SGDClassifier

@@ -1,6 +1,6 @@
-"""Estimators of the command line: made by the names of their classes, saved to files and read.
+"""Estimators of the command line: made by the names of their classes, saved to files and loaded.
 
-`make_estimator` takes parameters as text; `save` and `load` know a file by its suffix.
+`make_estimator` takes parameters as text; `save` and `load` choose the format by the suffix.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _model_file(model: Any, path: Path) -> str:
     return f"daskml_dist.load({str(path)!r})"
 
 
-#: Writer of each suffix, which returns the words that load the file.
+#: Writer of each suffix, which returns the Python expression that loads the file.
 _FORMATS: dict[str, Callable[[Any, Path], str]] = {
     ".skops": _model_file,
     ".safetensors": _model_file,
@@ -60,7 +60,7 @@ _NEEDS = {
 
 
 def check_output(path: str | None) -> None:
-    """Check before a fit that its end can be written."""
+    """Check before a fit that its model can be saved to a path."""
     if path is None:
         return
     if Path(path).suffix not in _FORMATS:
@@ -78,7 +78,7 @@ def check_output(path: str | None) -> None:
 
 
 def save(model: Any, path: str) -> str:
-    """Write a fitted estimator; the words that load it."""
+    """Write a fitted estimator; return the Python expression that loads it."""
     return _FORMATS[Path(path).suffix](model, Path(path))
 
 
@@ -94,7 +94,7 @@ def load(path: str, trusted: Collection[str] = ()) -> Any:
     else:
         try:
             model = import_module("joblib").load(path)  # reads plain pickles too
-        except Exception as error:  # a damaged pickle raises whatever it comes upon
+        except Exception as error:  # a damaged pickle may raise anything
             raise ModelFileError(
                 f"{path} cannot be read: {type(error).__name__}: {error}. Name a file that "
                 "`fit --output` has written with the same versions of Python and scikit-learn."
@@ -107,12 +107,12 @@ def load(path: str, trusted: Collection[str] = ()) -> Any:
     return model
 
 
-#: Rooms whose estimators are fitted to a target, in the order that they are looked at.
-_ROOMS = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble")
+#: Subpackages of estimators that are fitted to a target, in the order of search.
+_SUBPACKAGES = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble")
 
 
 def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
-    """Return an estimator of a class."""
+    """Return an estimator by the name of its class, with parameters given as NAME=VALUE."""
     made = _find_estimator_class(name)()
     given = dict(map(_parse_setting, settings))
     given |= {key: value for key, value in params.items() if value is not None}
@@ -129,7 +129,7 @@ def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
 def encoding_columns(
     model: Any, columns: Sequence[str], categories: Sequence[str], texts: Sequence[str]
 ) -> Any:
-    """Return a pipeline that makes numbers of columns of categories and texts before a model."""
+    """Return a pipeline of an encoder of columns of categories and texts, and a model."""
     if not (categories or texts):
         return model
     from sklearn.pipeline import make_pipeline
@@ -144,18 +144,19 @@ def encoding_columns(
     steps = [("numbers", "passthrough", [c for c in columns if c not in (*categories, *texts)])]
     steps += [("categories", one_hot, list(categories))] if categories else []
     steps += [(f"text-{name}", TfidfVectorizer(), name) for name in texts]
-    dense = 0.3 if takes_sparse else 0.0  # scikit-learn's default; no output is below 0
-    return make_pipeline(ColumnTransformer(steps, sparse_threshold=dense), model)
+    # scikit-learn's default, or, for models of dense rows, a density that no output is below.
+    threshold = 0.3 if takes_sparse else 0.0
+    return make_pipeline(ColumnTransformer(steps, sparse_threshold=threshold), model)
 
 
 def list_estimators() -> list[str]:
-    """Return the names of all classes that `make_estimator` makes."""
-    return sorted(name for room in _ROOMS for name in _find_in_room(room))
+    """Return the names of all classes that `make_estimator` knows."""
+    return sorted(name for package in _SUBPACKAGES for name in _list_supervised_estimators(package))
 
 
 def _find_estimator_class(name: str) -> Any:
-    for room in _ROOMS:
-        if (found := _find_in_room(room).get(name)) is not None:
+    for package in _SUBPACKAGES:
+        if (found := _list_supervised_estimators(package).get(name)) is not None:
             return found
     known = list_estimators()
     raise InvalidParameterError(
@@ -163,8 +164,8 @@ def _find_estimator_class(name: str) -> Any:
     )
 
 
-def _find_in_room(room: str) -> dict[str, Any]:
-    module = import_module(f"{daskml_dist.__name__}.{room}")
+def _list_supervised_estimators(package: str) -> dict[str, Any]:
+    module = import_module(f"{daskml_dist.__name__}.{package}")
     classes = {name: getattr(module, name) for name in module.__all__}
     return {n: c for n, c in classes.items() if hasattr(c, "fit") and hasattr(c, "predict")}
 

@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "connect_client", "open_client"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a place."""
+    """Add the arguments that say where to compute."""
     places = parser.add_mutually_exclusive_group()
     places.add_argument(
         "--workers",
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def open_client(arguments: argparse.Namespace) -> Iterator[Any]:
-    """Yield a client of the place, closed at the end; None for this process."""
+    """Yield a client of the cluster that the arguments name, or None for this process."""
     if arguments.workers < 0:
         raise InvalidParameterError(f"--workers {arguments.workers}: use an integer >= 0.")
     if not (arguments.workers or arguments.scheduler):

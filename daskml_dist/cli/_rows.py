@@ -38,8 +38,8 @@ __all__ = [
 #: Suffixes of files of svmlight's text format, whose rows are sparse and hold their target.
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)
-#: What else than commas separates values in files that are called so.
-_OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+#: Separators other than commas that occur in files with the suffix .csv.
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass
@@ -49,11 +49,11 @@ class FileRows:
     Parameters
     ----------
     name : str
-        Of the files.
+        Name of the file or files, for messages.
     X, y : dask DataFrame and Series, ndarray, or sparse array and ndarray
-        y is None where no target was asked for.
+        y is None where no target was named.
     left_out : list of str
-        Columns that hold no numbers, and were not asked for.
+        Columns that are not used, since they hold no numbers and were not named.
     categories, texts : tuple of str
         Columns of X that hold categories, and texts of several words.
     """
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_columns_of_texts(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name columns which hold no numbers."""
+    """Add the arguments that name columns of categories and texts."""
     parser.add_argument(
         "--categories", metavar="A,B,...", help="columns of few distinct values, to be one-hot"
     )
@@ -141,7 +141,7 @@ def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
 
 
 def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
-    """Return paths of the files, their one kind, and words that name them."""
+    """Return the paths of the files, their common suffix, and a name for messages."""
     paths = _expand_paths(arguments.files)
     kinds = {_find_file_kind(path) for path in paths}
     if len(kinds) > 1:
@@ -161,7 +161,7 @@ def read_here(rows: FileRows) -> tuple[Any, Any]:
 
 @contextmanager
 def _name_files_in_errors(name: str) -> Iterator[None]:
-    """Raise errors of the reading libraries with the name of the files."""
+    """Raise errors of the reading libraries as `InvalidDataError`, with the name of the files."""
     try:
         yield
     except (InvalidDataError, InvalidParameterError):
@@ -204,7 +204,7 @@ def _read_tables(
     arguments: argparse.Namespace,
     fitted: Any = None,
 ) -> FileRows:
-    """Return columns of tables; `fitted` names those that a model was fitted to."""
+    """Return the rows of tables; `fitted` are the columns that a model was fitted to."""
     if find_spec("pandas") is None or find_spec("pyarrow") is None:
         raise InvalidDataError(f'Reading {kind} needs: pip install "daskml-dist[dataframe]"')
     import dask.dataframe as dd
@@ -264,21 +264,21 @@ def _check_numbers(columns: list[str], frame: Any) -> None:
 
 
 def _check_commas(files: list[str]) -> None:
-    """Check that the first line of each file, which names columns, is not separated otherwise."""
+    """Raise where the header of a file has another separator than commas."""
     for path in sorted(found for pattern in files for found in glob.glob(pattern)):
         with open(path, encoding="utf-8", errors="replace") as file:
             header = file.readline()
-        between = next((mark for mark in _OTHERS if mark in header), None)
+        between = next((mark for mark in _OTHER_SEPARATORS if mark in header), None)
         if between is not None and "," not in header:
             raise InvalidDataError(
-                f"{path} is separated by {_OTHERS[between]}, not by commas: its first line is "
+                f"{path} is separated by {_OTHER_SEPARATORS[between]}, not by commas: its first line is "
                 f"{header.strip()[:80]!r}. Write it with commas: "
                 f"pandas.read_csv({path!r}, sep={between!r}).to_csv({path!r}, index=False)."
             )
 
 
 def _check_columns(paths: list[str]) -> None:
-    """Check that files of Parquet have the same columns: Dask looks for those of one alone."""
+    """Raise where files of Parquet have different columns: Dask reads the schema of one alone."""
     from pyarrow.parquet import read_schema
 
     files = [path for path in paths if Path(path).is_file()]
@@ -301,7 +301,7 @@ def _find_column(name: str, columns: Any) -> str:
 
 
 def _check_no_columns(arguments: argparse.Namespace) -> None:
-    """Check that no columns are named of files which have none."""
+    """Raise where columns are named of files that have no named columns."""
     for option in ("features", "categories", "text"):
         if getattr(arguments, option) is not None:
             raise InvalidParameterError(f"--{option} names columns of tables; arrays have none.")
@@ -324,8 +324,8 @@ def _read_svmlight(
 ) -> FileRows:
     """Return sparse rows and their targets.
 
-    Features count from 1, as LIBSVM writes them, or from 0 where the arguments say so: guessing it
-    from the indices of a file, as scikit-learn may do, could move all columns of a file to predict.
+    Features are numbered from 1, as LIBSVM does, or from 0 where the arguments say so. A guess by
+    the indices of a file, as scikit-learn offers it, could shift the columns of a file to predict.
     """
     _check_no_columns(arguments)
     first = 0 if arguments.zero_based else 1
@@ -340,7 +340,7 @@ def _read_svmlight(
         parts.append((X[:, first:], y))
     width = max(X.shape[1] for X, _ in parts)
     for X, _ in parts:
-        X.resize(X.shape[0], width)  # a file names no feature that all its rows lack
+        X.resize(X.shape[0], width)  # a file does not name features that are 0 in all its rows
     X, y = scipy.sparse.vstack([X for X, _ in parts], "csr"), np.concatenate([y for _, y in parts])
     if arguments.drop_missing:
         whole = mask_whole_rows(X, y)
@@ -373,7 +373,7 @@ def _read_npy(path: str, target: str | None) -> tuple[Any, Any]:
 
 
 def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
-    """Check before rows are split that a model takes their gaps."""
+    """Raise where rows in memory have missing values that a model does not take."""
     counts = {"the target": int(_find_missing(y).sum())}
     if not model.__sklearn_tags__().input_tags.allow_nan and getattr(X, "ndim", 1) == 2:
         names = getattr(X, "columns", range(X.shape[1]))
@@ -389,7 +389,7 @@ def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
 
 @contextmanager
 def name_gap_option() -> Iterator[None]:
-    """Add the command's option to errors about gaps that a fit on a cluster raises."""
+    """Add the option ``--drop-missing`` to errors about NaN that a fit on a cluster raises."""
     try:
         yield
     except InvalidDataError as error:
@@ -399,14 +399,14 @@ def name_gap_option() -> Iterator[None]:
 
 
 def mask_whole_rows(X: Any, y: Any) -> Any:
-    """Return a mask of the rows without gaps."""
+    """Return a mask of the rows without missing values."""
     with_gaps = np.asarray(_find_missing(X).sum(axis=tuple(range(1, X.ndim)))).ravel() > 0
     return ~(with_gaps | _find_missing(y))
 
 
 def _find_missing(part: Any) -> Any:
     """Return where values are missing, as a mask of the same kind and shape."""
-    if issparse(part):  # an entry that is not stored is a zero, so it is none that is missing
+    if issparse(part):  # entries that are not stored are zeros, so none of them is missing
         mask = part.copy()
         mask.data = (~np.isfinite(part.data)).astype(np.int8)
         return mask

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     names = list(CHECKS) if arguments.only is None else arguments.only
     for name in names:
         if name not in CHECKS:

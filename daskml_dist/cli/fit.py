@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     check_output(arguments.output)
     if not 0 <= arguments.test < 1:
         raise InvalidParameterError(f"--test {arguments.test}: use a share from 0 to below 1.")

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     from daskml_dist.planning import advise
 
     model = make_estimator(arguments.estimator, arguments.set, policy=arguments.policy)

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     _check_output(arguments.output)
     model = load(arguments.model, arguments.trusted)
     method = getattr(model, arguments.method, None)

@@ -98,7 +98,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     from daskml_dist.serving import serve
 
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")

@@ -40,11 +40,11 @@ __all__ = [
 
 #: Types of rows for which functions are compiled.
 DTYPES = ("float64", "float32")
-#: Rows and features of dense rows: above the size up to which NumPy computes a log loss.
+#: Rows and features of dense rows: more than are left to NumPy, which compiles nothing.
 _DENSE = 5_000, 40
 #: Rows, features and share of the entries that are not zero, of sparse rows.
 _SPARSE = 2_000, 400, 0.02
-#: Passes of 79 steps each: more steps than are computed by NumPy before a loop is compiled.
+#: Passes of 79 steps each: in all more steps than are left to NumPy before a loop is compiled.
 _PASSES = 20
 
 
@@ -58,7 +58,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Subject:
-    """An estimator, its parameters, and the kind of its rows and of its target."""
+    """Estimator to fit, with its parameters and the kinds of its rows and target."""
 
     name: str
     params: dict[str, Any]
@@ -123,7 +123,7 @@ SUBJECTS: dict[str, tuple[_Subject, ...]] = {
 
 
 def warm_up(name: str, dtype: str) -> Compiled:
-    """Fit the estimators of a name to made-up rows and let them predict, in this process."""
+    """Fit the estimators of a name to generated rows and predict, in this process."""
     start = time.perf_counter()
     with _count_of_compiled() as count, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fits are not given the passes to converge
@@ -160,7 +160,7 @@ def _make_rows(kind: str, dtype: str) -> NDArray[Any] | sparse.csr_matrix:
 
 @contextmanager
 def _count_of_compiled() -> Iterator[Callable[[], int]]:
-    """Count the functions that numba compiles meanwhile; those within others count as these."""
+    """Yield a function that counts what numba compiles meanwhile, nested compilations as one."""
     from numba.core import event
 
     with event.install_recorder("numba:compile") as recorder:
@@ -194,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Run the command; return the exit status."""
     names = list(SUBJECTS) if arguments.only is None else arguments.only
     for name in names:
         if name not in SUBJECTS:
@@ -225,7 +225,7 @@ def _warm_cases(cases: list[tuple[str, str]], client: Any, workers: list[str]) -
         if client is None:
             found = {workers[0]: warm_up(name, dtype)}
         else:
-            # Tasks, since a function that `Client.run` calls would keep a worker from answering.
+            # Tasks, since `Client.run` would block the worker's event loop while it compiles.
             tasks = [
                 client.submit(warm_up, name, dtype, workers=[worker], pure=False)
                 for worker in workers

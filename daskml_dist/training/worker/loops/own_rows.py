@@ -1,8 +1,8 @@
 """Loop *own rows*: each trainer runs the solver on its own rows; deciding sums are all-reduced.
 
-All trainers hold the same result at any time, so after a loss the one that is furthest gives it to
-the others, and they continue. What a solver made of the rows stays with the trainers that have
-them; for lanes that come from others it is made again.
+All trainers have the same result after each iteration, so after a loss the one that is furthest
+sends it to the others, and all continue. Arrays that a solver made of rows (such as bins) stay with
+the trainers that have the rows; for lanes that move to another trainer they are made again.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def run_own_rows_loop(context: Context) -> Solution | None:
 
 @contextmanager
 def _open_spill_store(context: Context) -> Iterator[SpillStore]:
-    """Open the store for what is made of the rows, the same in all generations."""
+    """Open the store of arrays that solvers make of the rows; it outlives generations."""
     rooms: SpillStore | None = context.memory.get("rooms")
     if rooms is None:
         work = context.fit.own_rows_work
-        # The blocks that are held leave the rest of the budget.
+        # The store gets what the blocks in memory leave of the budget.
         held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
         context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
     rooms.begin()
@@ -78,7 +78,6 @@ class _TrainerRows(SolverView):
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.device = context.fit.run.device
         self.sums_on_device = self._communicator.sums_on_device
-        # The solver speaks of lanes by their numbers.
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
         work = context.fit.own_rows_work
@@ -87,8 +86,8 @@ class _TrainerRows(SolverView):
         if known is None and work.log is not None:
             known = SolverPoint.unpacked(work.log)
         self.kept = self._agree_on_point(known).state
-        # Where rows were lost for good, arrays made of the other rows have wrong counts.
-        # Bins and the like survive generations, unless rows were lost for good: then counts differ.
+        # Bins and the like survive generations, unless rows were lost for good: then they are of
+        # rows that are no longer counted.
         made = context.memory.setdefault("made", {"n_rows": self.n_rows})
         if made["n_rows"] != self.n_rows:
             context.memory["made"] = made = {"n_rows": self.n_rows}
@@ -102,13 +101,13 @@ class _TrainerRows(SolverView):
 
     def first_row_numbers(self, lane: int) -> NDArray[np.int64]:
         """Return the number of the first row of each part of a block that an own lane has."""
-        # Numbers of rows among all, from which draws are hashed: they do not depend on lanes.
+        # Draws are hashes of a row's number among all rows: they do not depend on lanes.
         first = self._context.fit.own_rows_work.first_rows
         parts = [part for part in self._of_number[lane].segments if len(part)]
         return np.array([first[part.block] + part.start for part in parts], np.int64)
 
     def iterate_blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
-        """Yield the number of the first row, and the rows, of each block of an own lane."""
+        """Yield the number of the first row among all, and the rows, of each block of a lane."""
         reader, first = self._of_number[lane], self._context.fit.own_rows_work.first_rows
         reader.seek(0)
         for rows in reader.draw_next_batch().pieces:
@@ -140,7 +139,7 @@ class _TrainerRows(SolverView):
         each = int(np.prod(rest))
         bounds = [at * each for at in self._communicator.bounds(n)]
         own: Array = self._communicator.reduce_scatter(array.reshape(-1), bounds)
-        # On a device the range is a view of the whole sum, whose memory must become free.
+        # On a device the range is a view of the whole sum: copied, so that its memory becomes free.
         return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
 
     def max_trainers(self, values: Array) -> Array:
@@ -158,7 +157,7 @@ class _TrainerRows(SolverView):
         return self._communicator.allgather(arrays)
 
     def exchange_arrays(self, arrays: list[Array]) -> list[Array]:
-        """Return the arrays that all trainers have for this one."""
+        """Send the array at each rank's place to that rank; return those that all sent here."""
         return self._communicator.alltoall(arrays)
 
     def _extra_numbers(self) -> tuple[float, float, float]:
@@ -179,7 +178,7 @@ class _TrainerRows(SolverView):
             lambda: InterruptedState(work.solver.interrupted(n_iter, state()))
         )
         self._end_pass()
-        # All trainers come here after the same iteration. The last one needs no pause.
+        # All trainers pause after the same iteration, unless it is the last.
         is_last = n_iter >= work.solver.max_passes
         if work.pause_at is not None and len(self._reports) >= work.pause_at and not is_last:
             raise PausedError(point.packed())

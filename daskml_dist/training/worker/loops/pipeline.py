@@ -1,9 +1,9 @@
 """Pipeline-parallel steps: trainers hold layers, and micro-batches go through all of them.
 
-Every trainer feeds the rows of its lanes to the first stage, and their targets to the last. A stage
-makes one forward and one backward in turn (1F1B; Narayanan et al. 2019, PipeDream), sums its
-layers' gradients over all micro-batches of the step and with the same stages of other pipelines,
-and updates its range of the parameters. `Stages` says who holds which layers.
+Every trainer sends the rows of its lanes to the first stage of its pipeline, and their targets to
+the last. A stage alternates between one forward and one backward pass (1F1B; Narayanan et al. 2019,
+PipeDream), sums its layers' gradients over all micro-batches of the step and with the same stages
+of other pipelines, and updates its range of the parameters. `Stages` assigns layers to trainers.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from daskml_dist.training.worker.reader import join_batch_pieces
 __all__ = ["PipelineSteps", "Stages", "cut_layers_evenly", "seconds_of_layers"]
 
 
-#: Steps between two copies of parameters whose loss was finite: a copy takes about as long as a
-#: step.
-_KEPT_EVERY = 32
-#: What a message is; its name is this and the number of the micro-batch, or of the lane.
+#: Steps between two copies of parameters with a finite loss, which a fit that diverges returns: a
+#: copy takes about as long as a step.
+_COPY_INTERVAL = 32
+#: Kinds of messages. A message is named by its kind and the number of its micro-batch or lane.
 _ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS, _STATE = range(6)
 
 
 class _MicroBatch(NamedTuple):
-    """Micro-batch: its number among those of a step in this pipeline, and whose rows it has."""
+    """Micro-batch: its number in a step of this pipeline, its lane, and the lane's rank."""
 
     number: int
     lane: int
@@ -78,16 +78,16 @@ class PipelineSteps:
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
             self._alike = peers.among(self._stages.ranks_of_same_stage)
-        #: Micro-batches whose backward is still to come, as the own layers remember them.
+        #: By micro-batch, rows, activations and gradient that the backward pass needs.
         self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
         self._losses: dict[int, float] = {}
         self._busy = 0.0
         self._good: NDArray[Any] | None = None
 
     def _cut_stages(self, n_stages: int) -> Stages:
-        """Cut the layers so that all stages take equally long; the first trainer measures."""
+        """Divide the layers into stages of about equal time, as the first trainer measures it."""
         context, n = self._context, len(self._model.layers)
-        # Without a measurement all layers count alike.
+        # One stage, or a stage a layer: no choice, and nothing to measure.
         seconds = [1.0] * n
         if context.rank == 0 and 1 < n_stages < n:
             state = self._home.enter(context.fit.make_start_state())
@@ -114,7 +114,7 @@ class PipelineSteps:
         else:
             # Messages travel through host memory.
             host = [self._home.to_host(array) for array in arrays]
-            # As many are unread as stages follow; rows and targets go out all at once.
+            # Activations and gradients are read soon; rows and targets of a step are sent at once.
             awaited = kind in (_FORWARD, _BACKWARD)
             self._lines.send(to, kind + 8 * number, host, awaited=awaited)
 
@@ -137,7 +137,7 @@ class PipelineSteps:
         busy, self._busy = self._busy, 0.0
         last = self._stages.holders[-1]
         for lane in context.lanes:
-            # 3. The last stage says what each lane's batch lost.
+            # 3. The loss of each lane's batch, from the last stage.
             (loss,) = self._receive_from_stage(last, _LOSS, lane.number)
             lane.count_made_steps([batches[lane.number]], np.array([float(loss)]), busy)
             busy = 0.0
@@ -160,7 +160,7 @@ class PipelineSteps:
             if rows is None or at.start == at.stop:
                 self._send_to_stage(first, _ROWS, job.number, [])
                 continue
-            # The key of random streams travels with the rows: dropout is the same in every stage.
+            # The key of random streams goes with the rows: draws depend on the rows, not the stage.
             key = np.array([*rows.key, at.start])
             has = np.array([rows.y is not None, rows.weight is not None])
             # Targets and weights go to the last stage, where the loss is.
@@ -170,16 +170,17 @@ class PipelineSteps:
         return batch.n_rows
 
     def _compute_gradients(self, clock: int) -> list[tuple[int, None, Any]]:
-        """Return the gradients of the own layers by lane; keep parameters with a finite loss.
+        """Return the gradients of the own layers by lane.
 
-        Where several trainers hold them, the client finds some in its snapshots.
+        Parameters with a finite loss are copied now and then, for an error of divergence; where
+        several trainers hold the layers, the client has snapshots instead.
         """
         try:
             parts = self._run_stage()
         except DivergedError as error:
             error.snapshot = self._good
             raise
-        if self._stages.n_stages == 1 and clock % _KEPT_EVERY == 0:
+        if self._stages.n_stages == 1 and clock % _COPY_INTERVAL == 0:
             self._good = self._home.to_host(copy_array(self._shard.w))
         return parts
 
@@ -190,8 +191,8 @@ class PipelineSteps:
             return []
         self._losses = dict.fromkeys((job.lane for job in jobs), 0.0)
         parts: dict[int, Any] = {}
-        # One more than stages follow, so that no stage waits while a message is on its way.
-        # 1F1B: run as many micro-batches forward as stages follow, then alternate.
+        # 1F1B: first one micro-batch forward for each stage that follows, and one more, so that no
+        # stage waits while a message is in transit.
         after = self._stages.n_stages - stage - 1
         ahead = min(after + 1 if after else 0, len(jobs))
         for job in jobs[:ahead]:
@@ -208,7 +209,7 @@ class PipelineSteps:
         return [(lane, None, part) for lane, part in parts.items()]
 
     def _get_gradient_sum(self, parts: dict[int, Any], lane: int) -> Any:
-        """Return the sum that a lane's gradient goes into: its own under deterministic order."""
+        """Return the array of a lane's gradient: one for all lanes unless deterministic."""
         lane = lane if self._context.fit.run.deterministic else 0
         if lane not in parts:
             w = self._shard.w
@@ -258,7 +259,7 @@ class PipelineSteps:
         )  # fmt: skip
         self._busy += time.perf_counter() - since
         if stage > 0:
-            # The next backward may use the same memory while this one is on its way.
+            # Copied: the next backward pass may overwrite the memory before it is sent.
             self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copy_array(before)])
 
     def _sum_pipelines(self, parts: list[tuple[int, None, Any]]) -> Any:
@@ -283,7 +284,7 @@ class PipelineSteps:
     # -- what a fit keeps ----------------------------------------------------------------------
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Return every lane's sums; with the first lane's, the stage of the first pipeline."""
+        """Return every lane's sums, and with the first lane's, a stage of the first pipeline."""
         first = self._context.lanes[0].number
         held = (
             self._home.leave(self._shard.snapshot()) if self._stages.leads_first_pipeline else None
@@ -298,20 +299,20 @@ class PipelineSteps:
         }
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Continue from all stages at one clock, however they were cut."""
+        """Restore the own stage from the snapshots of all stages, however those were cut."""
         (held,) = (
             lane.shard for lane in join_lane_snapshots(lanes).values() if lane.shard is not None
         )
         self._shard.restore(self._home.enter(held.part(self._rows)))
 
     def left(self) -> InterruptedState | None:
-        """Return the parameters as far as they came, where one trainer holds all."""
+        """Return the parameters at an interruption, where one trainer holds all."""
         if self._stages.n_stages > 1 or (state := self.state()) is None:
             return None
         return InterruptedState(state, rows=sum(lane.sums[1] for lane in self._context.lanes))
 
     def validation_weights(self) -> list[Any | None]:
-        """Return the whole parameters for each lane, where any rows are held out."""
+        """Return the whole parameters for each lane, where rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
         own = [self._home.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
@@ -347,13 +348,13 @@ class PipelineSteps:
 class Stages:
     """Stages of all pipelines of a fit, as one trainer sees them.
 
-    Trainers stand in rows of `n_pipelines`; each row but those past the last stage holds a stage.
-    The others only feed their lanes' rows to a pipeline.
+    Ranks are dealt to pipelines in turn: rank r is in pipeline ``r % n_pipelines`` and holds its
+    stage ``r // n_pipelines``. Ranks past the last stage only send their lanes' rows to a pipeline.
 
     Parameters
     ----------
     rank, size : int
-        The trainer's, and how many there are.
+        Of the trainer, and the number of trainers.
     cuts : tuple of int
         First layer of each stage, and the number of layers.
     """
@@ -413,12 +414,15 @@ class Stages:
 
 
 def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
-    """Return the first layer of each stage, and their number; the longest stage is shortest."""
+    """Return the first layer of each stage, and the number of layers.
+
+    The time of the longest stage is as short as possible.
+    """
     n = len(seconds)
-    # Dynamic programme over prefixes of the layers (linear partition).
+    # Linear partition by dynamic programming over prefixes of the layers.
     until = [0.0, *itertools.accumulate(seconds)]
-    # best[k][i]: the longest of k + 1 stages of the first i layers, and where the last one begins.
-    # Table of the longest stage for every prefix and number of stages.
+    # best[k][i]: least time of the longest of k + 1 stages of the first i layers, and where the
+    # last stage begins.
     best = [[(until[i], 0) for i in range(n + 1)]]
     for k in range(1, n_stages):
         row = [(float("inf"), 0)] * (n + 1)
@@ -436,7 +440,7 @@ def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
     lane = max(context.lanes, key=lambda lane: lane.n_rows)
     lane.seek(context.clock)
     rows = next(iter(lane.draw_next_batch().pieces), None)
-    # A copy, since arrays cached for single layers are of no use later.
+    # A copy: the model caches arrays by its layers, and those of single layers are of no use later.
     model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
     if rows is None:  # its pass is over
         return [1.0] * len(model.layers)

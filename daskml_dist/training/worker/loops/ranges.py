@@ -1,9 +1,9 @@
 """Loop *ranges*: rounds of a solver with large vectors, of which each trainer holds a range.
 
 All trainers run the solver on their ranges and all-reduce the few numbers that it decides by, so
-they decide alike. Whole vectors exist only as the point at which a sum is made, and the sum. Every
-trainer keeps the last point that an iteration ended at. After a loss the solver continues from
-there to the same optimum, though by other steps, since its memory of the curvature is gone.
+they decide alike. Only two vectors are ever whole: the point at which a sum is made, and the sum.
+Every trainer keeps the point of the last iteration. After a loss the solver continues from there to
+the same optimum, though by other steps, since its memory of the curvature is lost.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _TrainerRanges(SolverView):
         return start.ravel()[self.own]
 
     def keep(self, n_iter: int) -> None:
-        """Keep the last point."""
+        """Keep the last whole point as that of iteration `n_iter`."""
         last, n_iter = self._last, self.n_done + n_iter
         assert last is not None
         self._remember_point(n_iter, lambda: {"w": last})
@@ -96,8 +96,8 @@ class _TrainerRanges(SolverView):
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         n, size = statistic.n_numbers, self._bounds[-1]
-        # The first trainer alone hears that the fit is to stop, and all must know it alike.
-        # Few numbers: loss, rows, bytes, the wish to stop, and the scalars of the sum.
+        # All-reduced: loss, rows, bytes, whether to stop (which the first trainer alone hears), and
+        # the scalars of the sum.
         small = self._communicator.allreduce(
             np.hstack([total[-EXTRA:], float(self._wants_to_stop), total[:n]])
         )

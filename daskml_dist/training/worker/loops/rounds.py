@@ -1,9 +1,9 @@
 """Parts that the loops of solvers share: sums over lanes, reports, and logs to continue from.
 
 `LaneSums` makes a trainer's part of a sum, `SumReports` reports whole sums as passes, `SumLog` and
-`SolverPoint` are what a trainer remembers of a solver's course, `share_furthest` lets all trainers
-go on from the one that came furthest before a loss, and `SolverView` is the base class of what a
-solver sees where all trainers run it.
+`SolverPoint` hold what a fit continues from after a loss, `share_furthest` gives all trainers the
+log or point of the one that was furthest, and `SolverView` is the base class of the interface to a
+solver that all trainers run.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = [
 ]
 
 
-#: Numbers behind each sum on its way: loss, rows, bytes sent, bytes received.
+#: Numbers that follow each sum in messages: loss, rows, bytes sent, bytes received.
 EXTRA = 4
 #: Seconds between two reports where other trainers wait for this one meanwhile.
 REPORT_INTERVAL_SECONDS = 0.01
 FloatArray = NDArray[np.float64]
-#: Most bytes of sums that a trainer remembers (256 MiB); a solver that needs more begins again,
-#: from its start or where it kept its state.
+#: Bytes of sums in a log at most (256 MiB); after a loss, a solver with more begins again from its
+#: last saved state, or from the start.
 MAX_REMEMBERED_BYTES = 2**28
-#: Bytes of sums (16 MiB) from which a solver's state is taken in their place.
+#: Bytes of sums (16 MiB) from which a solver's saved state replaces them.
 REPLACED_FROM_BYTES = 2**24
 Array = NDArray[Any]
 
@@ -69,7 +69,7 @@ class PausedError(Exception):
 
 @dataclass
 class SolverPoint:
-    """Iteration that a solver ended, to go on from after a loss or in the next part of a fit.
+    """End of a solver's iteration, to continue from after a loss or in the next part of a fit.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class SolverPoint:
     n_iter : int
         Iterations so far, as the solver counts them.
     make_state : callable or None
-        Makes the arrays that the solver goes on from, by name; None: from its start.
+        Returns the arrays that the solver continues from, by name; None: it begins.
     reports : sequence of ndarray
         The `EXTRA` numbers that were reported of each pass, and its scores.
     """
@@ -90,11 +90,11 @@ class SolverPoint:
 
     @property
     def state(self) -> Mapping[str, Array] | None:
-        """Return the arrays that the solver goes on from; None: from its start."""
+        """Return the arrays that the solver continues from; None: it begins."""
         return None if self.make_state is None else self.make_state()
 
     def packed(self) -> NDArray[np.uint8]:
-        """Return the point as bytes, for other trainers, the next part of the fit and for files."""
+        """Return the point as bytes, for other trainers, later parts of a fit and checkpoints."""
         facts = [self.n_rows, self.n_iter, dict(self.state or {}), np.array(self.reports)]
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
@@ -121,11 +121,10 @@ def connect_to_ledger(context: Context) -> Iterator[ShardedConnection | None]:
 def share_furthest(
     context: Context, reach: Sequence[int], pack: Callable[[], NDArray[np.uint8]]
 ) -> NDArray[np.uint8] | None:
-    """Return what the trainer that came furthest has packed; None where all came equally far.
+    """Return what the trainer with the largest `reach` packs; None where all have the same.
 
-    It is how every loop of a solver begins again after a loss: `reach` orders the trainers.
+    Every loop of a solver begins so after a loss: trainers may have seen different numbers of sums.
     """
-    # In the first generation nobody has come anywhere.
     if not context.generation:
         return None
     communicator = context.communicator
@@ -139,7 +138,7 @@ def share_furthest(
 
 
 class SolverView:
-    """Base class of what a solver sees in each trainer, where all trainers run it.
+    """Base class of the interface to a solver that every trainer runs: iterations and reports.
 
     Parameters
     ----------
@@ -163,7 +162,7 @@ class SolverView:
 
     @property
     def _wants_to_stop(self) -> bool:
-        """Return whether the ledger wants the fit to end, which only the first trainer knows."""
+        """Return whether the ledger asks the fit to end, which only the first trainer hears."""
         return self._to_ledger is not None and self._to_ledger.should_stop
 
     def _bytes_moved(self) -> tuple[float, float]:
@@ -174,8 +173,8 @@ class SolverView:
         return sent, received
 
     def _agree_on_point(self, known: SolverPoint | None) -> SolverPoint:
-        """Return the iteration that the solver goes on from, the furthest of any trainer."""
-        # Of other rows (some were lost for good) nothing is known.
+        """Return the point that the solver continues from: the furthest of any trainer."""
+        # A point of other rows (some were lost for good) is of no use.
         point = SolverPoint(self.n_rows) if known is None or known.n_rows != self.n_rows else known
         if (packed := share_furthest(self._context, (point.n_iter,), point.packed)) is not None:
             point = SolverPoint.unpacked(packed)
@@ -200,7 +199,7 @@ class SolverView:
         self, solver: Any, loss: float, n_rows: float, scores: Sequence[float] = ()
     ) -> None:
         """Count an iteration of the solver."""
-        # The bound was given to the ledger, which would end the fit.
+        # The ledger has the same bound, and would end the fit without an error.
         if len(self._reports) >= solver.max_passes:
             raise InvalidParameterError(
                 f"The solver {type(solver).__name__} makes more than its max_passes="
@@ -231,8 +230,8 @@ class LaneSums:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._moved = 0, 0
-        #: Where each lane adds up: memory that is new is dearer than a sum.
-        self._rooms: dict[int, NDArray[np.float64]] = {}
+        #: Buffer of each lane, reused: the first write to new memory takes longer than a sum.
+        self._buffers: dict[int, NDArray[np.float64]] = {}
         # Each sum is one pass over all rows of the lane.
         for lane in context.lanes:
             lane.seek(0)
@@ -240,16 +239,16 @@ class LaneSums:
     def parts(
         self, statistic: Statistic, number: int, left: int = 0
     ) -> list[tuple[int, NDArray[np.float64]]]:
-        """Return the number of each lane and its flattened sum, with `EXTRA` numbers behind it.
+        """Return the number of each lane and its flattened sum, followed by `EXTRA` numbers.
 
-        They are good until the next ones are asked for.
+        The arrays are valid until the next call.
         """
         return self._context.map(
             lambda lane: self._sum_lane(lane, statistic, number, left), self._context.lanes
         )
 
     def total(self, statistic: Statistic, number: int, left: int = 0) -> NDArray[np.float64]:
-        """Return the flattened sum of all lanes, with `EXTRA` numbers behind it."""
+        """Return the flattened sum of all lanes, followed by `EXTRA` numbers."""
         (_, total), *others = self.parts(statistic, number, left)
         for _, part in others:
             total += part
@@ -268,10 +267,10 @@ class LaneSums:
 
     def _zeroed_buffer(self, lane: int, n: int) -> NDArray[np.float64]:
         """Return a lane's buffer, filled with zeros."""
-        room = self._rooms.get(lane)
-        if room is None or len(room) < n:
-            room = self._rooms[lane] = np.empty(n)
-        out = room[:n]
+        buffer = self._buffers.get(lane)
+        if buffer is None or len(buffer) < n:
+            buffer = self._buffers[lane] = np.empty(n)
+        out = buffer[:n]
         out.fill(0.0)
         return out
 
@@ -288,8 +287,8 @@ class LaneSums:
 class SumReports:
     """Reports of the first trainer: each whole sum is a pass of all lanes.
 
-    One that sums alone reports each at once. Where other trainers wait for it meanwhile it reports
-    some together, a hundred times a second.
+    A trainer alone reports each sum at once. Where other trainers wait during a report, sums are
+    reported together, at most a hundred times a second.
 
     Parameters
     ----------
@@ -299,7 +298,7 @@ class SumReports:
     Attributes
     ----------
     should_stop : bool
-        Whether the fit is to stop, as far as the last report told.
+        Whether the fit is to stop, by the answer to the last report.
     """
 
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
@@ -311,9 +310,9 @@ class SumReports:
         self._waiting: list[tuple[list[float], float]] = []
 
     def add(self, extra: NDArray[Any]) -> None:
-        """Report the `EXTRA` numbers of the next sum, with scores behind them, now or soon.
+        """Report the `EXTRA` numbers of the next sum, followed by scores, now or with later ones.
 
-        The ledger ignores the sums that it knows already.
+        The ledger ignores sums that were reported before.
         """
         now = time.perf_counter()
         self._waiting.append((extra.tolist(), now))
@@ -325,7 +324,7 @@ class SumReports:
         if not self._waiting:
             return
         now = self._sent_at = time.perf_counter()
-        # The age of each sum: the ledger computes when it was made.
+        # With the age of each sum, from which the ledger computes when it was made.
         sums = [[*extra, now - made] for extra, made in self._waiting]
         answer = self._connection.call("report_sums", first=self._next, sums=sums)
         self._next += len(sums)
@@ -335,22 +334,26 @@ class SumReports:
 
 @dataclass
 class SumLog:
-    """Sums so far, or the state that a solver kept and the sums since.
+    """Log of the sums of a fit, or of a solver's last saved state and the sums since.
 
     Parameters
     ----------
     n_rows : int
-        Rows that they were made of.
+        Rows of the fit.
     kept : dict from str to ndarray, or None
-        The state that the solver can go on from; None: from its start.
+        The solver's last saved state; None: there is none, and the log is from the beginning.
     n_iter : int
-        Iterations up to there.
+        Iterations up to that state.
     first : int
-        Sums up to there, which are forgotten.
+        Number of sums up to that state, which are no longer in the log.
     sums : list of ndarray or None
-        Sums since, each flattened and with `EXTRA` numbers behind it; None: to be made again.
+        Sums since, each flattened and followed by `EXTRA` numbers; None: to be made again.
     reports : list of ndarray
-        The `EXTRA` numbers of all sums since the fit began.
+        The `EXTRA` numbers of all sums since the beginning of the fit.
+    is_whole : bool
+        Whether all sums since that state are in the log: they may have become too large.
+    n_bytes : int
+        Size of the sums.
     """
 
     n_rows: int
@@ -364,22 +367,22 @@ class SumLog:
     _memory: ReusedMemory = field(default_factory=ReusedMemory)
 
     def room(self, n: int) -> FloatArray:
-        """Return memory for the next sum, of `n` numbers."""
+        """Return memory for the next sum, of `n` numbers, reused once nobody holds that sum."""
         return self._memory.empty(8 * n).view(np.float64)
 
     def get(self, number: int) -> FloatArray | None:
-        """Return sum `number` (from 1), where it is remembered."""
+        """Return sum `number` (from 1); None where it is not in the log."""
         at = number - self.first - 1
         return self.sums[at] if self.is_whole and at < len(self.sums) else None
 
     def add(self, number: int, total: FloatArray, remembered: bool = True) -> None:
-        """Remember a sum, made read-only."""
+        """Add a sum to the log, and make it read-only."""
         total.flags.writeable = False
-        # Nothing new is reported of a sum that was made before and only forgotten.
+        # A sum that was made before, was not remembered, and has been made again.
         if number <= len(self.reports):
-            return  # one that was not remembered, made anew
+            return
         self.reports.append(total[-EXTRA:].copy())
-        # Statistics may declare that their sum need not be remembered.
+        # Statistics may declare that their sum is too large to be remembered.
         self.n_bytes += total.nbytes if remembered else 0
         if self.n_bytes > MAX_REMEMBERED_BYTES:
             self.sums, self.is_whole = [], False
@@ -392,16 +395,18 @@ class SumLog:
         return number == len(self.reports) and self.n_bytes > max(REPLACED_FROM_BYTES, known)
 
     def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
-        """Replace all sums but the last, which the solver will ask for again, by its state."""
+        """Replace all sums but the last `again` by the solver's state.
+
+        The solver asks for these once more when it continues from the state.
+        """
         self.kept, self.n_iter = state, n_iter
-        # The solver will ask for the last `again` sums once more after it begins again.
         self.first = len(self.reports) - again
         self.sums = self.sums[len(self.sums) - again :] if again else []
         self.is_whole = len(self.sums) == again
         self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
 
     def begin(self) -> SumLog:
-        """Return the log that a solver begins again with: without sums that are incomplete."""
+        """Return this log for a solver that begins again: without sums where some are missing."""
         if not self.is_whole:
             self.sums, self.reports = [], self.reports[: self.first]
             self.is_whole, self.n_bytes = True, 0

@@ -1,8 +1,8 @@
-"""Steps of single sparse rows, each an update of its own, on the cells of a replica.
+"""Steps of single sparse rows on a replica with interleaved parameters and optimizer state.
 
-Rows come in runs of neighbours in random order: memory serves these several times faster than rows
-drawn one by one, and the steps lead as far. Where the targets of a block are sorted such a run is
-all of one class, so the runs are cut to a few rows.
+Rows come in runs of neighbours, the runs in random order: reading them is several times faster than
+reading rows drawn one by one, and the fit converges as well. Where the targets of a block are
+sorted, a run would have one class alone, so runs are cut to a few rows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from daskml_dist.training.worker.reader import RowsInTurn
 
 __all__ = ["RowByRow"]
 
-#: Rows in turn of a block whose targets are sorted.
-_ROWS_IF_SORTED = 4
-#: Mean squared difference of neighbours' targets below which they come sorted, in units of what it
-#: is in random order (von Neumann 1941).
-_SORTED_BELOW = 0.5
+#: Rows of a run in a block whose targets are sorted.
+_SORTED_RUN_ROWS = 4
+#: Von Neumann's ratio (1 in random order) up to which targets count as sorted.
+_MAX_SORTED_RATIO = 0.5
+#: Blocks whose check for sorted targets is remembered: streamed blocks are new ones in each pass.
+_MAX_CHECKED_BLOCKS = 64
 
 
 class RowByRow:
-    """Steps of single rows on a replica, by all threads of a trainer that share it.
+    """Steps of single rows on a replica, which threads of a trainer may share.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ class RowByRow:
     def step(self, lane: Lane, count: int = 1) -> int:
         """Step along the rows of a lane's next batches; return the number of rows."""
         replica = self._replica
-        if replica.w.base is not self._cells:  # it has gone back to a snapshot
+        if replica.w.base is not self._cells:  # new arrays, as after a restored snapshot
             self._cells = replica.interleave()
         steps, rate, rate_sum = (
             self._get_row_steps(lane.number),
@@ -93,10 +94,10 @@ class RowByRow:
         return self._steps[lane]
 
     def _has_sorted_targets(self, y: NDArray[Any]) -> bool:
-        """Return whether a block's targets are sorted, found once a block."""
+        """Return whether a block's targets are sorted, checked once a block."""
         found = self._sorted_blocks.get(id(y))
         if found is None or found[0] is not y:
-            if len(self._sorted_blocks) > 64:  # of blocks that are streamed
+            if len(self._sorted_blocks) > _MAX_CHECKED_BLOCKS:
                 self._sorted_blocks.clear()
             found = self._sorted_blocks[id(y)] = y, _are_targets_sorted(y)
         return found[1]
@@ -110,15 +111,15 @@ class RowByRow:
             some = slice(first, first + size)
             if comes_sorted[some].any():
                 if size not in self._orders:
-                    self._orders[size] = _order_in_short_runs(size, _ROWS_IF_SORTED)
+                    self._orders[size] = _order_in_short_runs(size, _SORTED_RUN_ROWS)
                 order[some] = self._orders[size] + first
             first += size
         return order
 
 
 def _order_in_short_runs(n_rows: int, length: int) -> NDArray[np.intp]:
-    """Return the numbers up to `n_rows` in short runs, in a fixed random order."""
-    # Seeded by the size: the same batch size always has the same order.
+    """Return the numbers below `n_rows` in runs of `length`, the runs in a fixed random order."""
+    # Seeded by the size: batches of one size always have the same order.
     runs = np.random.default_rng(n_rows).permutation(-(-n_rows // length))
     order: NDArray[np.intp] = (runs[:, None] * length + np.arange(length)).reshape(-1)
     return order[order < n_rows]
@@ -131,4 +132,4 @@ def _are_targets_sorted(y: NDArray[Any]) -> bool:
     # Ratio of von Neumann (1941): mean squared successive difference over twice the variance; 1 in
     # random order.
     steps = np.diff(y.astype(np.float64))
-    return bool(np.mean(steps**2) <= _SORTED_BELOW * 2 * np.var(y, dtype=np.float64))
+    return bool(np.mean(steps**2) <= _MAX_SORTED_RATIO * 2 * np.var(y, dtype=np.float64))

@@ -1,10 +1,10 @@
 """Loop *solver*: the first trainer runs the solver, and all trainers make the sums it asks for.
 
-Since the first trainer alone runs the solver, machines whose digits differ cannot part ways. Every
-trainer remembers the sums, or the state that the solver kept and the sums since (`SumLog`). After a
-loss the solver begins again from that state, wherever the first trainer now is: it asks the same
-questions and gets what is remembered without a look at the rows. Only the open question is asked
-anew, so a fit ends with the digits of an undisturbed one.
+Since the first trainer alone runs the solver, machines that round differently cannot diverge. Every
+trainer keeps a log of the sums, or of the solver's last saved state and the sums since (`SumLog`).
+After a loss the solver begins again from that state, on whatever worker is now the first trainer:
+it asks for the same sums and gets them from the log, without a pass over the rows. Only the sum
+that was lost is made again, so the fit ends with the digits of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from daskml_dist.training.worker.loops.rounds import (
 __all__ = ["question_kinds", "run_solver_loop"]
 
 
-#: Kinds of messages to all trainers. A header has the kind and two numbers.
+#: Kinds of messages to all trainers: make a sum, save the solver's state. A header has the kind and
+#: two numbers.
 _ASK, _KEEP = 0, 1
 _HEADER = 3 * np.dtype(np.int64).itemsize
 _BASES = (Statistic, RowState, Loss)
@@ -75,7 +76,7 @@ def run_solver_loop(context: Context) -> Solution | None:
 
 
 class _SumMaker:
-    """Trainer's part in each sum, and its log of them."""
+    """Maker of a trainer's part in each sum, with the log of all sums."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -92,7 +93,7 @@ class _SumMaker:
 
     @cached_property
     def question_packer(self) -> RepeatedObjects:
-        """Return the packer of questions; a single trainer needs none."""
+        """Return the packer of statistics, made at the first use: a trainer alone needs none."""
         work = self._context.fit.rounds
         return RepeatedObjects(question_kinds(work.solver, work.model))
 
@@ -108,7 +109,7 @@ class _SumMaker:
                 self.sum(self.question_packer.unpack(message[_HEADER:]), *numbers)
 
     def broadcast_message(self, thing: Any, kind: int, *numbers: int) -> None:
-        """Send a question or a kept state to the other trainers."""
+        """Send a statistic to be summed, or a state to be saved, to the other trainers."""
         if self._context.communicator.size > 1:
             # Fixed-size header, then the packed object, sent without joining them.
             header = np.array([kind, *numbers], np.int64)
@@ -117,9 +118,9 @@ class _SumMaker:
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
     def sum(self, statistic: Statistic, number: int, left: int) -> NDArray[np.float64]:
-        """Return sum `number` (from 1) over all trainers' rows, with `EXTRA` numbers behind it.
+        """Return sum `number` (from 1) over all trainers' rows, followed by `EXTRA` numbers.
 
-        `left` is the number of the last sum whose statistic named the same state; 0 for none.
+        `left` is the number of the last sum that wrote the row state of this statistic; 0: none.
         """
         # Merges that are not sums (sketches, sorted samples) depend on the order, too.
         in_order = self._context.fit.run.deterministic or not statistic.additive
@@ -134,21 +135,21 @@ class _SumMaker:
             total = self._reduce_scatter(self._sums.total(statistic, number, left), statistic)
         else:
             total = self._all_reduce(self._sums.total(statistic, number, left))
-        # All but the bytes is the same on every rank, and to the bit.
+        # All numbers but the bytes moved are the same on every rank, to the bit.
         self.log.add(number, total, statistic.remembered)
         return total
 
     def _all_reduce(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the all-reduced sum."""
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        # Into memory of its own, since it is given away; the lanes' is used again.
+        # Into memory of its own, since the log keeps the sum; the lanes' memory is reused.
         out = self.log.room(len(total))
         return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _merge_in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
     ) -> NDArray[np.float64]:
-        """Merge the parts of all lanes in lane order, or else of the trainers in pairs."""
+        """Merge the parts of all lanes in lane order, or, not deterministic, trainers in pairs."""
         parts[0][1][2 - EXTRA :] = self._sums.bytes_moved()
         if not self._context.fit.run.deterministic:
             return self._merge_in_pairs([part for _, part in parts], statistic)
@@ -175,7 +176,7 @@ class _SumMaker:
         self, parts: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Return the parts merged one after the other."""
-        # Merged into a copy: the parts' memory is used again for the next sum.
+        # Merged into a copy: the parts' memory is reused for the next sum.
         first, *others = parts
         total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in others:
@@ -186,7 +187,7 @@ class _SumMaker:
     def _reduce_scatter(
         self, total: NDArray[np.float64], statistic: ReduceScatterStatistic
     ) -> NDArray[np.float64]:
-        """Return the sum of the own range, finished, and all other ranges."""
+        """Sum and finish the own range; return the finished ranges of all ranks."""
         communicator = self._context.communicator
         total[2 - EXTRA :] = self._sums.bytes_moved()
         extra = communicator.allreduce(total[-EXTRA:].copy())
@@ -204,7 +205,7 @@ class _SumMaker:
         extra: NDArray[np.float64],
         statistic: ReduceScatterStatistic,
     ) -> NDArray[np.float64]:
-        """Finish the own range, and gather the results of all ranges."""
+        """Finish the own range; return the results of all ranges, followed by `extra`."""
         communicator, model = self._context.communicator, self._context.fit.work.model
         n, *rest = statistic.shape(model)
         at = slice(*communicator.bounds(n)[communicator.rank :][:2])
@@ -231,7 +232,7 @@ class _AskedSums:
         #: Number of the last sum that named each state.
         self._left: dict[str, int] = {}
         self._points: list[NDArray[np.float64]] = []
-        # Sums that were forgotten are reported again, since the ledger may be new.
+        # Reports of sums before the saved state are sent again: the ledger may be a new one.
         for extra in log.reports[: log.first]:
             self._reports.add(extra)
 
@@ -242,12 +243,12 @@ class _AskedSums:
         return stopped or self._reports.should_stop
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
-        """Return the sum of a statistic over all rows, remembered or made."""
+        """Return the sum of a statistic over all rows, from the log or made now."""
         self._n_asked += 1
         total = self._rounds.log.get(self._n_asked)
         # Row states (margins, labels) are valid only if made by the right sum.
         left = self._find_state_source(statistic.state)
-        # Not remembered: check the bounds, ask all trainers, and sum.
+        # Not in the log: check the bounds, ask all trainers, and sum.
         if total is None:
             self._check_max_passes()
             self._pause_if_due()
@@ -264,7 +265,7 @@ class _AskedSums:
             raise PausedError(log.packed())
 
     def _find_state_source(self, state: RowState | None) -> int:
-        """Return the number of the sum that left a state as this sum is to find it."""
+        """Return the number of the last sum that wrote a row state; 0: none."""
         if state is None:
             return 0
         left = self._left.get(state.name, 0)
@@ -296,7 +297,10 @@ class _AskedSums:
         again: int = 0,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """Keep the point at which an iteration ended, and the state to continue from."""
+        """Keep the parameters after an iteration, and the state that the solver can continue from.
+
+        `again` is how many of the last sums the solver asks for again when it continues.
+        """
         self._n_iter += 1
         w = self._copy_point(w)
         # What an interrupted fit returns.
@@ -309,7 +313,10 @@ class _AskedSums:
             self._rounds.log.keep(made, self._n_iter, again)
 
     def _copy_point(self, w: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a copy in the memory of the last but one: an interrupt may come at any moment."""
+        """Return a copy of a point, in memory that two points take turns to use.
+
+        An interrupt may come while one is written: the other is then whole.
+        """
         room = np.empty_like(w)
         if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
             room = old
@@ -325,8 +332,9 @@ class _AskedSums:
 
 
 def question_kinds(*brought: Any) -> KnownClasses:
-    """Return the classes that questions are made of, by name: a module's, and those brought
-    along.
+    """Return the classes that statistics are made of, by name.
+
+    They are those of loaded modules, and those that are pickled by value with the given objects.
     """
     of_modules = [
         kind for base in _BASES for kind in _iterate_subclasses(base) if _is_found_in_module(kind)
