@@ -39,7 +39,7 @@ __all__ = [
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)
 #: Separators other than commas that occur in files with the suffix .csv.
-_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass
@@ -268,10 +268,10 @@ def _check_commas(files: list[str]) -> None:
     for path in sorted(found for pattern in files for found in glob.glob(pattern)):
         with open(path, encoding="utf-8", errors="replace") as file:
             header = file.readline()
-        between = next((mark for mark in _OTHER_SEPARATORS if mark in header), None)
+        between = next((mark for mark in _SEPARATORS if mark in header), None)
         if between is not None and "," not in header:
             raise InvalidDataError(
-                f"{path} is separated by {_OTHER_SEPARATORS[between]}, not by commas: its first line is "
+                f"{path} is separated by {_SEPARATORS[between]}, not by commas: its first line is "
                 f"{header.strip()[:80]!r}. Write it with commas: "
                 f"pandas.read_csv({path!r}, sep={between!r}).to_csv({path!r}, index=False)."
             )
