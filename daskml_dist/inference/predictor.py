@@ -1,4 +1,4 @@
-"""Predictors: fitted models as bare functions of rows in memory, for services."""
+"""Predictors: fitted models as fast functions of rows in memory, for services."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["METHODS", "FewRowsFunctions", "Predictor", "is_sklearn_tree", "make_
 
 
 def is_sklearn_tree(model: Any) -> bool:
-    """Return whether a model looks rows up in scikit-learn's trees, and adds these up in one order.
+    """Return whether a model is a tree, or adds trees in a fixed order, in scikit-learn.
 
-    Threads of a forest with `n_jobs` add them up in the order in which they end.
+    With `n_jobs`, threads of a forest add the trees' answers in the order in which they end.
     """
     if not type(model).__module__.startswith("sklearn."):
         return False
@@ -45,42 +45,52 @@ def is_sklearn_tree(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class FewRowsFunctions:
-    """Functions from few plain rows of one dtype to a method's answers.
+    """Functions from a few plain rows of one dtype to a method's answers.
 
-    Each returns None itself for rows that are not few, plain and finite.
+    They return None for rows that are too many, not plain, or not finite.
+
+    Parameters
+    ----------
+    few : callable
+        Answers as the method gives them to the rows together.
+    each : callable or None
+        Answers as the method gives them to each row alone, to the bit; None where only one call a
+        row gives these.
+    apart : bool
+        Whether a row's answer never depends on the rows beside it, also in the method itself:
+        `few` and `each` are then the same.
     """
 
     few: FewRowsFunction
     each: FewRowsFunction | None
-    """Those of which each is to the bit the one that its row gets alone; None where only a call a
-    row tells."""
     apart: bool
-    """Whether both are the same, and the method's own answers are so too, to any rows."""
 
 
 def make_few_rows_functions(
     model: Any, method: str, dtype: np.dtype[Any]
 ) -> FewRowsFunctions | None:
-    """Return functions from few plain rows to a method's answers; None where there are none."""
-    from sklearn.pipeline import Pipeline  # which every worker would load otherwise
+    """Return functions from a few plain rows to a method's answers; None where there are none."""
+    from sklearn.pipeline import Pipeline  # imported here: workers need not load it
 
     if type(model) is Pipeline:
         return _make_pipeline_functions(model, method, dtype)
     if method == "transform" and (scaled := make_scaler_function(model, dtype)) is not None:
-        lane = _scale_before([(model, scaled)], None)
-        return FewRowsFunctions(lane, lane, True)
+        scale = _scale_before([(model, scaled)], None)
+        return FewRowsFunctions(scale, scale, True)
     if not hasattr(model, "_map_rows"):
         return None
+    # A call with a placeholder for the rows returns the function that the method would apply to
+    # them; a method that reads the rows itself fails.
     try:
-        asked = getattr(model, method)(RowsPlaceholder(dtype))
+        call = getattr(model, method)(RowsPlaceholder(dtype))
     except (AttributeError, TypeError, ValueError):
-        return None  # it looks into the rows itself
-    if not isinstance(asked, RowFunctionCall):
         return None
-    few = asked.few(dtype)
-    if has_independent_rows(asked):
+    if not isinstance(call, RowFunctionCall):
+        return None
+    few = call.few(dtype)
+    if has_independent_rows(call):
         return FewRowsFunctions(few, few, True)
-    return FewRowsFunctions(few, make_each_row_function(asked, dtype), False)
+    return FewRowsFunctions(few, make_each_row_function(call, dtype), False)
 
 
 def _make_pipeline_functions(
@@ -98,12 +108,12 @@ def _make_pipeline_functions(
 
 
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
-    """Return a function that scales few rows, and then answers them where a model follows."""
+    """Return a function that scales a few rows, and then applies `last` where a model follows."""
     row_shape = (int(scalers[0][0].n_features_in_),)
     steps = [scaled for _, scaled in scalers]
 
     def answer(X: NDArray[Any]) -> NDArray[Any] | None:
-        # What scaling would hide (clipped infinity) is seen before it.
+        # Checked before the scaling, which may clip infinity.
         rows = convert_few_rows(X, row_shape)
         if rows is None or not np.isfinite(rows).all():
             return None
@@ -279,12 +289,11 @@ class Predictor:
 def _try_few_rows_first(
     bare: dict[np.dtype[Any], FewRowsFunction], method: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Return a function that tries those for few rows by their dtype, and else calls the method."""
+    """Return a function that tries the functions of few rows by dtype, and else the method."""
 
     def function(X: Any) -> Any:
         if type(X) is np.ndarray and (answer := bare.get(X.dtype)) is not None:
-            found = answer(X)
-            if found is not None:
+            if (found := answer(X)) is not None:
                 return found
         answers = method(X)
         return answers.toarray() if sparse.issparse(answers) else answers

@@ -63,10 +63,10 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 __all__ = [
     "BaseRidgeCV",
+    "LeftOutValues",
     "RidgeCV",
     "RidgeClassifierCV",
-    "Values",
-    "values_left_out",
+    "map_left_out_values",
 ]
 
 

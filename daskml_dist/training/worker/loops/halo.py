@@ -1,8 +1,8 @@
-"""Exchange of values of keys between trainers: the halo of keys that the own entries touch.
+"""Exchange of keys' values between trainers: each fetches those that its entries touch, its halo.
 
-A `Halo` is a plan, made once, of which values each trainer sends to which; `plan_row_parts` makes
-plans for a part of the rows at a time, where the values that all of them touch do not fit in
-memory. `Owners` knows which trainer has a key.
+A `Halo` is a plan, made once, of the values that each trainer sends to each other; `plan_row_parts`
+makes such plans for some rows at a time, where the values that all rows touch do not fit in memory.
+`Owners` finds the trainer that owns a key.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _VALUES_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class Slice:
-    """Neighbouring rows of a lane, or some entries of one long row.
+    """Range of whole rows of a lane, or of the entries of one long row.
 
     Parameters
     ----------
     rows : slice
     entries : slice
     of_row : tuple of int, or None
-        As of `KeyedRows`.
+        Entries of the row before these, and in all, of a piece of a row; None: whole rows.
     """
 
     rows: slice
@@ -62,7 +62,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class TouchedRows:
-    """Some rows of each own lane, and the plan of the values that they touch."""
+    """Some rows of each own lane, and the function that fetches the values that they touch."""
 
     fetch: Callable[[Array], Array]
     rows: list[KeyedRows]
@@ -71,7 +71,10 @@ class TouchedRows:
 def cut_rows_by_entries(
     indptr: NDArray[np.int64], most: int, piece: int | None
 ) -> tuple[list[Slice], list[Slice]]:
-    """Cut rows into pieces of long rows, in order, and runs of whole rows, each of few entries."""
+    """Return pieces of long rows, and runs of whole rows, each of about `most` entries at most.
+
+    `piece` is the unit of entries by which long rows may be cut; None: they stay whole.
+    """
     sizes = np.diff(indptr)
     # Rows longer than a part (popular items) are cut; their sums are joined later.
     long = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
@@ -95,7 +98,7 @@ def cut_rows_by_entries(
 
 
 def take_row_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
-    """Return a slice of a lane's rows, whose entries point to other positions."""
+    """Return a slice of a lane's rows, with new indices of its entries."""
     own, entries = rows.range, some.entries
     a, b = some.rows.start, some.rows.stop
     start = own.own.start
@@ -123,7 +126,7 @@ def plan_row_parts(
     most: int,
     piece: int | None,
 ) -> tuple[list[TouchedRows], list[TouchedRows]]:
-    """Make the parts of pieces of long rows, and of whole rows; every trainer has equally many."""
+    """Return the parts of pieces of long rows, and those of whole rows, as many in each trainer."""
     wanted = merge_ids([block.touched for block in blocks])
     # Numbers of all touched ids, once for all parts.
     numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
@@ -154,7 +157,7 @@ def _make_part(
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], Slice]],
     rooms: ExchangeBuffers,
 ) -> TouchedRows:
-    """Make one part, and its plan, together with all trainers."""
+    """Return one part with its plan of exchange, made by all trainers together."""
     wanted, used = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
         found = np.zeros(len(numbers), np.bool_)
@@ -173,7 +176,7 @@ def _make_part(
 
 
 class _PartFetch:
-    """Plan of a part's values, as `Halo`; they come in the order of their owners."""
+    """Plan of the exchange of a part's values, like `Halo`, in the order of their owners."""
 
     def __init__(
         self,
@@ -184,7 +187,7 @@ class _PartFetch:
     ) -> None:
         self._communicator, self._rooms = communicator, rooms
         places = owners.places(numbers)
-        #: Where the value of each of `numbers` comes.
+        #: Position of the value of each of `numbers` in the result.
         self.place = np.empty(len(numbers), np.int32)
         self.place[np.concatenate(places)] = np.arange(len(numbers), dtype=np.int32)
         self._ends = np.cumsum([len(at) for at in places]).tolist()
@@ -223,16 +226,15 @@ class Owners:
         self._firsts = np.array([at.first for at in own])
         self._starts = np.array([at.own.start for at in own])
         lanes = np.array([at.lane for at in own], np.int64)
-        # Rank that has each lane, as every rank says of its own lanes.
+        # Rank that has each lane: every rank sends the numbers of its own.
         self._owner = np.zeros(len(bounds) - 1, np.intp)
         for rank, (its,) in enumerate(communicator.allgather([lanes])):
             self._owner[its] = rank
 
     def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
-        """Return the numbers of sorted ids, asked of their owners."""
-        # Sorted ids fall into the lanes' ranges; each owner numbers those of its lanes.
+        """Return the numbers of sorted ids, as their owners give them."""
+        # Lanes are ranges of ids, so each has a slice of the sorted ids, which its owner numbers.
         edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
-        # Ids by lane, since lanes are ranges of ids.
         parts = [ids[a:b] for a, b in pairwise(edges)]
         asked = self._communicator.alltoall(
             [
@@ -243,7 +245,7 @@ class Owners:
         found = self._communicator.alltoall(
             [self._number_own_ids(unpack_ids(some)) for some in asked]
         )
-        # Answers come by rank; put each lane's at its place.
+        # Answers are ordered by rank, and in each by lane.
         out = np.empty(len(ids), np.int64)
         for rank, its in enumerate(found):
             lanes = self._lanes_of_rank(rank)
@@ -266,8 +268,8 @@ class Owners:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def places(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Return, by rank, the places of its keys among some numbers."""
-        # Of lanes without keys several begin at one number: the last of them has it.
+        """Return, by rank, the positions among `numbers` of the keys that it owns."""
+        # Lanes without keys begin at the same number as the next lane: the last of these owns it.
         of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
         return [np.flatnonzero(of_rank == rank) for rank in range(self._communicator.size)]
 
@@ -280,7 +282,7 @@ class Owners:
         return found
 
     def sent(self, numbers: NDArray[np.int64], parts: Array) -> tuple[NDArray[np.intp], Array]:
-        """Give parts to the owners of keys; return what all ranks gave for the own keys."""
+        """Send parts to the owners of keys; return the own keys' positions, and parts from all."""
         places = self.places(numbers)
         asked = self._communicator.alltoall([numbers[at] for at in places])
         given = self._communicator.alltoall([parts[at] for at in places])
@@ -298,13 +300,13 @@ class Owners:
 
 
 class ExchangeBuffers:
-    """Arrays for values that are received, allocated once: new memory is slower than filling it."""
+    """Arrays for received values, allocated once: the first write to new memory is slow."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, Array] = {}
 
     def like(self, values: Array, n: int, name: Any) -> Array:
-        """Return room for n values like some, with rows at whole cache lines where possible."""
+        """Return an array for `n` values of this shape and dtype, aligned to a cache line."""
         kept = self._kept.get(name)
         known = kept is not None and (kept.dtype, kept.shape[1:]) == (
             values.dtype,
@@ -326,26 +328,26 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 class Halo:
-    """Plan of whose values a trainer receives, and whom it sends its own.
+    """Plan of the values that a trainer receives from each other, and sends to each.
 
     Parameters
     ----------
     communicator : Communicator
     owners : Owners
-        Of the keys.
+        Owners of the keys.
     numbers : ndarray of int64 of shape (n,)
-        Of the keys whose values are wanted, in the order in which they are.
+        Numbers of the keys whose values are wanted, in the order of the result.
     """
 
     def __init__(
         self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64]
     ) -> None:
         self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
-        #: Where what comes of each rank is put.
+        #: Positions in the result of the values from each rank.
         self._place = owners.places(numbers)
         # Each rank learns once which of its values the others want.
         asked = communicator.alltoall([numbers[at] for at in self._place])
-        #: Which of the own values each rank gets.
+        #: Positions of the own values that are sent to each rank.
         self._give = [owners.positions(some) for some in asked]
 
     def fetch(self, values: Array) -> Array:
@@ -366,7 +368,7 @@ class Halo:
 def exchange_values(
     communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: ExchangeBuffers
 ) -> list[Array]:
-    """Send each rank the values that it gets; return what the others sent, by rank."""
+    """Send own values, by positions for each rank; return the values received, by rank."""
     given = []
     for r, at in enumerate(give):
         own = r == communicator.rank
@@ -379,12 +381,15 @@ def exchange_values(
 def arrange_touched_keys(
     blocks: Sequence[KeyedBlock],
 ) -> tuple[Array, list[Array], NDArray[np.int32]]:
-    """Return sorted ids of all touched keys, positions of the entries' values, and of the ids."""
+    """Return the sorted ids of all touched keys, new indices of entries, and the ids' positions.
+
+    Positions are by falling use, so that values that many entries touch share cache lines.
+    """
     if len(blocks) == 1:
         return blocks[0].touched, [blocks[0].indices], blocks[0].place
     wanted = merge_ids([block.touched for block in blocks])
     at = IdLookup(wanted)
-    #: Of each block's values, which of all touched keys they are of.
+    # Number among all touched keys of each block's values.
     of_value = []
     uses = np.zeros(len(wanted), np.int64)
     for block in blocks:
