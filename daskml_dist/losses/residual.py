@@ -161,6 +161,7 @@ class EpsilonInsensitive(_EpsilonLoss):
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         xp = namespace(residual)
         values = self._residual_beyond_epsilon(residual)
+        # Inside the tube the value and the subgradient are 0, at its border too.
         return values, xp.sign(residual) * cast(values > 0, residual.dtype)
 
     @staticmethod
@@ -236,6 +237,7 @@ class Quantile(_ResidualLoss):
             )
 
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
+        # 1 - quantile for predictions above the target, -quantile for those below.
         slope = cast(residual > 0, residual.dtype)
         slope -= self.quantile
         return slope * residual, slope

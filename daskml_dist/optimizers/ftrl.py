@@ -16,8 +16,9 @@ class FTRL(Optimizer):
     """FTRL-Proximal (McMahan 2011, McMahan et al. 2013): Adagrad's rates, and sparser under l1.
 
     After step t, `w` minimises the sum of all gradients so far, the l1 penalty of all steps so
-    far (``t * l1``, so that it weighs against the mean loss), and the proximity to the points
-    passed. The rate of a parameter is ``lr / (beta + sqrt(n))``.
+    far (``t * l1``, so that it is relative to the mean loss), and weighted squared distances to
+    the earlier `w`. The rate of a parameter is ``lr / (beta + sqrt(n))``, with the sum n
+    of its squared gradients.
 
     Of the papers' z only the part is stored that does not follow from `w`, the dual
     ``z + w / rate`` (in ``[-bound, bound]``). So the learning rate may change between steps, and
@@ -26,7 +27,7 @@ class FTRL(Optimizer):
     Parameters
     ----------
     beta : float, default=1.0
-        Larger is slower at first.
+        Added to the root; larger means shorter first steps.
 
     Examples
     --------
@@ -53,6 +54,7 @@ class FTRL(Optimizer):
     @staticmethod
     def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
+        # Adagrad's step: only an l1 penalty changes the duals.
         n = state[1][k] + grad * grad
         rate = lr / (math.sqrt(n) + coefficients[0])
         state[1][k] = n

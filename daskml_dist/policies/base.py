@@ -95,6 +95,7 @@ class Policy(NamedParameters):
 
     def __post_init__(self) -> None:
         self._check_declaration()
+        # Types of fields are strings in modules with `from __future__ import annotations`.
         own = {f.name: f.metadata.get("least", 1) for f in fields(self) if f.type in (int, "int")}
         for name, least in (own | _CADENCE).items():
             value = getattr(self, name)
@@ -105,6 +106,7 @@ class Policy(NamedParameters):
         self._check_outer_step()
 
     def _check_outer_step(self) -> None:
+        """Raise for an outer step that is out of range, or that the policy does not take."""
         rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
         if not (_is_number(rate) and rate > 0):
             raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
@@ -120,6 +122,7 @@ class Policy(NamedParameters):
             )
 
     def _check_declaration(self) -> None:
+        """Raise for a subclass without a name or a known loop."""
         loops = get_args(_Loop)
         if not hasattr(self, "name") or getattr(self, "loop", None) not in loops:
             raise InvalidParameterError(
@@ -156,6 +159,7 @@ class Policy(NamedParameters):
 
         Gradients that are not pushed yet at the end of a pass are pushed there.
         """
+        # In lockstep a step is one update; else each lane's pushes, rounded up, are updates.
         return n_steps if self.lockstep else -(-n_steps // self.push_every) * n_lanes
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
@@ -176,6 +180,7 @@ class Policy(NamedParameters):
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number, and no bool."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)
 

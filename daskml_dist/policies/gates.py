@@ -1,7 +1,7 @@
-"""Gates: state machines that decide which pushes apply now, and which lanes may go on.
+"""Gates: state machines that decide which pushes are applied, and which lanes may start a step.
 
-They never block: a server asks them after each message, and keeps the answers to lanes that may not
-go on. Clocks count finished steps, so that a repeated push has no effect.
+They never block: a server asks them after each message, and delays its answer to lanes that may not
+start their next step. Clocks count finished steps, so that a repeated push has no effect.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["ArrivalGate", "Gate", "RoundGate", "TrainerGate"]
 
 
 class Gate(ABC):
-    """Live state of one policy over a set of lanes.
+    """State machine of one policy over a set of lanes.
 
-    A lane's clock counts the steps that it has finished (pushed). Repeated pushes are refused
-    here, which makes every push idempotent.
+    A lane's clock counts the steps that it has pushed. Repeated pushes are refused, which makes
+    every push idempotent.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class Gate(ABC):
         self.clocks: dict[int, int] = dict.fromkeys(lanes, clock)
 
     def join(self, lane: int, clock: int) -> None:
-        """Let a lane take part from `clock` on."""
+        """Add a lane, which has made `clock` steps."""
         self.clocks[lane] = clock
 
     def leave(self, lane: int) -> None:
-        """Forget a lane, so that no lane waits for it; its open push, if any, counts."""
+        """Remove a lane, so that no lane waits for it; its push in the open round stays."""
         self.clocks.pop(lane, None)
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Gate(ABC):
 
     @abstractmethod
     def due(self) -> list[int]:
-        """Return the lanes whose pushes apply next; none while a round is open."""
+        """Return the lanes whose pushes are to be applied together now; none: nothing is to do."""
 
     @abstractmethod
     def may_go(self, lane: int) -> bool:
@@ -62,7 +62,7 @@ class Gate(ABC):
         return all(self.may_go(lane) for lane in lanes)
 
     def clock(self, lane: int) -> int:
-        """Return the clock that `lane` continues from."""
+        """Return the clock from which `lane` continues."""
         return self.clocks.get(lane, 0)
 
 
@@ -79,14 +79,17 @@ class RoundGate(Gate):
 
     def __init__(self, lanes: Iterable[int], clock: int = 0, *, spare: int = 0) -> None:
         super().__init__(lanes, clock)
+        #: Clock of the round that was applied last, from which all lanes continue.
         self._round = clock
         self._spare = spare
+        #: Lanes that have pushed in the open round.
         self._arrived: set[int] = set()
 
     def join(self, lane: int, clock: int) -> None:
-        super().join(lane, max(clock, self._round))
+        super().join(lane, max(clock, self._round))  # rounds so far went without it
 
     def push(self, lane: int, clock: int) -> bool:
+        # Refused: repeated pushes, and those of backup workers that come after their round.
         if lane not in self.clocks or lane in self._arrived or clock != self._round + 1:
             return False
         self.clocks[lane] = clock
@@ -95,6 +98,8 @@ class RoundGate(Gate):
 
     def due(self) -> list[int]:
         """Return the lanes of a round once at most `spare` are missing, and open the next round."""
+        # A lane that has left may be in `_arrived` but not in `clocks`. At least one of the others
+        # is waited for, whatever `spare` is.
         missing = sum(lane not in self._arrived for lane in self.clocks)
         if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
             return []
@@ -127,9 +132,9 @@ class ArrivalGate(Gate):
         super().__init__(lanes, clock)
         self._staleness = staleness
         self._arrived: list[int] = []
-        #: Number of lanes at each clock, so that the slowest is found among few clocks, not many
-        #: lanes.
-        self._at = Counter(self.clocks.values())
+        #: Number of lanes at each clock. The slowest clock is the smallest key, found among few
+        #: clocks instead of many lanes.
+        self._n_lanes_at = Counter(self.clocks.values())
 
     def join(self, lane: int, clock: int) -> None:
         self._count_lane_at(lane, clock)
@@ -140,13 +145,13 @@ class ArrivalGate(Gate):
         super().leave(lane)
 
     def _count_lane_at(self, lane: int, clock: int | None) -> None:
-        """Count a lane at another clock, or at none (None)."""
+        """Move a lane to another clock in the counts; None: remove it from them."""
         if (before := self.clocks.get(lane)) is not None:
-            self._at[before] -= 1
-            if not self._at[before]:
-                del self._at[before]
+            self._n_lanes_at[before] -= 1
+            if not self._n_lanes_at[before]:
+                del self._n_lanes_at[before]
         if clock is not None:
-            self._at[clock] += 1
+            self._n_lanes_at[clock] += 1
 
     def push(self, lane: int, clock: int) -> bool:
         if lane not in self.clocks or clock <= self.clocks[lane]:
@@ -160,16 +165,17 @@ class ArrivalGate(Gate):
         return [self._arrived.pop(0)] if self._arrived else []
 
     def may_go(self, lane: int) -> bool:
+        # Stale-synchronous parallel (Ho et al. 2013): the lead over the slowest lane is bounded.
         if self._staleness is None or lane not in self.clocks:
             return True
-        return self.clocks[lane] - min(self._at) <= self._staleness
+        return self.clocks[lane] - min(self._n_lanes_at) <= self._staleness
 
 
 class TrainerGate(ArrivalGate):
     """Gate of trainers whose lanes send one message: the slowest lane of a trainer is bounded.
 
-    It may lead the slowest lane of the other trainers by `staleness` clocks. Lanes of a trainer do
-    not wait for each other, and the slowest trainer does not wait.
+    That lane may lead the slowest lane of the other trainers by `staleness` clocks. Lanes of one
+    trainer do not wait for each other, and the slowest trainer does not wait.
     """
 
     def may_all_go(self, lanes: Iterable[int]) -> bool:

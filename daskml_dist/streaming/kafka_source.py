@@ -184,6 +184,8 @@ class KafkaSource(NamedParameters):
         """
         if self._idle is None or waited < self._idle:
             return False
+        # Silence of brokers that are away looks like the end of the topic, except that they do not
+        # report the ends of partitions.
         if self._unread and waited >= self._idle + self._timeout:
             raise self._make_error(f"no answer within {self._timeout:g} s")
         return not self._unread
@@ -211,6 +213,7 @@ class KafkaSource(NamedParameters):
         for message in messages:
             by_partition.setdefault(message.partition(), []).append(message)
         for number, own in by_partition.items():
+            # The consumer returns a partition's messages by offset, so the last is the farthest.
             source = f"messages of {self._topic!r}, partition {number}"
             X, y = unpack_X_y(self._read([message.value() for message in own]), source)
             yield Batch(X, y, {str(number): own[-1].offset()})
