@@ -88,6 +88,8 @@ def differences(
         lines.append(f"results: {sorted(found.keys() ^ expected.keys())} on one side alone")
     for name in found.keys() & expected.keys():
         beside = _largest(expected.get(_BESIDE.get(name, "")))
+        if name == "score()":
+            beside = max(beside, 1.0)  # R2 is 1 less a ratio of sums, so it is rounded beside 1
         strict = whole and name.endswith(")")
         if line := _difference(found[name], expected[name], rtol, strict, beside):
             lines.append(f"{name}: {line}")
