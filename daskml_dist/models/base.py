@@ -1,4 +1,4 @@
-"""Base classes of models: methods that the engine calls, and the rows that it passes to them."""
+"""Base classes of models (objective functions), and the batches of rows that they are given."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ __all__ = [
 
 
 def identity_of(thing: Any) -> dict[str, Any]:
-    """Return the class and the fields of a model or solver as JSON values, alike in all processes.
+    """Return the class and the fields of a model or solver as JSON values, for checkpoints.
 
-    A checkpoint holds them, and goes on only where they agree.
+    The values are the same in every process. A fit resumes from a checkpoint only if the stored
+    values equal its own.
     """
     if is_dataclass(thing):
         names = [field.name for field in fields(thing) if field.repr]
     else:
-        # What is computed when it is first asked for says nothing that the others do not.
+        # Cached properties derive from the other attributes, and may not have been computed yet.
         kind = type(thing)
         names = [
             name
@@ -59,7 +60,8 @@ def _plain_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return float(value) if isfinite(value) else repr(float(value))  # NaN equals nothing
+        # As text, since NaN does not equal itself, and JSON has no infinity.
+        return float(value) if isfinite(value) else repr(float(value))
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return [_plain_value(one) for one in value.tolist()]
@@ -77,7 +79,7 @@ def _plain_value(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Part:
-    """A named array among the parameters of a model.
+    """Named array among the parameters of a model.
 
     Parameters
     ----------
@@ -86,12 +88,13 @@ class Part:
     penalised : bool, default=True
         Whether the penalty applies to it.
     buffer : bool, default=False
-        Whether it is a running mean instead of something to minimise by (the statistics of a batch
-        normalisation). The "gradient" of a buffer is ``rows * (old - new)``, and every policy takes
-        the mean of the rows' `new`; it has neither penalty nor learning rate.
+        Whether it is a running mean instead of a trained parameter (the statistics of batch
+        normalisation). A model's "gradient" of a buffer is ``rows * (old - new)``, so that a step
+        of rate 1 by the mean gradient of a row replaces it by the mean of the rows' new values,
+        under any policy. No penalty and no learning rate apply.
     additive : bool, default=False
-        Whether it is a sum over the rows of all steps (counts). Its "gradient" is minus what the
-        rows add; every policy takes the sum of that, with neither penalty nor learning rate.
+        Whether it is a running sum over the rows of all steps (counts). A model's "gradient" is
+        minus the rows' terms, which every policy adds up. No penalty and no learning rate apply.
 
     Examples
     --------
@@ -116,7 +119,8 @@ class Parameters:
     parts : tuple of Part
         In their order in the matrix. The size of each is a multiple of `width`.
     width : int, default=1
-        Columns of the matrix: 1 unless rows are to be touched one by one (linear models).
+        Columns of the matrix: 1, except for models whose steps update single rows of it (a linear
+        model's row has the coefficients of one feature for all outputs).
 
     Raises
     ------
@@ -146,7 +150,7 @@ class Parameters:
 
     @cached_property
     def rows(self) -> dict[str, slice]:
-        """Rows of the matrix that each part takes."""
+        """Slice of the matrix's rows that holds each part, by the part's name."""
         found, start = {}, 0
         for part in self.parts:
             stop = start + prod(part.shape) // self.width
@@ -160,7 +164,7 @@ class Parameters:
         return sum(prod(part.shape) for part in self.parts) // self.width, self.width
 
     def views(self, w: Any) -> dict[str, Any]:
-        """Return the parts of a matrix by their names, as views."""
+        """Return the named arrays of a matrix, as views of it."""
         xp = namespace(w)
         return {
             part.name: xp.reshape(w[self.rows[part.name], ...], part.shape) for part in self.parts
@@ -169,9 +173,9 @@ class Parameters:
 
 @dataclass(frozen=True)
 class LinearForm:
-    """Form of a linear model, for its kernels: the loss of ``X @ coef + intercept``.
+    """Description of a linear model for compiled kernels: the loss of ``X @ coef + intercept``.
 
-    The parameters of such a model are a row for each feature, and last the intercepts.
+    The matrix of the parameters has a row for each feature; the last row holds the intercepts.
 
     Parameters
     ----------
@@ -179,7 +183,7 @@ class LinearForm:
     n_features : int
     fit_intercept : bool
     few_entries : bool, default=False
-        Whether all rows of the fit have too few entries for a kernel of dense rows to be compiled.
+        Whether the whole data set has too few entries to pay for compiling a kernel of dense rows.
 
     Examples
     --------
@@ -197,31 +201,32 @@ class LinearForm:
 
     @property
     def dense_kernel(self) -> str | None:
-        """Name of the kernel that computes gradients of dense rows on the host, if any."""
+        """Name of the compiled kernel for gradients of dense rows on the CPU, or None."""
         return None if self.few_entries else self.loss.kernel
 
 
 class BatchRows:
-    """Rows that a model is given at once: a batch, or a piece of a large one.
+    """Rows that a model is given in one call: a batch, or a piece of a large one.
 
     Parameters
     ----------
     X : rows of shape (n, ...)
-        As the backend has them.
+        As prepared by :meth:`Model.prepare`, on the backend's device.
     y : array of shape (n, ...) or None
-        Targets as :meth:`Model.encode` made them.
+        Targets as encoded by :meth:`Model.encode`.
     weight : array of shape (n,) or None
         None: all are 1.
     key : tuple of int
-        Of the random stream: seed, lane, clock, and number of the piece.
+        Seed of the rows' random stream: the fit's seed, the lane, the step or the sum, and the
+        position of the rows.
     block : int, default=-1
-        Number of the block that the rows are of, where they are neighbours in it.
+        Index of the block, if the rows are adjacent in one.
     first : int, default=0
-        Position of the first of them in the block.
+        Position of the first row in the block.
     state : array of shape (n, ...) or None
-        State that a statistic keeps for each row between rounds.
+        State of each row that outlives a sum (`daskml_dist.solvers.RowState`).
     places : ndarray of int of shape (n,), or None
-        Places of the rows, counted from `first`, where they are some of neighbours.
+        Positions of the rows relative to `first`, if they are a selection from adjacent rows.
 
     Examples
     --------
@@ -254,12 +259,12 @@ class BatchRows:
         self.places = places
 
     def part(self, at: slice, backend: Backend) -> BatchRows:
-        """Return some adjacent rows; they are valid until the next part is asked for."""
+        """Return a slice of the rows; its X may be a buffer that the next call overwrites."""
         y, weight, state, places = (
             None if array is None else array[at, ...]
             for array in (self.y, self.weight, self.state, self.places)
         )
-        # Places, where there are any, go on from the same row.
+        # Places count from the same row in every slice.
         first = self.first + at.start if places is None else self.first
         return BatchRows(
             backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state,
@@ -267,20 +272,20 @@ class BatchRows:
         )  # fmt: skip
 
     def draw(self) -> np.random.Generator:
-        """Return a new random stream, the same on any worker and at any time for these rows."""
+        """Return a new generator seeded by `key`: the same rows draw the same on any worker."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.key)))
 
 
 class Model(ABC):
-    """Base class of all models: how rows and targets become what their maths reads.
+    """Base class of all models: preprocessing of rows and targets.
 
-    Immutable, since it travels to trainers. Pure functions of arrays, written in the functions of
-    the array API standard, run on every backend.
+    A model is immutable, since it is copied to every trainer. Its methods are pure functions of
+    arrays; written with functions of the array API standard, they run on every backend.
 
     Attributes
     ----------
     flushes : bool
-        Whether numbers too small to be normal count as 0, wherever the host computes for it.
+        Whether the CPU flushes subnormal numbers to 0 during the fit.
     takes_missing : bool
         Whether rows may hold NaN and infinity.
 
@@ -314,15 +319,14 @@ class Model(ABC):
     def prepare(self, X: Any, dtype: Any) -> Any:
         """Return a block's rows in the form that the model reads, by default in the fit's dtype.
 
-        A model that reads tensors as they are (images of uint8) returns `X` itself, and casts the
-        rows of a batch where it works on them. What it makes is in memory beside the rows, and
-        `memory_budget` counts the rows alone.
+        A model of tensors (images of uint8) may return `X` itself, and cast each batch instead.
+        A new array takes memory in addition to the rows; `memory_budget` counts the rows alone.
 
         Parameters
         ----------
-        X : ndarray, or CSR matrix, of shape (n, ...)
-            Of a linear model float32 or float64, of tensors in their own dtype; not to be changed.
-            Or an array of CuPy.
+        X : ndarray, CSR matrix or CuPy array, of shape (n, ...)
+            Two-dimensional rows in float32 or float64, tensors in their own dtype; not to be
+            changed.
         dtype : numpy dtype of the fit
 
         Returns
@@ -332,7 +336,7 @@ class Model(ABC):
         return X if X.dtype == dtype else X.astype(dtype)
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
-        """Return a context for a trainer's computing, with `n_threads` threads for each lane."""
+        """Return a context manager in which a trainer computes, `n_threads` threads a lane."""
         return nullcontext()
 
 
@@ -344,14 +348,14 @@ class StepModel(Model):
     parameters : Parameters
         Set when the model is made.
     linear : LinearForm or None
-        Of a linear model, for which there are kernels; None for all others.
+        Description of a linear model, for compiled kernels; None for all others.
     touches : float or None
-        Rows of the parameters that a row of data touches, in the mean, where these are few and
-        :meth:`touched` names them; None: all. Steps in few of many rows move nothing else: only
-        these are pulled and pushed, and only their state of the optimizer changes.
+        Mean number of parameter rows with a nonzero gradient for a row of data, if the gradient is
+        row-sparse; None: it is dense. A step of a row-sparse model pulls, pushes and updates only
+        the rows that :meth:`touched` returns, and their optimizer state.
     starts_threads : bool
-        Whether threads that it starts may outlive a fit, even where a lane is to use one alone:
-        its trainers then do not keep to a share of the cores, which these would inherit.
+        Whether the model starts threads that may outlive a fit. Trainers then do not pin themselves
+        to a share of the cores, since the threads would inherit the affinity.
 
     Examples
     --------
@@ -382,20 +386,21 @@ class StepModel(Model):
         return np.zeros(self.parameters.shape, dtype=dtype)
 
     def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
-        """Return some rows of :meth:`init` as a new array.
+        """Return a slice of the rows of :meth:`init`, as a new array.
 
-        Other processes may hold the other rows.
+        For processes that hold a shard of the parameters. Override it where computing all of
+        :meth:`init` takes too much memory.
         """
         return self.init(seed, dtype)[at, :].copy()
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Return the rows of the parameters that a batch touches, and renumber its pieces to them.
+        """Return the parameter rows that a batch reads, and renumber its pieces to positions there.
 
-        Asked of a model with `touches`, whose batches touch few rows of many. For the gradient of
-        such a batch :meth:`add_gradient` is given these rows of the parameters alone, in their
-        order, and room for their gradient. So whatever in a piece's `X` names rows of the
-        parameters must name places among these from now on: ``piece.X = ...``, a new array.
-        :func:`~daskml_dist.models.distinct` finds both.
+        Called for a model whose `touches` is not None. :meth:`add_gradient` is then given only the
+        returned rows of the parameters, in their order, and an array for their gradient. Indices of
+        parameter rows in a piece's `X` (columns of sparse rows, categories) must therefore become
+        positions among the returned rows: assign a new array to ``piece.X``.
+        :func:`~daskml_dist.models.distinct` computes the rows and the positions.
 
         Parameters
         ----------
@@ -406,7 +411,7 @@ class StepModel(Model):
         Returns
         -------
         ndarray of int64
-            Sorted, each once; on the host.
+            Sorted and distinct, in host memory.
         """
         raise NotImplementedError
 
@@ -416,7 +421,7 @@ class StepModel(Model):
 
         Parameters
         ----------
-        w : array of ``parameters.shape``, or of the rows of it that the batch touches
+        w : array of ``parameters.shape``, or only the rows that :meth:`touched` returned
             On the backend's device, as all arrays; not to be changed.
         rows : BatchRows
         out : array of the shape of `w`, of its dtype or float64
@@ -429,15 +434,17 @@ class StepModel(Model):
         """
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any] | None:
-        """Return the gradient of the summed loss in an array of the model's own, and that loss.
+        """Return the gradient of the summed loss in a buffer of the model's own, and the loss.
 
-        The array is the caller's until the model is asked for another gradient of the same lane.
-        None, as by default: the model has none of its own, and is asked to add it to another.
+        It saves the addition of :meth:`add_gradient`. The caller may use the buffer until the next
+        gradient of the same lane. None, the default: the caller uses :meth:`add_gradient`.
         """
         return None
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Return sums over held-out rows, any number of them in float64, which are added up.
+        """Return an array of sums over held-out rows, for `validation_score`.
+
+        The engine adds the arrays of all batches.
 
         Raises
         ------
@@ -461,20 +468,20 @@ class StepModel(Model):
         """Return the facts, as JSON values, that a checkpoint of this model must agree with."""
 
     def origin(self) -> Any:
-        """Return the origin that the parameters are relative to, as a JSON value; None for zero.
+        """Return the origin of the parameters' coordinates, as a JSON value; None for zero.
 
-        Unlike :meth:`identity` it may be another in a later fit (the mean of its targets), which
-        goes on through :meth:`moved`.
+        Example: the shift that was subtracted from the targets. Unlike :meth:`identity` it may
+        differ in a later fit that resumes from a checkpoint, which then calls :meth:`moved`.
         """
         return None
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
-        """Return the parameters of this model, given parameters relative to another origin.
+        """Return the parameters relative to this model's origin, given those relative to `origin`.
 
         Raises
         ------
         ValueError
-            No model has such an origin.
+            `origin` is not one of such a model.
         """
         if origin is not None:
             raise ValueError("its parameters are relative to nothing")
@@ -482,13 +489,13 @@ class StepModel(Model):
 
 
 class StagedModel(StepModel):
-    """Base class of networks whose layers form a chain, which a pipeline cuts into stages.
+    """Base class of feed-forward networks, for pipeline parallelism: layers are cut into stages.
 
     Attributes
     ----------
     layers : tuple of tuple of str
-        Names of the parts of each layer. The parts of a layer lie one after the other in
-        `parameters`, and the layers as data goes through them.
+        Names of the parts of each layer, from the input to the output. They are contiguous in
+        `parameters`, in this order.
 
     Examples
     --------
@@ -505,7 +512,7 @@ class StagedModel(StepModel):
     layers: tuple[tuple[str, ...], ...]
 
     def rows_of(self, layers: range) -> slice:
-        """Return the rows of the parameters' matrix that belong to some adjacent layers."""
+        """Return the slice of the parameters' rows that belongs to some adjacent layers."""
         rows = self.parameters.rows
         found = [rows[name] for layer in layers for name in self.layers[layer]]
         return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
@@ -514,24 +521,24 @@ class StagedModel(StepModel):
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """Return the output of some adjacent layers, and memory for :meth:`backward`.
+        """Return the output of some adjacent layers, and activations for :meth:`backward`.
 
         Parameters
         ----------
         w : array
-            The rows of the parameters' matrix that are these layers'.
+            Rows of the parameters' matrix that belong to the layers (:meth:`rows_of`).
         x : array of shape (n, ...)
-            Rows as prepared, or the output of the layer before; not to be changed.
+            Rows as prepared, or the output of the previous layer; not to be changed.
         layers : range
         rows : BatchRows
-            The rows that all begins with. Only the first layer may look at their `X`.
+            The batch. Only the first layer may read its `X`; later stages do not have it.
         backend : Backend
 
         Returns
         -------
         array of shape (n, ...)
         object
-            Memory for :meth:`backward`; good until then, though other rows come in between.
+            Activations for :meth:`backward`, which must stay valid while other micro-batches pass.
         """
 
     @abstractmethod
@@ -547,31 +554,32 @@ class StagedModel(StepModel):
         *,
         wants_input: bool,
     ) -> Any:
-        """Add the gradient of some neighbouring layers' parameters to `out`, in place.
+        """Add the gradient of some adjacent layers' parameters to `out`, in place.
 
         Parameters
         ----------
         w : array
             As in :meth:`forward`.
         memory : object
-            What that left.
+            The second result of :meth:`forward`.
         gradient : array of shape (n, ...)
-            Of the loss by the output; may be changed.
+            Gradient of the loss with respect to the layers' output; may be changed.
         out : array like `w`
         layers : range
         rows : BatchRows
         backend : Backend
         wants_input : bool
+            False for the first layers, whose input needs no gradient.
 
         Returns
         -------
         array of shape (n, ...) or None
-            Gradient of the loss by the input, where it is wanted.
+            Gradient of the loss with respect to the input, if `wants_input`.
         """
 
     @abstractmethod
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Return the sum of the weighted losses, and its gradient by the last layer's output."""
+        """Return the summed weighted loss, and its gradient with respect to the last output."""
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         layers = range(len(self.layers))
@@ -582,11 +590,12 @@ class StagedModel(StepModel):
 
 
 class ColumnModel(ABC):
-    """Base class, beside `StepModel`, of models that are a function of ``X @ V``: their *head*.
+    """Mix-in of step models that are a function, the *head*, of a product ``X @ V``.
 
-    Some columns of X and the rows of V that belong to them make up a `ColumnPart`; the sum of the
-    products of all parts is what the head goes on with. What belongs to no column (an intercept,
-    parameters of the head) is of the last part.
+    The features of such a model can be sharded: a `ColumnPart` has some columns of X and the rows
+    of V that belong to them, and the head is applied to the sum of the parts' products (an
+    all-reduce). Parameters that belong to no column (an intercept, parameters of the head) are in
+    the last part.
 
     Examples
     --------
@@ -594,33 +603,34 @@ class ColumnModel(ABC):
     >>> from daskml_dist.models import ColumnModel
     >>> from daskml_dist.models.linear import LinearModel
     >>> model = LinearModel(SquaredError(), 4, 0, True)
-    >>> isinstance(model, ColumnModel), model.rows_of_columns(2, 4)  # the intercept is of the last
+    >>> isinstance(model, ColumnModel), model.rows_of_columns(2, 4)  # 2 columns and the intercept
     (True, slice(2, 5, None))
     """
 
     @abstractmethod
     def of_columns(self, start: int, stop: int) -> ColumnPart:
-        """Return the part of some adjacent columns, which is a `StepModel` itself.
+        """Return the part of the columns from `start` to `stop`, which is a `StepModel` itself.
 
-        Its parameters are those of :meth:`rows_of_columns`, with the same initial values as in the
-        whole model.
+        Its parameters are the whole model's rows :meth:`rows_of_columns`, with the same initial
+        values.
         """
 
     @abstractmethod
     def rows_of_columns(self, start: int, stop: int) -> slice:
-        """Return the rows of the parameters' matrix that belong to some adjacent columns.
+        """Return the slice of the parameters' rows that belongs to some adjacent columns.
 
-        The rows of the last columns are followed by the rows that belong to no column.
+        The slice of the last columns includes the rows that belong to no column.
         """
 
 
 class ColumnPart(ABC):
-    """Base class, beside `StepModel`, of the part of a model that belongs to some columns of X.
+    """Mix-in of step models that are the shard of a `ColumnModel` for some columns of X.
 
     Attributes
     ----------
     has_head : bool
-        Whether the head has parameters; else every part can go on from the sum of the products.
+        Whether the head has parameters, which the last part alone holds. Otherwise every part can
+        apply the head to the sum of the products.
 
     Examples
     --------
@@ -637,31 +647,32 @@ class ColumnPart(ABC):
 
     @abstractmethod
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """Return the products of this part's columns and parameters, its share of the head's input.
+        """Return the product of this part's columns and parameters, a summand of the head's input.
 
         Parameters
         ----------
         w : array
-            The part's parameters; for sparse rows perhaps only the touched ones.
+            The part's parameters; for sparse rows possibly only the touched ones.
         X : rows of shape (n, n_columns)
         backend : Backend
 
         Returns
         -------
-        array of shape (n,) or (n, width), in memory of its own
+        array of shape (n,) or (n, width)
+            A new array.
         """
 
     @abstractmethod
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
-        """Add the gradient of the part's parameters, but for the head's, to `out`, in place.
+        """Add the gradient of the part's parameters, without the head's, to `out`, in place.
 
         Parameters
         ----------
         X : rows of shape (n, n_columns)
         slope : array like the products
-            Gradient of the summed loss by them; not to be changed.
+            Gradient of the summed loss with respect to the sum of the products; not to be changed.
         out : array
-            As `w` in :meth:`products`.
+            Of the shape of `w` in :meth:`products`.
         backend : Backend
         """
 
@@ -672,13 +683,13 @@ class ColumnPart(ABC):
         Parameters
         ----------
         w : array
-            Parameters of the last part, asked for where the head has any.
+            Parameters of the last part; used only if `has_head`.
         total : array
-            Of the products; may be changed.
+            Sum of all parts' products; may be changed.
         rows : BatchRows
-            Of targets and weights alone.
+            Only its targets and weights are read.
         out : array like `w`
-            What the gradient of the head's parameters is added to.
+            The gradient of the head's parameters is added to it.
         backend : Backend
 
         Returns
@@ -686,29 +697,31 @@ class ColumnPart(ABC):
         float
             Sum of the rows' weighted losses.
         array like `total`
-            Its gradient by the products.
+            Its gradient with respect to `total`.
         """
 
     @abstractmethod
     def head_sums(
         self, w: Any, total: Any, rows: BatchRows, backend: Backend
     ) -> NDArray[np.float64]:
-        """Return the sums over held-out rows, given the sum of all parts' products."""
+        """Return :meth:`StepModel.validation_sums`, given the sum of all parts' products."""
 
 
 def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Return the sorted distinct numbers of some arrays, and the position of each entry among them.
+    """Return the sorted distinct integers of several arrays, and each entry's position among them.
+
+    As ``numpy.unique(..., return_inverse=True)``, in compiled code.
 
     Parameters
     ----------
     numbers : sequence of ndarray of int
-        Of any shapes; numbers from 0 on.
+        Of any shapes; not negative.
 
     Returns
     -------
     index : ndarray of int64 of shape (n_distinct,)
     places : list of ndarray of int
-        Of the shapes of the arrays: ``index[places[i]]`` is ``numbers[i]``.
+        In the shapes of the arrays: ``index[places[i]]`` equals ``numbers[i]``.
 
     Examples
     --------

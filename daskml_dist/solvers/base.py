@@ -1,9 +1,10 @@
-"""Base classes of the solvers, and of the sums over rows that they request.
+"""Base classes of iterative solvers, and of the sums over rows (statistics) that they reduce.
 
-A solver never sees a row: it requests sums over all rows (the "statistical queries" of Chu et
-al., "Map-Reduce for Machine Learning on Multicore", NIPS 2006), makes a small update, and
-requests again. The trainers answer, each from its own rows, on any number of threads, processes
-and machines.
+A solver never sees a row. It requests the sum of a :class:`Statistic` over all rows (a gradient, a
+histogram), makes a small update of its parameters, and requests the next sum. The trainers compute
+each sum as an all-reduce: every trainer adds up its own rows, on any number of threads, processes
+and machines. These are the "statistical queries" of Chu et al., "Map-Reduce for Machine Learning
+on Multicore", NIPS 2006.
 """
 
 from __future__ import annotations
@@ -39,24 +40,25 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
-#: Makes all that a solver needs to go on from where it is.
+#: Returns a snapshot of a solver, as arrays by name, from which it resumes to the same bits.
 State = Callable[[], dict[str, Array]]
 
 
 class RowState(ABC):
-    """State that each row keeps between sums: a label, a raw prediction, a node of a tree.
+    """Array with an entry per row that outlives a sum: labels, raw predictions, nodes of a tree.
 
-    A statistic that names one in :attr:`Statistic.state` finds it in ``rows.state``, to be read
-    and written in place: it is what the last statistic left there that named a state of the same
-    `name`. Where nobody holds it (at the beginning, after a loss, where blocks are streamed and
-    the memory of all of them does not fit) it is made again.
+    A statistic whose :attr:`Statistic.state` returns a `RowState` reads and writes the array in
+    place, as ``rows.state``. The next statistic that returns a state of the same `name` finds the
+    array as the last one left it. Trainers call :meth:`make` where they do not hold the array: at
+    the start, after the loss of a worker, and where blocks are streamed because the rows or their
+    states do not fit in memory.
 
-    It need not travel: a statistic can make it of its own attributes.
+    A `RowState` is not pickled: each trainer builds it from the attributes of the statistic.
 
     Attributes
     ----------
     name : str
-        Tells the states of a fit apart.
+        Key of the array among the states of a fit.
 
     Examples
     --------
@@ -75,47 +77,47 @@ class RowState(ABC):
 
     @abstractmethod
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Return the state of some rows as the last statistic left it, to the bit.
+        """Return the state of some rows, with the bits that the last statistic left there.
 
-        A pure function of the rows and of what the statistic brought along. Before the first
-        statistic it is what the memory begins with.
+        A pure function of the rows and of the attributes of the statistic. Before the first
+        statistic of the fit it returns the initial state.
 
         Parameters
         ----------
         model : Model
         rows : BatchRows
-            Without a state.
+            Its `state` is None.
         backend : Backend
 
         Returns
         -------
         array of shape (n, ...), of any dtype
-            New, where the backend works.
+            A new array on the backend's device.
         """
 
 
 class Statistic(ABC):
-    """Base class of sums over rows. A statistic travels to every trainer, the model does not.
+    """Base class of requests for a sum over all rows; the map and the reduce step of one.
 
-    It goes as data: its attributes are numbers, text, arrays, losses, and tuples, lists or
-    dictionaries of these. Its class comes with the solver: define it where the solver's module
-    does, or imports it.
+    Every request is sent to every trainer; the model is sent only once. A statistic is serialised
+    as data: its attributes are numbers, text, arrays, losses, and tuples, lists or dictionaries of
+    them. Its class is found through the solver's module, which must define or import it.
 
     Attributes
     ----------
     additive : bool
-        Whether what two parts of the rows give is added. False: a subclass says in :meth:`merge`
-        how they come together; zeros are what no rows give.
+        Whether the sums of two parts of the rows are added. False: :meth:`merge` combines them,
+        and must have zeros as its neutral element.
     remembered : bool
-        Whether trainers remember the sum, so that it needs no look at the rows where the solver
-        begins again after a loss. False for what is too large: it is summed anew.
+        Whether trainers log the sum, so that a solver that restarts after a loss gets it without
+        another pass over the rows. False for a sum too large to be logged: it is computed again.
     in_parts : bool
-        Whether :meth:`add` reads X by :meth:`BatchRows.part` or a linear model's gradient alone,
-        which copy what a processor's cache holds where X starts at any byte. Otherwise such blocks
-        are copied whole first.
+        Whether :meth:`add` reads X only through :meth:`BatchRows.part` or a linear model's
+        gradient, which copy tiles of the size of a processor's cache if X is not aligned.
+        Otherwise a trainer copies such a block as a whole before the first sum.
     n_numbers : int
-        With how many numbers the flattened sum begins, before vectors of the parameters' size;
-        for solvers in ranges.
+        Number of scalars at the start of the flattened sum. For `RangedSolver`: all processes get
+        the scalars; the vectors of the parameters' size behind them are scattered.
 
     Examples
     --------
@@ -145,14 +147,15 @@ class Statistic(ABC):
 
     @property
     def state(self) -> RowState | None:
-        """Return the state that rows keep between sums, or None."""
+        """Return the array with an entry per row that the statistic reads or writes, or None."""
         return None
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return whether NaN or infinity in X surely makes the sum NaN or infinite.
+        """Return whether NaN or infinity in X is certain to make the sum NaN or infinite.
 
-        Such rows are then looked for only where it is.
+        If so, a trainer searches its rows for NaN only after a sum that is not finite, which saves
+        a pass; otherwise it searches them before its first sum.
         """
         return False
 
@@ -162,16 +165,17 @@ class Statistic(ABC):
 
     @abstractmethod
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Add what some rows contribute to `out`, in place.
+        """Add the contribution of some rows to `out`, in place.
 
-        The arrays lie where the backend works; what the statistic brought along is the host's.
+        `rows` and `out` are on the backend's device; array attributes of the statistic are NumPy
+        arrays, which this method moves to the device (`Backend.to_device`).
 
         Parameters
         ----------
         model : Model
             The fit's model.
         rows : BatchRows
-            Neighbours in a block, with targets as the model encoded them, if any, and weights
+            Adjacent rows of a block, with targets as the model encoded them, if any, and weights
             whose mean over all rows of the fit is 1 (None: all are 1).
         out : array of float64
             Of :meth:`shape`.
@@ -180,24 +184,24 @@ class Statistic(ABC):
         Returns
         -------
         float, or array of no dimension
-            Sum of the rows' losses, for the history; NaN where the statistic knows of none.
+            Sum of the rows' losses, for the fit's history; NaN if the statistic computes no loss.
         """
 
     def merge(self, total: Array, part: Array) -> None:
-        """Bring what other rows gave into `total`, in place."""
+        """Reduce the sum of other rows into `total`, in place."""
         total += part
 
     def answer_shape(self, model: Any) -> tuple[int, ...]:
-        """Return the shape of what the solver gets."""
+        """Return the shape of the array that the solver gets."""
         return self.shape(model)
 
 
 class ReduceScatterStatistic(Statistic):
-    """Base class of sums of which each trainer finishes a range, and hands on the result.
+    """Base class of sums that are reduce-scattered: each trainer postprocesses a range of one.
 
-    Histograms, of which the best splits are asked for, or rows of a matrix that is factored. The
-    solver gets the results of all ranges, one after the other; they must be the same wherever the
-    ranges are cut.
+    Trainers gather the results of :meth:`finish` instead of the sum, which may be far larger: the
+    best splits of histograms, or updated rows of a matrix that is factored. The solver gets the
+    results of all ranges, concatenated; they must not depend on where the ranges are cut.
 
     Examples
     --------
@@ -225,33 +229,33 @@ class ReduceScatterStatistic(Statistic):
         ----------
         model : Model
         own : ndarray of float64 of shape (m, ...)
-            Neighbours along the first axis of the sum; at least one.
+            The range of the sum, along its first axis; m is at least 1.
         at : slice
-            Which ones.
+            Indices of the range on the first axis of the sum.
 
         Returns
         -------
         ndarray of float64
-            Along its first axis lies what the range gave.
+            Results of all ranges are concatenated along the first axis.
         """
 
     @abstractmethod
     def answer_shape(self, model: Any) -> tuple[int, ...]:
-        """Return the shape of the results of all ranges."""
+        """Return the shape of the concatenated results of all ranges."""
 
 
 class Sums(Protocol):
-    """All rows of a fit, as a solver sees them: a callable that answers statistics.
+    """All rows of a fit, as a solver sees them: a callable that returns the sum of a statistic.
 
     Attributes
     ----------
     n_rows : int
         Rows of the fit; also the sum of their weights.
     should_stop : bool
-        Whether the user asked the fit to end; a solver then returns what it has.
+        Whether the user asked the fit to end; a solver then returns its last iterate.
     kept : dict from str to ndarray, or None
-        The state that :meth:`keep` was given, where the solver begins again after a loss; it goes
-        on from there. None: from the start.
+        The state last given to :meth:`keep`, if the solver restarts after a loss: it resumes from
+        there. None: it starts from the beginning.
 
     Examples
     --------
@@ -264,7 +268,7 @@ class Sums(Protocol):
     ...     def add(self, model, rows, out, backend):
     ...         out += rows.X.sum()
     ...         return 0.0
-    >>> class SumsHere:  # of rows in memory, to try a solver by itself
+    >>> class SumsHere:  # sums over rows in memory, enough to test a solver
     ...     n_rows, should_stop, kept = 3, False, None
     ...     def __call__(self, statistic):
     ...         out = np.zeros(statistic.shape(None))
@@ -286,7 +290,7 @@ class Sums(Protocol):
     def kept(self) -> dict[str, Array] | None: ...
 
     def __call__(self, statistic: Statistic) -> Array:
-        """Return the sum over all rows, in float64; read-only, since it is remembered."""
+        """Return the sum over all rows, in float64; read-only, since trainers log it."""
 
     def keep(
         self,
@@ -295,25 +299,29 @@ class Sums(Protocol):
         again: int = 0,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """Take note that an iteration ended at `w`: a fit that is interrupted ends there.
+        """Record the end of an iteration at `w`: a fit that is interrupted ends there.
 
         Parameters
         ----------
         w : ndarray of float64
         state : callable, optional
-            Makes all that the solver needs to go on from here to the same digits. It is called
-            now and then, once much is remembered: the sums so far are then forgotten. A solver
-            that gives it looks at `kept` when it begins, and goes on as if the iteration had just
-            ended; after its last iteration it gives none.
+            Returns a snapshot of the solver as arrays by name. It is called once the log of sums
+            is large, and replaces the log. A solver that passes it reads `kept` when it starts,
+            and resumes to the same bits, as if the iteration had just ended. It passes None after
+            its last iteration.
         again : int, default=0
-            How many of the last sums it asks for again, in their order, when it goes on.
+            Number of sums at the end of the log that a solver resumed from `state` requests once
+            more, in their order: they stay in the log.
         extra : dict, optional
-            What an estimator makes attributes of where the fit ends here, as of `Solution`.
+            As of :class:`Solution`, for a fit that is interrupted here.
         """
 
 
 class VectorSpace(Protocol):
-    """Vectors of which this process may hold a range; scalars are the same in all processes."""
+    """Inner product and norm of vectors of which each process may hold a range.
+
+    The results are the same in all processes.
+    """
 
     def dot(self, a: Array, b: Array) -> float:
         """Return the dot product of two vectors."""
@@ -334,7 +342,7 @@ class RangedSums(VectorSpace, Protocol):
     own : slice
         The range of the flattened parameters that this process holds.
     n_done : int
-        Iterations that were made before, where a fit goes on after a loss.
+        Iterations done before the loss from which the fit resumes; 0 at the start.
     """
 
     n_rows: int
@@ -345,19 +353,19 @@ class RangedSums(VectorSpace, Protocol):
     def should_stop(self) -> bool: ...
 
     def whole(self, own: Array) -> Array:
-        """Gather a vector of the parameters' size from the ranges of all processes."""
+        """Gather a vector of the parameters' size from the ranges of all processes (all-gather)."""
 
     def __call__(self, statistic: Statistic) -> Array:
-        """Return this process's range of a sum over all rows, flat.
+        """Return this process's share of a sum over all rows, flattened (reduce-scatter).
 
-        What the sum begins with (:attr:`Statistic.n_numbers`) every process gets; the rest are
-        vectors of the parameters' size, of each of which a process gets its own range.
+        It begins with the scalars of the sum (:attr:`Statistic.n_numbers`), the same in all
+        processes. The own range of each of its vectors of the parameters' size follows.
         """
 
     def keep(self, n_iter: int) -> None:
-        """Take note that an iteration ended at the last vector that :meth:`whole` gathered.
+        """Record the end of an iteration at the last vector that :meth:`whole` gathered.
 
-        After a loss the fit goes on from there.
+        After a loss the fit resumes from there.
         """
 
 
@@ -368,13 +376,14 @@ class Solution:
     Parameters
     ----------
     w : ndarray of float64
-        What was found: the parameters, or whatever the estimator makes its attributes of.
+        The parameters, or another array from which the estimator derives its fitted attributes.
     n_iter : int
     converged : bool
     message : str
         Why it did not converge.
     extra : dict
-        What else an estimator makes attributes of; ``"warnings"``: texts that the user is to see.
+        Further results for the estimator's fitted attributes, by name; under ``"warnings"`` the
+        texts of warnings for the user.
 
     Examples
     --------
@@ -392,14 +401,17 @@ class Solution:
 
 
 class Solver(NamedParameters, ABC):
-    """Base class of the solvers, which find parameters from sums over rows. Immutable: it travels.
+    """Base class of the solvers, which compute parameters from sums over rows.
+
+    A solver is immutable, since a copy runs in the first trainer, and in its successor after a
+    loss.
 
     Attributes
     ----------
     name : str
-        What an estimator's ``solver`` argument calls it.
+        Value of an estimator's ``solver`` parameter that selects it.
     max_passes : int
-        Passes over the data at most.
+        Most passes over the data.
 
     Examples
     --------
@@ -427,14 +439,17 @@ class Solver(NamedParameters, ABC):
 
     @abstractmethod
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Solve the problem; the same sums must lead to the same requests.
+        """Solve the problem; a deterministic function of the sums.
+
+        After a loss the solver runs again, and gets the sums of its first requests from a log: it
+        must request the same ones.
 
         Parameters
         ----------
         model : Model
         sums : Sums
         start : ndarray of float64, or None
-            What the estimator begins with, if anything; may be changed.
+            Initial parameters of the estimator (a warm start); may be changed.
         """
 
     def identity(self) -> dict[str, Any]:
@@ -443,7 +458,7 @@ class Solver(NamedParameters, ABC):
 
 
 class RangedSolver(Solver):
-    """Base class of solvers that can also work on ranges of vectors, too large for one process.
+    """Base class of solvers that can also shard their vectors, if too large for one process.
 
     Examples
     --------
@@ -454,7 +469,7 @@ class RangedSolver(Solver):
 
     @abstractmethod
     def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
-        """Solve together with other processes, which make the same calls.
+        """Solve in step with the other processes, which make the same calls in the same order.
 
         Parameters
         ----------
@@ -480,7 +495,7 @@ class PenalisedSolver(Solver):
         Strengths, relative to the mean loss; intercepts are not penalised.
     max_iter : int
     tol : float
-        What it means is the solver's own affair.
+        Tolerance of the solver's own stopping rule.
 
     Attributes
     ----------
@@ -502,7 +517,7 @@ class PenalisedSolver(Solver):
 
 @dataclass(frozen=True)
 class SinglePassSolver(Solver):
-    """Solver of one request: the sum is the solution."""
+    """Solver that returns the sum of one statistic, for fits in closed form."""
 
     statistic: Statistic
 
@@ -520,13 +535,14 @@ class SinglePassSolver(Solver):
 
 @dataclass
 class NestedSums:
-    """Sums for a solver that runs inside another; its checkpoints are ignored.
+    """Sums for a solver that runs inside another, and whose snapshots are ignored.
 
     Parameters
     ----------
     sums : Sums
-        The outer solver's.
+        Sums of the outer solver.
     n_rows : int
+        Rows of the fit.
     """
 
     sums: Sums
@@ -544,9 +560,9 @@ class NestedSums:
         return self.sums(statistic)
 
     def keep(self, *_: Any, **__: Any) -> None:
-        """Ignore the checkpoint: only the outer solver makes any."""
+        """Ignore the end of an inner iteration: only the outer solver takes snapshots."""
 
 
 def initial_parameters(model: Any, start: Array | None) -> Array:
-    """Return the parameters to start from: zeros where none are given."""
+    """Return the initial parameters: `start`, or zeros if it is None."""
     return np.zeros(model.parameters.shape) if start is None else start

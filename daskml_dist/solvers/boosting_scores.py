@@ -1,12 +1,12 @@
 """Losses of gradient boosting, and scores after each iteration for early stopping and the user.
 
-A :class:`BoostLoss` has the values of scikit-learn's ``HistGradientBoosting``. It is computed for
-some rows at a time and gives the same bits for a row whatever its neighbours are: gradients use
-only operations that IEEE 754 defines exactly, so every machine, and a GPU, gives the same. Sums of
-floats are made in whole numbers (:func:`sum_exactly`), so they depend on no order.
+A :class:`BoostLoss` computes the losses of scikit-learn's ``HistGradientBoosting``, a tile of rows
+at a time. The gradient of a row has the same bits on every machine and GPU, in any tile: it uses
+only operations that IEEE 754 rounds correctly. Sums of floats are computed in fixed-point integers
+(:func:`sum_exactly`), so they do not depend on the order of the rows or the number of trainers.
 
-Minus the mean loss is a sum over all trainers. A scorer needs all predictions: those rows are
-gathered to one trainer (:class:`GatheredRows`).
+Without a scorer, the score is minus the mean loss, an all-reduce. A scorer needs all predictions:
+the rows that it scores are gathered to one trainer (:class:`GatheredRows`).
 """
 
 from __future__ import annotations
@@ -47,60 +47,87 @@ __all__ = [
 
 #: Values, the group of each (from 0), and their weights or None.
 GroupedValues = tuple[Array, Array, Array | None]
-#: The sign of a float64.
+#: The sign bit of a float64.
 _SIGN_BIT = np.uint64(1 << 63)
-#: Integers of up to 52 bits are exact in float64, and so are their sums.
+#: Bits of the mantissa of a float64: sums of integers below 2**52 are exact in float64.
 _EXACT_BITS = 52
-#: Makes `m` numbers of each of some rows.
+#: Returns `m` arrays, each with a summand for every row of a slice.
 MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 
 
 def sum_exactly(
     rows: OwnRows, rooms: Sequence[BinnedRows], make: MakeSummands, m: int
 ) -> NDArray[np.float64]:
-    """Return sums over all trainers' rows in integer arithmetic; NaN if a summand is not finite."""
+    """Return sums over all trainers' rows in fixed-point arithmetic, the same in any order.
 
-    def made(room: BinnedRows) -> tuple[Array, Array]:
-        values, largest = _summand_buffer(room, m), np.zeros(m)
+    Parameters
+    ----------
+    rows : OwnRows
+    rooms : sequence of BinnedRows
+        Binned rows of each own lane.
+    make : callable
+        Computes the summands of a slice of rows.
+    m : int
+        Number of sums.
+
+    Returns
+    -------
+    ndarray of shape (m,)
+        NaN if any summand is not finite.
+    """
+
+    def compute_summands(room: BinnedRows) -> tuple[Array, Array]:
+        values: Array | None = room.extra.get("summed")
+        if values is None or len(values) < m:
+            # The buffer is kept for the next iteration.
+            room.extra["summed"] = values = room.room((m, room.n), np.float64)
+        values, largest = values[:m], np.zeros(m)
         for at in iterate_tiles(room.n):
             for k, of in enumerate(make(room, at)):
                 values[k, at] = of
                 largest[k] = np.maximum(largest[k], np.abs(of).max(initial=0.0))
         return values, largest
 
-    found = rows.map_lanes(made, rooms)
+    found = rows.map_lanes(compute_summands, rooms)
     largest = rows.max_trainers(np.max([np.zeros(m), *(most for _, most in found)], axis=0))
     if not np.isfinite(largest).all():
         return np.full(m, np.nan)
-    # So many bits that no sum of so many numbers overflows.
+    # A common power of two scales the summands below 2**bits; n_rows of them stay below 2**61.
     bits = 61 - int(rows.n_rows).bit_length()
     scales = np.ldexp(1.0, bits - np.frexp(largest)[1])
 
-    def summed(values: Array) -> NDArray[np.int64]:
+    def sum_scaled(values: Array) -> NDArray[np.int64]:
         total = np.zeros(m, np.int64)
         for at in iterate_tiles(values.shape[1]):
             total += np.rint(values[:, at] * scales[:, None]).astype(np.int64).sum(axis=1)
         return total
 
-    own = rows.map_lanes(summed, [values for values, _ in found])
+    own = rows.map_lanes(sum_scaled, [values for values, _ in found])
     return np.asarray(rows.sum_trainers(np.sum([np.zeros(m, np.int64), *own], axis=0)) / scales)
-
-
-def _summand_buffer(room: BinnedRows, m: int) -> Array:
-    """Return a buffer for `m` numbers a row, which the binned rows keep."""
-    held: Array | None = room.extra.get("summed")
-    if held is None or len(held) < m:
-        room.extra["summed"] = held = room.room((m, room.n), np.float64)
-    return held[:m]
 
 
 def group_quantiles(
     rows: OwnRows, given: Sequence[GroupedValues], n_groups: int, share: float, *, middle: bool
 ) -> NDArray[np.float64]:
-    """Return a quantile of the values of each group; 0 for a group without weight.
+    """Return a quantile of the values of each group, over all trainers.
 
-    Without weights it lies between two values (their mean for a median), with weights it is the
-    least value up to which lies the share of its group's weight, as scikit-learn's losses have it.
+    Parameters
+    ----------
+    rows : OwnRows
+    given : sequence of GroupedValues
+        Of each own lane.
+    n_groups : int
+    share : float
+        The quantile, from 0 to 1.
+    middle : bool
+        Whether to interpolate between two order statistics, as scikit-learn's losses do without
+        weights. False: the least value whose cumulated weight reaches the share of the group's
+        weight, as they do with weights.
+
+    Returns
+    -------
+    ndarray of shape (n_groups,)
+        0 for a group without weight.
     """
     keys = [_order_preserving_keys(values) for values, _, _ in given]
     groups = [of_row.astype(np.int64) for _, of_row, _ in given]
@@ -110,24 +137,27 @@ def group_quantiles(
         np.zeros(n_groups),
     )
     totals = rows.sum_trainers(own)
-    asked = [np.maximum(share * totals, 0.5)]
-    part = np.zeros(n_groups)
+    # Cumulated weights to select; at least 0.5, so that the quantile 0 selects a value.
+    targets = [np.maximum(share * totals, 0.5)]
+    fraction = np.zeros(n_groups)
     if middle:
         # Linear interpolation between two order statistics, as numpy.quantile has it.
         at = share * np.maximum(totals - 1, 0)
-        part = at - np.floor(at)
-        asked = [np.floor(at) + 1, np.minimum(np.floor(at) + 2, np.maximum(totals, 1))]
-    found = [_values_of_keys(_select_keys(rows, keys, groups, weights, a)) for a in asked]
+        fraction = at - np.floor(at)
+        targets = [np.floor(at) + 1, np.minimum(np.floor(at) + 2, np.maximum(totals, 1))]
+    found = [_values_of_keys(_select_keys(rows, keys, groups, weights, one)) for one in targets]
     low, high = found[0], found[-1]
-    between = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
-    return np.where(totals > 0, np.where(part > 0, between, low), 0.0)
+    # From the nearer end, as numpy.quantile does against cancellation.
+    between = np.where(
+        fraction < 0.5, low + (high - low) * fraction, high - (high - low) * (1 - fraction)
+    )
+    return np.where(totals > 0, np.where(fraction > 0, between, low), 0.0)
 
 
 def _integer_weights(rows: OwnRows, weights: list[Array | None], counts: list[int]) -> list[Array]:
-    """Return integer weights whose sums are exact; 1 where there are no weights."""
-    largest = float(
-        rows.max_trainers(np.array([_largest_weight(w) for w in weights]).max(keepdims=True))[0]
-    )
+    """Return weights scaled to integers whose float64 sums are exact; None becomes ones."""
+    own = [0.0 if w is None else float(w.max(initial=0.0)) for w in weights]
+    largest = float(rows.max_trainers(np.array(own).max(keepdims=True))[0])
     if not largest:
         return [np.ones(n) for n in counts]
     bits = _EXACT_BITS - int(rows.n_rows).bit_length()
@@ -138,25 +168,23 @@ def _integer_weights(rows: OwnRows, weights: list[Array | None], counts: list[in
     ]
 
 
-def _largest_weight(weight: Array | None) -> float:
-    return 0.0 if weight is None else float(weight.max(initial=0.0))
-
-
 def _select_keys(
-    rows: OwnRows, keys: list[Array], groups: list[Array], weights: list[Array], asked: Array
+    rows: OwnRows, keys: list[Array], groups: list[Array], weights: list[Array], targets: Array
 ) -> NDArray[np.uint64]:
-    """Return each group's least key up to which the cumulated weight reaches `asked`."""
-    n, found, asked = len(asked), np.zeros(len(asked), np.uint64), asked.copy()
+    """Return each group's least key whose cumulated weight reaches the group's target."""
+    n, found, targets = len(targets), np.zeros(len(targets), np.uint64), targets.copy()
+    # Radix select: a byte at a time, from the most significant; one histogram of 256 weights a
+    # group is all that trainers exchange.
     for shift in range(56, -8, -8):
         digits = [((k >> np.uint64(shift)) & np.uint64(255)).astype(np.int64) for k in keys]
         own = np.zeros(n * 256)
         for digit, group, weight in zip(digits, groups, weights, strict=True):
             own += np.bincount(group * 256 + digit, weight, n * 256)
-        # Weight below each next digit, of all trainers.
-        below = rows.sum_trainers(own).reshape(n, 256).cumsum(axis=1)
-        digit = (below < asked[:, None]).sum(axis=1).clip(max=255)
-        asked -= np.where(digit > 0, below[np.arange(n), digit - 1], 0.0)
+        cumulated = rows.sum_trainers(own).reshape(n, 256).cumsum(axis=1)
+        digit = (cumulated < targets[:, None]).sum(axis=1).clip(max=255)
+        targets -= np.where(digit > 0, cumulated[np.arange(n), digit - 1], 0.0)
         found |= digit.astype(np.uint64) << np.uint64(shift)
+        # Only keys with the selected prefix stay in the next round.
         stay = [d == digit[g] for d, g in zip(digits, groups, strict=True)]
         keys, groups, weights = (
             [a[s] for a, s in zip(arrays, stay, strict=True)] for arrays in (keys, groups, weights)
@@ -165,37 +193,41 @@ def _select_keys(
 
 
 def _order_preserving_keys(values: Array) -> NDArray[np.uint64]:
-    """Return unsigned integers in the order of the values."""
-    # IEEE 754 bits sort like the numbers once negatives are inverted and the sign flipped.
+    """Return unsigned integers that sort like the values."""
+    # IEEE 754 bits sort like the numbers if all bits of negative numbers and the sign bit of the
+    # others are flipped; adding 0.0 turns -0.0 into 0.0.
     bits = (values + 0.0).view(np.uint64)
     return np.where(bits & _SIGN_BIT, ~bits, bits | _SIGN_BIT)
 
 
 def _values_of_keys(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return the values of the keys of :func:`_order_preserving_keys`."""
     return np.where(keys & _SIGN_BIT, keys ^ _SIGN_BIT, ~keys).view(np.float64)
 
 
+#: Least mean, and least distance of a probability from 0 and 1, whose logarithm is taken.
 _EPS = float(np.finfo(np.float64).eps)
 
 
 def _exact_exponential(x: Array) -> Array:
-    """Return exponentials in a new array, with the same bits on every machine."""
+    """Return exp(x) in a new array, with the same bits on every machine, unlike ``numpy.exp``."""
     from daskml_dist.backends.elementary_functions import exponential
 
     return exponential(x)
 
 
 class BoostLoss(ABC):
-    """Base class of the losses of boosting.
+    """Base class of the losses of boosting, as functions of targets and raw predictions.
 
     Attributes
     ----------
     constant_hessian : bool
-        Whether the hessian of every row without a weight is 1.
+        Whether the hessian of every row is 1, before it is multiplied by the row's weight.
     kernel : str
-        Name of its gradients in tree_gradients.cu.
+        Name of the loss's gradient in tree_gradients.cu.
     quantile : float or None
-        Of the residuals of a leaf's rows, which is what the leaf then answers; None: a Newton step.
+        A leaf's value is this quantile of the residuals of its rows (Friedman 2001, algorithm 3,
+        for the median); None: it is a Newton step.
     """
 
     constant_hessian: ClassVar[bool] = False
@@ -208,16 +240,16 @@ class BoostLoss(ABC):
         return 1
 
     def of_target(self, y: Array) -> Array:
-        """Return numbers, of shape (n, n_outputs), whose means give the first raw prediction."""
+        """Return the terms of shape (n, n_outputs) whose means :meth:`start` is given."""
         return y[:, None]
 
     @abstractmethod
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the raw prediction of no tree, from the means of `of_target`."""
+        """Return the initial raw prediction (before any tree), from the means of `of_target`."""
 
     @abstractmethod
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        """Return gradients and hessians of rows, of shape (n_outputs, n).
+        """Return gradients and hessians of rows, of shape (n_outputs, n); a hessian of None is 1.
 
         Parameters
         ----------
@@ -227,7 +259,7 @@ class BoostLoss(ABC):
 
     @abstractmethod
     def losses(self, y: Array, raw: Array) -> Array:
-        """Return the loss of each row."""
+        """Return the loss of each row, up to terms of `y` alone; arguments as of `gradients`."""
 
 
 class SquaredErrorBoostLoss(BoostLoss):
@@ -331,17 +363,19 @@ class BinomialBoostLoss(BoostLoss):
         return np.asarray(np.log(share / (1 - share)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        # Of the smaller of both, so that nothing overflows.
-        small = _exact_exponential(-np.abs(raw))
-        larger = 1 / (1 + small)
-        small *= larger
-        share = np.where(raw >= 0, larger, small)
-        share -= y
-        larger *= small
-        return share, larger
+        # exp(-|raw|) does not overflow. It gives the larger and the smaller probability of the two
+        # classes; the gradient is p - y, the hessian p * (1 - p).
+        smaller = _exact_exponential(-np.abs(raw))
+        larger = 1 / (1 + smaller)
+        smaller *= larger
+        gradient = np.where(raw >= 0, larger, smaller)
+        gradient -= y
+        larger *= smaller
+        return gradient, larger
 
     def losses(self, y: Array, raw: Array) -> Array:
         raw = raw[0]
+        # log(1 + exp(raw)) - y * raw, without overflow.
         return np.asarray(np.maximum(raw, 0) + np.log1p(np.exp(-np.abs(raw))) - y * raw)
 
 
@@ -369,26 +403,31 @@ class MultinomialBoostLoss(BoostLoss):
         return np.asarray(logs - logs.mean())
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        share = _exact_exponential(raw - raw.max(axis=0))
-        total = share[0].copy()
-        for other in share[1:]:  # in this order, however few rows there are
+        probabilities = _exact_exponential(raw - raw.max(axis=0))
+        # A loop, since the order of the additions in numpy.sum depends on the number of rows.
+        total = probabilities[0].copy()
+        for other in probabilities[1:]:
             total += other
-        share /= total
-        return share - (np.arange(self.n_classes)[:, None] == y), share * (1 - share)
+        probabilities /= total
+        one_hot = np.arange(self.n_classes)[:, None] == y
+        return probabilities - one_hot, probabilities * (1 - probabilities)
 
     def losses(self, y: Array, raw: Array) -> Array:
-        most = raw.max(axis=0)
-        own = np.take_along_axis(raw, y.astype(np.intp)[None], axis=0)[0]
-        return np.asarray(np.log(np.exp(raw - most).sum(axis=0)) + most - own)
+        # Log-sum-exp, shifted by the largest so that nothing overflows, minus the true class's.
+        largest = raw.max(axis=0)
+        true = np.take_along_axis(raw, y.astype(np.intp)[None], axis=0)[0]
+        return np.asarray(np.log(np.exp(raw - largest).sum(axis=0)) + largest - true)
 
 
-#: Key of this use of the seed, so that draws do not repeat another use's.
+#: Salt of the hash that draws the scored rows, so that its draws are independent of others' of the
+#: same seed.
 _SCORE_DRAW = 5
-#: Raw predictions of rows, of shape (n, n_outputs), their targets, and weights or None.
+#: Takes raw predictions of shape (n, n_outputs), targets, and weights or None; returns a score.
 Scorer = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None], float]
-#: Half-open range of row numbers among all rows.
+#: Half-open range of indices among all rows.
 RowRange = tuple[int, int]
-#: Training rows that a scorer sees, about, as in scikit-learn; a loss sees all.
+#: Expected number of training rows that a scorer is given (scikit-learn draws as many); a mean
+#: loss is of all rows.
 _MAX_SCORED_ROWS = 10_000
 
 
@@ -401,12 +440,11 @@ class StoppingRule:
     n_iter_no_change : int
     tol : float
     by_held : bool
-        Whether rows held out are scored; else the rows trained on.
+        Whether the validation (held-out) score decides; else the training score.
     scorer : callable or None
-        Score of some rows, from their raw predictions, targets and weights; None: minus the mean
-        loss, which need not gather them.
+        Score to maximise; None: minus the mean loss, for which no rows are gathered.
     within : RowRange or None
-        Rows held out that are scored; None: all of them.
+        Held-out rows that are scored; None: all of them.
     """
 
     n_iter_no_change: int
@@ -425,16 +463,17 @@ class StoppingRule:
 
 @dataclass(frozen=True)
 class WatchedScores:
-    """Sets of held-out rows that the user watches, and their scorers.
+    """Validation sets given by the user (`eval_set`), and the scorers reported for each.
 
     Parameters
     ----------
-    sets : tuple of Range
-        Rows of each set, all of them held out.
+    sets : tuple of RowRange
+        Held-out rows of each set.
     scorers : tuple of callable or None
-        Scores of each set; None: minus the mean loss.
+        Scorers of every set; None: minus the mean loss.
     names : tuple of str
-        Keys of the scores in the records of a fit, those of a set side by side.
+        Keys of the scores in the records of the fit's history: all scorers of the first set, then
+        those of the next.
     """
 
     sets: tuple[RowRange, ...]
@@ -443,7 +482,17 @@ class WatchedScores:
 
 
 class _ScoredPart:
-    """Set of rows that are scored together: binned rows whose numbers lie in a range."""
+    """Set of rows that are scored together: those of all trainers whose indices lie in a range.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    rooms : sequence of BinnedRows
+        Binned rows of each own lane.
+    loss : BoostLoss
+    within : RowRange or None
+        None: all rows.
+    """
 
     def __init__(
         self, rows: OwnRows, rooms: Sequence[BinnedRows], loss: BoostLoss, within: RowRange | None
@@ -452,7 +501,7 @@ class _ScoredPart:
         self._gathered: GatheredRows | None = None
 
     def gather(self, share: float, seed: int) -> None:
-        """Gather a share of the rows to one trainer, for scores that need more than sums."""
+        """Gather a random share of the rows to one trainer, for scorers."""
         weighted = np.array([float(any(room.weight is not None for room in self._rooms))])
         self._gathered = GatheredRows(
             self._rows, self._rooms, share, seed, bool(self._rows.max_trainers(weighted)[0]),
@@ -460,7 +509,7 @@ class _ScoredPart:
         )  # fmt: skip
 
     def score(self, scorer: Scorer | None) -> float:
-        """Return a score of the rows as they are predicted now; None: minus the mean loss."""
+        """Return the score of the current predictions; minus the mean loss if `scorer` is None."""
         if scorer is not None:
             assert self._gathered is not None
             return self._gathered.score(scorer)
@@ -468,6 +517,7 @@ class _ScoredPart:
         return float(-loss / weight) if weight else 0.0
 
     def _losses_of(self, room: BinnedRows, at: slice) -> list[Array]:
+        """Return weighted losses and weights of some rows, as summands; 0 outside the range."""
         y = room.y[at]
         weight = np.ones(len(y)) if room.weight is None else room.weight[at]
         losses = self._loss.losses(y, room.extra["raw"][:, at]) * weight
@@ -479,17 +529,18 @@ class _ScoredPart:
 
 
 class BoostScores:
-    """Scores of the training rows, of the held-out rows, and of the sets that the user watches.
+    """Scores of the training rows, of the held-out rows, and of the user's validation sets.
 
     Parameters
     ----------
     rows : OwnRows
     stopping : StoppingRule or None
-        None: no rows are scored for early stopping.
+        None: no early stopping.
     watching : WatchedScores or None
     loss : BoostLoss
     given : mapping of str to sequence of float
-        Scores of early stopping that were found before.
+        Training and validation scores of the iterations before, where a fit resumes; they become
+        the beginning of `found`.
     """
 
     def __init__(
@@ -508,7 +559,17 @@ class BoostScores:
     def start_scoring(
         self, rooms: Sequence[BinnedRows], held: Sequence[BinnedRows], n: int, seed: int
     ) -> None:
-        """Look at the rows: `n` are trained on, of all trainers."""
+        """Set the rows to score, and gather those for scorers to one trainer.
+
+        Parameters
+        ----------
+        rooms, held : sequence of BinnedRows
+            Training rows and held-out rows of each own lane.
+        n : int
+            Number of training rows of all trainers.
+        seed : int
+            Seed of the draw of the training rows that a scorer is given.
+        """
         stopping, watching = self._stopping, self._watching
         if stopping is not None:
             self._parts = {"train_score": _ScoredPart(self._rows, rooms, self._loss, None)}
@@ -527,19 +588,19 @@ class BoostScores:
                     part.gather(1.0, seed)
 
     def score_for_stopping(self) -> None:
-        """Score the rows as they are predicted now, for early stopping."""
+        """Append the scores of the current predictions to `found`, for early stopping."""
         assert self._stopping is not None
         for name, part in self._parts.items():
             self.found[name].append(part.score(self._stopping.scorer))
 
     def score_watched(self) -> list[float]:
-        """Return the scores that the user watches, of the rows as they are predicted now."""
+        """Return the current scores of the user's validation sets, in the order of their names."""
         if self._watching is None:
             return []
         return [part.score(one) for part in self._watched for one in self._watching.scorers]
 
     def is_finished(self) -> bool:
-        """Return whether early stopping ends the fit now."""
+        """Return whether the last scores call for early stopping."""
         if self._stopping is None:
             return False
         name = "validation_score" if self._stopping.by_held else "train_score"
@@ -547,22 +608,23 @@ class BoostScores:
 
 
 class GatheredRows:
-    """Rows of all trainers, gathered to one trainer for a scorer.
+    """Rows of all trainers, gathered to the first trainer for a scorer.
 
-    One trainer scores them for all: what a user's function answers need not be the same twice.
+    It alone calls the scorer and sends the others the score: a user's function need not be
+    deterministic, and all trainers must decide alike.
 
     Parameters
     ----------
     rows : OwnRows
     rooms : sequence of BinnedRows
-        Of each own lane, with their numbers.
+        Binned rows of each own lane, with the rows' indices (`numbers`).
     share : float
-        Of the rows that are scored, drawn; 1: all.
+        Probability that a row is drawn to be scored; 1: all are.
     seed : int
     weighted : bool
-        Whether any trainer's have weights.
+        Whether the rows of any trainer have weights.
     within : RowRange or None, default=None
-        Numbers of the rows that are scored; None: of all.
+        Rows that may be drawn; None: all.
     """
 
     def __init__(
@@ -575,6 +637,7 @@ class GatheredRows:
         within: RowRange | None = None,
     ) -> None:
         self._rows, self._rooms, self._weighted = rows, list(rooms), weighted
+        # A row is drawn by the hash of its index, so the draw is the same on any trainers.
         last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
         self._at = []
         for room in rooms:
@@ -582,11 +645,12 @@ class GatheredRows:
             if within is not None:
                 is_scored &= is_in_range(_row_numbers(room), within)
             self._at.append(np.flatnonzero(is_scored))
-        numbers = self._gather_in_order(
+        numbers = self._gather_to_first(
             [_row_numbers(room)[at] for room, at in self._scored_rows()]
         )
+        # A score must not depend on which trainer had which rows: they are sorted by their indices.
         self._order = np.argsort(numbers, kind="stable")
-        self._y = self._gather_in_order([room.y[at] for room, at in self._scored_rows()])[
+        self._y = self._gather_to_first([room.y[at] for room, at in self._scored_rows()])[
             self._order
         ]
         self._weight: NDArray[np.float64] | None = None
@@ -595,35 +659,37 @@ class GatheredRows:
                 np.ones(len(at)) if room.weight is None else room.weight[at]
                 for room, at in self._scored_rows()
             ]
-            self._weight = self._gather_in_order(of_rooms)[self._order]
+            self._weight = self._gather_to_first(of_rooms)[self._order]
 
     def score(self, scorer: Scorer) -> float:
-        """Return the score of the rows as they are predicted now."""
-        raw = self._gather_in_order(
+        """Return the score of the current predictions; the same in all trainers."""
+        raw = self._gather_to_first(
             [room.extra["raw"][:, at].T for room, at in self._scored_rows()]
         )
-        told = np.zeros(1)
+        score = np.zeros(1)
         if self._rows.rank == 0:
-            told[0] = scorer(raw[self._order], self._y, self._weight)
-        # As whole numbers, so that what is not finite comes as it is.
-        return float(self._rows.sum_trainers(told.view(np.int64)).view(np.float64)[0])
+            score[0] = scorer(raw[self._order], self._y, self._weight)
+        # A broadcast by the sum of bit patterns, to which the other trainers add 0: unlike a sum of
+        # floats it keeps the bits of NaN, infinity and -0.0.
+        return float(self._rows.sum_trainers(score.view(np.int64)).view(np.float64)[0])
 
     def _scored_rows(self) -> list[tuple[BinnedRows, NDArray[np.intp]]]:
+        """Return the binned rows of each own lane, and the positions of the scored ones."""
         return list(zip(self._rooms, self._at, strict=True))
 
-    def _gather_in_order(self, parts: list[NDArray]) -> NDArray:  # type: ignore[type-arg]
-        """Return the rows of all trainers on the first trainer, and the own rows elsewhere."""
+    def _gather_to_first(self, parts: list[NDArray]) -> NDArray:  # type: ignore[type-arg]
+        """Return the rows of all trainers in the first trainer, and none in the others."""
         own = np.ascontiguousarray(np.concatenate(parts))
         others = [own if rank == 0 else own[:0] for rank in range(self._rows.size)]
-        found = self._rows.exchange_arrays(others)
-        return np.concatenate(found)
+        return np.concatenate(self._rows.exchange_arrays(others))
 
 
 def is_in_range(numbers: NDArray[np.int64], within: RowRange) -> NDArray[np.bool_]:
-    """Return which numbers of rows lie in a range."""
+    """Return a mask of the row indices that lie in a range."""
     return np.asarray((numbers >= within[0]) & (numbers < within[1]))
 
 
 def _row_numbers(room: BinnedRows) -> NDArray[np.int64]:
+    """Return the indices of binned rows among all rows, which must have been kept."""
     assert room.numbers is not None
     return room.numbers

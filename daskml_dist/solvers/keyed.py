@@ -1,11 +1,11 @@
-"""Interface of solvers over keys: ranks of vertices, factors of users and items.
+"""Interface of vertex-centric solvers: ranks of vertices, factors of users and items.
 
-The data are *entries*: a row key, a column key and a value (source, target and weight of an edge;
-user, item and rating). A solver finds a value for each key, which depends on the values of the
-keys that it shares entries with. Keys are cut into ranges, one a lane; a trainer owns the values
-of its lanes' keys, has all entries of these keys as rows of CSR blocks, and fetches the other
-trainers' values that its entries touch ("GraphLab" of Low et al. 2012; "Pregel", Malewicz et al.
-2010).
+The data are *entries* of a sparse matrix: a row key, a column key and a value (source, target and
+weight of an edge; user, item and rating). A solver computes a value for each key from the values
+of the keys that it shares entries with. The sorted keys are partitioned into ranges, one a lane. A
+trainer owns the values of its lanes' keys, holds all entries of these keys as rows of CSR blocks,
+and fetches the values of the column keys from the trainers that own them (the "halo"). See
+"Pregel", Malewicz et al. 2010, and "GraphLab", Low et al. 2012.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EntrySide:
-    """One of the two ways to read entries: as rows of their first key, or of their second.
+    """Orientation of the matrix of entries: as it is, or transposed.
 
     Parameters
     ----------
     name : str
     rows, columns : str
-        The *space* that the keys of its rows and its columns are numbered in. Sources and targets
-        of edges share one, users and items do not.
+        The *spaces*, sets of keys numbered together, of the row keys and of the column keys.
+        Sources and targets of edges share one space, users and items do not.
     by : {0, 1}
-        Whether the first or the second key of an entry is its row.
+        Which key of an entry is its row: 0 the first; 1 the second (transposed).
     """
 
     name: str
@@ -54,14 +54,14 @@ class KeyRange:
     ----------
     lane : int
     first : int
-        Number of the first of them among all keys of the space, which are sorted.
+        Index of the range's first key among all sorted keys of the space.
     own : slice
-        Where their values lie in the trainer's own array of the space.
+        Position of the range's values in the trainer's own array of the space.
     ids : ndarray of shape (n,)
-        What the user calls them, sorted.
+        The keys as they stand in the user's data (their labels), sorted.
     strengths : ndarray of float64 of shape (2, n)
-        Of each key, the sum of the values of all entries whose first, and whose second, key it is;
-        their number where entries have no values.
+        Weighted degrees: for each key, the sum of the values of the entries whose first key it is,
+        and of those whose second key it is; without values, the number of the entries.
     """
 
     lane: int
@@ -81,17 +81,17 @@ class KeyedRows:
     Parameters
     ----------
     range : KeyRange
-        Of the rows.
+        Row keys.
     indptr : ndarray of int64 of shape (n + 1,)
     indices : ndarray of int32 or int64 of shape (n_entries,)
-        Of each entry, where the value of its column key lies in what :meth:`Keyed.touched` gives
-        for the side. The entries of a row are in the order of their column keys; the same two keys
-        may come several times.
+        For each entry, the position of its column key's value in the array that
+        :meth:`KeyedEntries.touched` or :meth:`KeyedEntries.in_parts` returns. The entries of a row
+        are sorted by column key; duplicates are possible.
     values : ndarray of float64 or float32 of shape (n_entries,), or None
         None: all are 1.
     of_row : tuple of int, or None
-        Where rows are taken in parts, and these are but some of a row's entries: how many the row
-        has before them, and in all.
+        For a piece of one long row (:meth:`KeyedEntries.in_parts`): the number of the row's entries
+        before the piece, and in the whole row. None: whole rows.
     """
 
     range: KeyRange
@@ -104,23 +104,23 @@ class KeyedRows:
 class KeyedEntries(Protocol):
     """The entries of a fit, as seen by each of the trainers that solve together.
 
-    All trainers make the same calls in the same order, and get the same answers where these are
-    not of their own keys. What a lane computes does not depend on the trainer that runs it.
+    Methods are collective: all trainers make the same calls in the same order. The result of a
+    lane does not depend on the trainer that computes it.
 
     Attributes
     ----------
     n_keys : dict of str to int
-        Keys of each space, of all trainers.
+        Number of keys in each space, over all trainers.
     n_done : int
-        Iterations that were made before, where a fit goes on after a loss; 0 at the start.
+        Iterations done before the loss from which the fit resumes; 0 at the start.
     kept : dict of str to ndarray, or None
-        What :meth:`keep` was given then: the own values by space, as they lie with the lanes that
-        the trainer has now. None at the start.
+        Values given to :meth:`keep` at the end of iteration `n_done`, by space: of the keys that
+        the trainer owns now, which may be others than before the loss. None at the start.
     small : ndarray of float64 or None
-        The numbers that :meth:`keep` was given then.
+        The `small` given to :meth:`keep` with them.
     should_stop : bool
-        Whether the user asked the fit to end, as far as the last :meth:`sum` told; the same in all
-        trainers.
+        Whether the user asked the fit to end. Updated by :meth:`sum`, so that it is the same in
+        all trainers.
     """
 
     n_keys: dict[str, int]
@@ -132,17 +132,24 @@ class KeyedEntries(Protocol):
     def should_stop(self) -> bool: ...
 
     def ranges(self, space: str) -> list[KeyRange]:
-        """Return the own keys of a space: one range for each own lane, one after the other."""
+        """Return the key ranges of a space that this trainer owns, one for each of its lanes."""
 
     def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
         """Apply a function to each own lane's rows of a side, in the trainer's compute threads.
 
-        It may write into the own array of the rows' space at ``rows.range.own``, where nobody else
-        does.
+        The function may write into the trainer's array of the rows' space at ``rows.range.own``:
+        the lanes' ranges do not overlap.
         """
 
     def touched(self, side: str, values: Array) -> Array:
-        """Fetch the values of all column keys of the own rows of a side from their owners."""
+        """Return the values of all column keys of the own rows of a side, from their owners.
+
+        Parameters
+        ----------
+        side : str
+        values : ndarray of shape (n_own, ...)
+            Values of the own keys in the space of the columns.
+        """
 
     def in_parts(
         self,
@@ -152,27 +159,67 @@ class KeyedEntries(Protocol):
         piece: int | None = None,
         again: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
-        """Fetch values as `touched` does, for some rows at a time where memory is short."""
+        """Yield column keys' values and rows, a part at a time if not all values fit in memory.
+
+        Parameters
+        ----------
+        side : str
+        values : ndarray of shape (n_own, ...)
+            As of :meth:`touched`.
+        ready : callable
+            Preprocesses a lane's rows, once, before they are cut into parts.
+        piece : int, optional
+            Rows too long for a part are cut at multiples of this number of entries, and come
+            first (`KeyedRows.of_row`). None: every row is whole.
+        again : bool, default=False
+            Whether to yield the pieces of long rows alone, for a second pass over them.
+
+        Yields
+        ------
+        touched : ndarray
+            Values of the part's column keys.
+        map_rows : callable
+            Applies a function to the part's rows of each lane, in the compute threads.
+        """
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
-        """Fetch the values of any keys of a space from their owners; each trainer asks for its own.
+        """Return the values of any keys of a space, from their owners (gather).
 
         Parameters
         ----------
         space : str
         numbers : ndarray of int64 of shape (m,)
-            Of keys, among all of the space.
+            Indices of the wanted keys among all keys of the space; each trainer has its own.
         values : ndarray of shape (n_own, ...)
-            Of the own keys.
+            Values of the own keys.
         """
 
     def sent(
         self, space: str, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
-        """Give parts to the owners of any keys of a space."""
+        """Send contributions to the owners of any keys of a space (scatter).
+
+        Parameters
+        ----------
+        space : str
+        numbers : ndarray of int64 of shape (m,)
+            Indices of the keys among all keys of the space.
+        parts : ndarray of shape (m, ...)
+            Contribution to each of them.
+
+        Returns
+        -------
+        positions : ndarray of intp
+            Positions, in the trainer's own array, of the own keys that trainers contributed to.
+        parts : ndarray
+            Their contributions, in the same order; a key may occur several times.
+        """
 
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
-        """Sum over the lanes of all trainers, in the order of the lanes: the same to the bit."""
+        """Return the sum of one part a lane, over all trainers.
+
+        Added in the order of the lanes, so the bits do not depend on the number of trainers.
+        """
 
     def keep(
         self,
@@ -181,10 +228,20 @@ class KeyedEntries(Protocol):
         small: Any = None,
         loss: float = float("nan"),
     ) -> None:
-        """Take note that an iteration ended: each counts as a pass of the fit.
+        """Record the end of an iteration, which counts as a pass over the data.
 
-        Now and then the values are copied, and mirrored on the next trainer: after a loss the fit
-        goes on from such an image, and ends with the digits of an undisturbed one.
+        From time to time the values are copied to the next trainer (a buddy checkpoint): after a
+        loss the fit resumes from there, and ends with the bits of an undisturbed one.
+
+        Parameters
+        ----------
+        values : mapping of str to ndarray
+            Values of the own keys, by space.
+        n_iter : int
+        small : array of float64, optional
+            State of the solver that is the same in all trainers.
+        loss : float, optional
+            For the fit's history.
         """
 
 
@@ -195,11 +252,11 @@ class KeyedSolution(Solution):
     Parameters
     ----------
     values : dict of str to ndarray of shape (n, ...)
-        By space: of a trainer's own keys in its solution, of all keys once trainers' are joined.
+        By space, the values of a trainer's own keys; after :meth:`join`, of all keys.
     ids : dict of str to ndarray of shape (n,)
-        What the user calls these keys; the engine fills it.
+        The keys as they stand in the user's data; filled by the engine.
     lanes : dict of str to dict of int to slice
-        By space and lane, where the own keys lie in `values`; the engine fills it.
+        By space and lane, the position of the lane's keys in `values`; filled by the engine.
     """
 
     values: dict[str, Array] = field(default_factory=dict)
@@ -208,14 +265,14 @@ class KeyedSolution(Solution):
 
     @staticmethod
     def join(some: Sequence[KeyedSolution]) -> KeyedSolution:
-        """Join the solutions of all trainers to one with the values of all keys."""
+        """Return one solution with the values of all keys; the first one is changed in place."""
         first = some[0]
         places = [one.lanes for one in some]
         for space in first.values:
             first.values[space] = _join_lane_values(
                 [one.values[space] for one in some], space, places
             )
-        # A lane without keys does not know of what type they are.
+        # Empty lanes are left out: their arrays of ids have a default dtype, not the user's.
         for space in first.ids:
             first.ids[space] = _join_lane_values(
                 [one.ids[space] for one in some], space, places, True
@@ -227,7 +284,7 @@ class KeyedSolution(Solution):
 def _join_lane_values(
     arrays: Sequence[Array], space: str, places: Sequence[Any], filled: bool = False
 ) -> Array:
-    """Concatenate values in the order of lanes; only lanes that have keys where `filled`."""
+    """Return values concatenated in the order of lanes, without empty lanes if `filled`."""
     parts = {
         lane: array[at]
         for array, of in zip(arrays, places, strict=True)
@@ -238,12 +295,12 @@ def _join_lane_values(
 
 
 class KeyedSolver(ABC):
-    """Base class of the solvers over keys. Immutable: it travels, as pickle takes it.
+    """Base class of the solvers over keys. Immutable: it is pickled to every trainer.
 
     Attributes
     ----------
     max_passes : int
-        Calls of :meth:`Keyed.keep` at most.
+        Most calls of :meth:`KeyedEntries.keep`.
     """
 
     @property
@@ -252,8 +309,8 @@ class KeyedSolver(ABC):
 
     @abstractmethod
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
-        """Solve together with other trainers, which make the same calls.
+        """Solve in step with the other trainers, which make the same calls in the same order.
 
-        Where ``keyed.kept`` is not None it goes on from there, as if the iteration number
-        ``keyed.n_done`` had just ended.
+        If ``keyed.kept`` is not None, resume from there, as if iteration ``keyed.n_done`` had just
+        ended.
         """

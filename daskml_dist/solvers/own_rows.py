@@ -1,8 +1,9 @@
-"""Interface of solvers that every trainer runs on the rows of its own lanes, with all others.
+"""Interface of solvers that run as a replica in every trainer, on the rows of its own lanes.
 
-A solver of sums (`solvers.base`) requests sums from outside. A solver that keeps much for each
-row, and decides often, runs beside the rows: it reads them once, makes of them what it needs, and
-sums what decides over all trainers, which therefore decide alike.
+A solver of `solvers.base` runs in one trainer and requests sums from all. A solver that holds much
+for each row and takes many small decisions (the growth of trees) runs beside the rows instead: it
+reads them once, converts them to its own form (binned features), and all-reduces the statistics
+that a decision depends on, so that all replicas decide alike.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from daskml_dist.solvers.base import Solution
 __all__ = ["Array", "OwnRows", "RowSolver"]
 
 Array = NDArray[Any]
-#: Makes all that a solver needs to go on from where it is, as arrays by name.
+#: Returns a snapshot of a solver, as arrays by name, from which it resumes.
 State = Callable[[], Mapping[str, Array]]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,35 +30,36 @@ R = TypeVar("R")
 class OwnRows(Protocol):
     """The rows of a fit, as seen by each of the trainers that solve together.
 
-    All trainers make the same calls in the same order. What is to be the same on any number of
-    workers must depend on no order of rows: sums of whole numbers, and draws hashed from the
-    number that a row has among all.
+    Methods that exchange data are collective: all trainers call them in the same order. A result
+    that must be the same on any number of workers may not depend on the order of rows: it uses
+    sums of integers, and pseudo-random numbers hashed from a row's index in the whole data set.
 
     Attributes
     ----------
     n_rows : int
-        Of all trainers.
+        Rows of all trainers.
     lanes : list of int
-        Numbers of the own lanes.
+        Indices of the own lanes.
     n_done : int
-        Iterations that were made before, where a fit goes on after a loss; 0 at the start.
+        Iterations done before the loss from which the fit resumes; 0 at the start.
     kept : mapping of str to ndarray, or None
-        What :meth:`keep` was given then.
+        The snapshot of iteration `n_done` that :meth:`keep` was given; None at the start.
     should_stop : bool
-        Whether the user asked the fit to end, as far as the last :meth:`max_trainers` told; the
+        Whether the user asked the fit to end. Updated by :meth:`max_trainers`, so that it is the
         same in all trainers.
     memory : dict
-        What a solver leaves for itself after a loss: it may come back with other lanes.
+        Cache of the solver that survives a restart after a loss, when the trainer may have other
+        lanes than before.
     rank, size : int
-        Of this trainer, and how many there are.
+        Rank of this trainer, and number of trainers.
     budget : float
-        Bytes of memory that what is made of rows may take on this trainer, beside the blocks that
-        are held; infinite where its worker has no limit.
+        Most bytes that the solver's arrays may take on this trainer, in addition to the blocks in
+        memory; infinite if its worker has no memory limit.
     device : {"auto", "cpu", "gpu"}
-        That the user asked for. Rows are read in host memory, whichever it is.
+        The device that the user asked for. Rows are in host memory in any case.
     sums_on_device : bool
-        Whether :meth:`sum_trainers` and :meth:`sum_own_range` sum arrays on GPUs there; the same in
-        all trainers. Otherwise they are to be given NumPy's.
+        Whether :meth:`sum_trainers` and :meth:`sum_own_range` accept GPU arrays, and sum them on
+        the GPU; the same in all trainers. Otherwise they must be given NumPy arrays.
     """
 
     n_rows: int
@@ -76,54 +78,72 @@ class OwnRows(Protocol):
         """Return the number of rows of an own lane."""
 
     def first_row_numbers(self, lane: int) -> NDArray[np.int64]:
-        """Return the number of the first row of each part of a block that an own lane has."""
+        """Return the index, among all rows, of the first row of each block part of an own lane."""
 
     def iterate_blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
-        """Yield the rows of an own lane, a few neighbours at a time, with the first's number."""
+        """Yield adjacent rows of an own lane, and the index of the first among all rows."""
 
     def map_lanes(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items (one a lane) in the trainer's compute threads."""
 
     def allocate_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array of zeros, in memory, or in a mapped file beyond the budget."""
+        """Return an array of zeros, in memory, or memory-mapped from a file if over the budget."""
 
     def sum_trainers(self, array: Array) -> Array:
-        """Return the sum of all trainers' arrays; of whole numbers, the same on any number."""
+        """Return the sum of all trainers' arrays (all-reduce).
+
+        Only sums of integers are the same on any number of trainers.
+        """
 
     def sum_own_range(self, array: Array) -> Array:
-        """Return a new array: the own range (:meth:`split_ranges`) of the sum's first axis."""
+        """Return the own range of the first axis of the sum of all arrays (reduce-scatter).
+
+        A new array, of the rows that :meth:`split_ranges` assigns to this trainer.
+        """
 
     def split_ranges(self, n: int) -> list[slice]:
-        """Return each trainer's range where `n` items are divided among all."""
+        """Return each trainer's range of `n` items."""
 
     def max_trainers(self, values: Array) -> Array:
-        """Return the elementwise maximum over all trainers."""
+        """Return the elementwise maximum over all trainers (all-reduce)."""
 
     def gather_arrays(self, arrays: list[Array]) -> list[list[Array]]:
-        """Return the arrays of every trainer."""
+        """Return the arrays of every trainer, by rank (all-gather)."""
 
     def exchange_arrays(self, arrays: list[Array]) -> list[Array]:
-        """Give one array to each trainer (all to all); return what each gave to this one."""
+        """Send ``arrays[i]`` to the trainer of rank i; return the arrays received, by rank.
+
+        An all-to-all.
+        """
 
     def keep(
         self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()
     ) -> None:
-        """Take note that an iteration ended: each counts as a pass of the fit.
+        """Record the end of an iteration, which counts as a pass over the data.
 
-        After a loss, and where the user interrupts it, the fit goes on from (ends with) the last
-        one that any trainer has kept.
+        After a loss the fit resumes from the last iteration that any trainer recorded; a fit that
+        the user interrupts ends with it.
+
+        Parameters
+        ----------
+        n_iter : int
+        state : callable
+            Returns a snapshot of the solver.
+        loss : float, optional
+        scores : sequence of float
+            In the order of :attr:`RowSolver.score_names`, for the fit's history.
         """
 
 
 class RowSolver(ABC):
-    """Base class of solvers that trainers run on their own rows. Immutable: it travels.
+    """Base class of solvers that trainers run on their own rows. Immutable: it is copied to each.
 
     Attributes
     ----------
     max_passes : int
-        Calls of :meth:`OwnRows.keep` at most.
+        Most calls of :meth:`OwnRows.keep`.
     score_names : tuple of str
-        Keys, in the records of a fit, of the scores that :meth:`OwnRows.keep` is given.
+        Keys, in the records of the fit's history, of the scores that :meth:`OwnRows.keep` is given.
     """
 
     @property
@@ -136,10 +156,10 @@ class RowSolver(ABC):
 
     @abstractmethod
     def solve(self, model: Any, rows: OwnRows) -> Solution:
-        """Solve together with other trainers, which make the same calls.
+        """Solve in step with the other trainers; all return the same solution.
 
-        Where ``rows.kept`` is not None it goes on from there, as if iteration ``rows.n_done`` had
-        just ended. All trainers find the same solution.
+        If ``rows.kept`` is not None, resume from there, as if iteration ``rows.n_done`` had just
+        ended.
         """
 
     def identity(self) -> dict[str, Any]:
@@ -147,6 +167,9 @@ class RowSolver(ABC):
         return identity_of(self)
 
     def interrupted(self, n_iter: int, state: Mapping[str, Array]) -> Solution:
-        """Return the solution of a fit that ends after some iterations."""
+        """Return the solution of a fit that was interrupted after `n_iter` iterations.
+
+        Its `extra` is the snapshot `state`.
+        """
         extra = dict(state)
         return Solution(np.empty(0), n_iter, converged=False, message="interrupted", extra=extra)
