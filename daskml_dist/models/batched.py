@@ -1,4 +1,9 @@
-"""Many linear models of the same rows, each trained on rows of its own."""
+"""Batched linear models: many fits that read the same rows in one pass, as in cross-validation.
+
+Every model is fitted on the training rows of one *split*. A `FoldAssignment` says which role a row
+has in each split, given an integer code that comes with the row's target (the number of its fold,
+or of the row itself).
+"""
 
 from __future__ import annotations
 
@@ -28,22 +33,24 @@ __all__ = [
 ]
 
 
-#: What a row is to a split.
+#: Roles of a row in a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
-#: Codes whose roles are looked up.
+#: Most distinct codes whose roles are computed once and looked up: a table of 4 KiB a split.
 _MAX_TABLE_CODES = 1 << 12
 
 
 class FoldAssignment(ABC):
-    """Roles of rows, by their codes, in each split. Picklable.
+    """Base class of assignments of rows, by their codes, to roles in each split. Picklable.
 
     Attributes
     ----------
     n_splits : int
     counted : bool
-        Whether :meth:`played` tells how often a split trains on a row. Such a split tests on none.
+        Whether :meth:`played` returns how often a split draws a row for training (bootstrap
+        samples), instead of a role. Such a split has no test rows.
     weights : ndarray of float64 of shape (n_splits, n_labels) or (n_splits, 1), or None
-        Weight of the training rows of each split, by their label; None: the rows have to tell it.
+        Sum of the weights of each split's training rows, by label; None: not known in advance, it
+        is summed over the rows.
     """
 
     n_splits: int
@@ -52,43 +59,45 @@ class FoldAssignment(ABC):
 
     @abstractmethod
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
-        """Return NEITHER, TRAIN or TEST for each code; where `counted`, the training counts."""
+        """Return the role of each code in a split (`counted`: how often it is trained on)."""
 
     def every(self, codes: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the roles in all splits, of shape (n, n_splits)."""
-        most = int(codes.max(initial=-1)) + 1
-        few = most <= _MAX_TABLE_CODES and codes.min(initial=0) >= 0
-        known = np.arange(most) if few else codes
+        """Return :meth:`played` of all splits, of shape (n, n_splits)."""
+        n_codes = int(codes.max(initial=-1)) + 1
+        # Codes of folds are few: their roles are computed once a code, not once a row.
+        in_table = n_codes <= _MAX_TABLE_CODES and codes.min(initial=0) >= 0
+        known = np.arange(n_codes) if in_table else codes
         roles = [self.played(known, split) for split in range(self.n_splits)]
         table = np.stack(roles, axis=1)
-        return table[codes] if few else table
+        return table[codes] if in_table else table
 
     def times(self, played: Any, role: int) -> Any:
-        """Return how often rows have a role, given the result of :meth:`played`."""
+        """Return how often (0 or 1 unless `counted`) rows have a role, given :meth:`played`."""
         if self.counted:
             return played if role == TRAIN else played * 0
         return played == role
 
     def trained(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
-        """Return how often a split trains on a row of each code."""
+        """Return how often (0 or 1 unless `counted`) a split trains on the rows of given codes."""
         times: NDArray[Any] = self.times(self.played(codes, split), TRAIN)
         return times
 
 
 @dataclass(frozen=True, eq=False)
 class AssignmentWithAllRows(FoldAssignment):
-    """Roles of some splits, and of one more, the last, that trains on all rows.
+    """Assignment with one more split, the last, that trains on all rows (the refit of a search).
 
     Parameters
     ----------
     each : FoldAssignment
+        All splits but the last.
     """
 
     each: FoldAssignment
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
-        """One more."""
+        """Number of splits: one more than `each` has."""
         return self.each.n_splits + 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
@@ -100,12 +109,14 @@ class AssignmentWithAllRows(FoldAssignment):
 
 @dataclass(frozen=True, eq=False)
 class SingleSplitAssignment(FoldAssignment):
-    """Roles of one split alone.
+    """Assignment of one of the splits of another assignment.
 
     Parameters
     ----------
     each : FoldAssignment
+        All splits.
     split : int
+        Index of the one.
     weights : ndarray of float64 of shape (1, n_labels) or (1, 1), or None
     """
 
@@ -115,7 +126,7 @@ class SingleSplitAssignment(FoldAssignment):
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
-        """One."""
+        """Return 1."""
         return 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
@@ -125,18 +136,19 @@ class SingleSplitAssignment(FoldAssignment):
 
 @dataclass(frozen=True, eq=False)
 class BatchedLinear(Model):
-    """Linear models of one kind, a column of parameters (or as many as there are classes) each.
+    """Linear models of the same form, fitted together by a solver (sums over rows).
 
-    A row's target comes with a code, which tells what it is to each split.
+    The last column of the targets is a row's code plus 1.
 
     Parameters
     ----------
     each : LinearModel
+        The form of every model.
     roles : FoldAssignment
     classes : ndarray or None
-        As the targets name them; None for regression.
+        Sorted labels as they stand in the targets; None for regression.
     class_weight : ndarray of float64 of shape (n_splits, n_classes), or None
-        Factors of the weights of training rows, by their label.
+        Factors of the weights of each split's training rows, by label.
     """
 
     each: LinearModel
@@ -146,11 +158,11 @@ class BatchedLinear(Model):
 
     @property
     def n_features(self) -> int:
-        """Columns of the rows."""
+        """Number of features."""
         return self.each.n_features
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return the targets as each model reads them, followed by the role in each split."""
+        """Return targets encoded by `each`, followed by a column with the role in each split."""
         codes = y[:, -1].astype(np.int64) - 1
         given = y[:, 0] if y.shape[1] == 2 else y[:, :-1]
         targets = self.each.encode(given, self.classes, dtype)
@@ -162,18 +174,18 @@ class BatchedLinear(Model):
 
     @property
     def n_targets(self) -> int:
-        """Columns of the targets."""
+        """Number of target columns, without those of the roles."""
         return self.each.n_targets or 1
 
     def label_codes(self, y: Any) -> Any:
-        """Return the numbers of the rows' labels, given targets as each model reads them."""
+        """Return the class index of each row, given targets encoded by `each`."""
         xp = namespace(y)
-        if y.ndim == 2:  # signs, one a class
+        if y.ndim == 2:  # a sign for each class: +1 for the row's, -1 for the others
             return xp.argmax(y, axis=1)
         return cast(y if self.each.n_classes > 2 else y > 0, xp.int64)
 
     def parted(self, y: Any) -> tuple[Any, Any]:
-        """Return targets as each model reads them, and roles, from encoded targets."""
+        """Split encoded targets into those of `each`, and the roles of shape (n, n_splits)."""
         n = self.n_targets
         return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
 
@@ -184,15 +196,16 @@ class BatchedLinear(Model):
 
 @dataclass(frozen=True, eq=False)
 class BatchedLoss(Loss):
-    """Loss of each column, for the loops that know columns.
+    """Loss of each model of a batch, for compiled kernels (of the name "wide") of many columns.
 
     Parameters
     ----------
     each : Loss
+        Loss of every model.
     stops : tuple of int
-        Where the columns of each split end.
+        End of each split's range of columns.
     width : int
-        Columns of a model.
+        Number of columns (outputs) of a model.
     """
 
     each: Loss
@@ -213,28 +226,30 @@ class BatchedLoss(Loss):
         return self.each.parameters
 
     def value_and_gradient(self, y: Any, raw: Any) -> tuple[Any, Any]:
-        """Return the loss and gradient of one column."""
+        """Return the loss and gradient of the rows for one model."""
         return self.each.value_and_gradient(y, raw)
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedStepLinear(StepModel):
-    """Linear models of one kind, a column of the parameters (or as many as there are classes) each.
+    """Linear models of the same form, fitted together by gradient steps.
 
-    A row's target comes with a code, which tells what it is to each split. A model's gradient is
-    that of its own fit with weights of 0 for rows that its split does not train on. The last row of
-    the parameters adds up the losses of each.
+    Each model has a column of the parameters, or one for each class if there are more than two. The
+    last column of the targets is a row's code plus 1. The gradient of a model is that of its own
+    fit, in which rows that its split does not train on have weight 0. The last row of the
+    parameters accumulates each model's loss.
 
     Parameters
     ----------
     each : LinearModel
+        The form of every model.
     roles : FoldAssignment
     classes : ndarray or None
-        As the targets name them; None for regression.
+        Sorted labels as they stand in the targets; None for regression.
     splits : tuple of int
-        Of each model, ascending.
+        Split of each model, ascending: the columns of a split are adjacent.
     scales : tuple of float
-        Factors that make the mean weight of all rows 1 in each split.
+        Factor of the weights in each split, with which their mean over all rows is 1.
     """
 
     each: LinearModel
@@ -262,7 +277,7 @@ class BatchedStepLinear(StepModel):
         object.__setattr__(self, "_stops", loss.stops)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return the targets as each model reads them, followed by the weight in each split."""
+        """Return targets encoded by `each`, followed by a column with the weight in each split."""
         codes = y[:, 1].astype(np.int64) - 1
         out = np.empty((len(y), 1 + self.roles.n_splits), dtype)
         out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
@@ -271,48 +286,57 @@ class BatchedStepLinear(StepModel):
         return out
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Return the initial parameters of each model, side by side."""
+        """Return the initial parameters of each model, in columns side by side."""
         w = np.zeros(self.parameters.shape, dtype)
         w[:-1] = np.tile(self.each.init(seed, dtype), len(self.splits))
         return w
 
     def identity(self) -> dict[str, Any]:
-        """Return the facts of each model, and the splits."""
+        """Return the identity of `each`, and the splits."""
         return {**self.each.identity(), "splits": self.splits}
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Add the gradients of the summed losses of a batch; return the mean loss of a model."""
+        """Add the gradients of the summed losses of a batch; return the mean over the models' sums.
+
+        A model that diverged (its loss is not finite) is left out of the mean.
+        """
+        # One model may overflow while the others converge.
         with np.errstate(over="ignore", invalid="ignore"):
             raw = self.each.raw_prediction(w[:-1, ...], rows.X, backend)
             losses, g = self._compute_derivatives(raw, rows, backend)
             self.each.add_products(rows.X, g, out[:-1, ...], backend)
         xp = namespace(losses)
+        # Subtracted: the "gradient" of an additive part is minus its terms.
         out[-1, :: self.each.width] -= cast(losses, out.dtype)
         finite = xp.isfinite(losses)
         losses = xp.where(finite, losses, 0.0)
         return float(xp.sum(losses)) / max(int(xp.sum(cast(finite, xp.int32))), 1)
 
     def _compute_derivatives(self, raw: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Return the losses of each model, and the weighted derivatives by all raw predictions."""
+        """Return each model's summed loss, and its gradient with respect to the raw predictions."""
         xp, each, width = namespace(raw), self.each, self.each.width
         n, n_models = raw.shape[0], len(self.splits)
-        mask, y = rows.y[:, 1:], rows.y[:, 0]
+        split_weights, y = rows.y[:, 1:], rows.y[:, 0]
         if rows.weight is not None:
-            mask = mask * rows.weight[:, None]
+            split_weights = split_weights * rows.weight[:, None]
         if is_host(raw) and width == 1 and each.loss.kernel == "log_loss":
             from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
             from daskml_dist.backends.wide_gather import compile_slopes
 
+            # A compiled loop replaces raw predictions by gradients, in place.
             raw, losses = np.ascontiguousarray(raw.reshape(n, -1)), np.zeros(n_models)
-            given = np.ascontiguousarray(y), np.ascontiguousarray(mask), np.array(self._stops)
-            compile_slopes(LOSSES_AT_ROW["log_loss"])(n, *given, raw, losses, each.loss.parameters)
+            compile_slopes(LOSSES_AT_ROW["log_loss"])(
+                n, np.ascontiguousarray(y), np.ascontiguousarray(split_weights),
+                np.array(self._stops), raw, losses, each.loss.parameters,
+            )  # fmt: skip
             return losses, raw
+        # The loss of every row and model at once: (row, model) pairs are the rows of one problem.
         flat = xp.reshape(raw, (n * n_models, width) if width > 1 else (n * n_models,))
         targets = xp.repeat(y, n_models)
         if each.n_classes > 2:
             targets = each.targets(cast(targets, xp.int32), raw.dtype)
         values, g = each.loss.value_and_gradient(targets, flat)
-        weight = xp.take(mask, backend.to_device(np.array(self.splits)), axis=1)
+        weight = xp.take(split_weights, backend.to_device(np.array(self.splits)), axis=1)
         losses = total(xp.reshape(values, (n, n_models)) * weight, axis=0, dtype=xp.float64)
         g = xp.reshape(g, (n, n_models, width)) * weight[:, :, None]
         return losses, xp.reshape(g, (n, n_models * width))

@@ -1,4 +1,4 @@
-"""Criteria that trees of a forest are split by: which sums they need, and what nodes answer."""
+"""Split criteria of the trees of forests: the sums that they need, node values and impurities."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ Array = NDArray[Any]
 
 
 class Criterion(ABC):
-    """Base class of the criteria.
+    """Base class of the split criteria.
+
+    Targets of a regression are summed in integers, so that sums do not depend on the order of the
+    rows: each target is multiplied by a `scale` and rounded.
 
     Attributes
     ----------
     kind : int
-        Its number in `backends.forest_criteria`, where what it makes the most of is compiled.
+        Number of the criterion in the compiled search of the best cut (`backends.forest_cuts` and
+        forest_splits.cu).
     of_classes : bool
-        Whether targets are numbers of classes.
+        Whether targets are class indices.
     needs_rows : bool
-        Whether a node's rows must be together: sums do not tell enough.
+        Whether a split is found from the sorted rows of a node: histograms are not enough for
+        medians.
     """
 
     kind: ClassVar[int]
@@ -38,53 +43,60 @@ class Criterion(ABC):
     needs_rows: ClassVar[bool] = False
 
     def terms(self, y: Array) -> Array:
-        """Return the term of each target that is summed for the impurity (regression only)."""
+        """Return the term of each target whose mean the impurity needs (regression only)."""
         return np.zeros_like(y)
 
     def means(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Return the values of nodes, given the sums of their targets by output (regression
-        only).
-        """
+        """Return the values of nodes, given sums of their targets by output (regression only)."""
         return np.asarray(sums / (scale * weight)[:, None])
 
     def term(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Return the mean of the terms of :meth:`terms`, given their sums."""
+        """Return the mean over a node's rows of :meth:`terms`, given the scaled sums."""
         return np.asarray(sums / (scale * weight))
 
     @abstractmethod
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return the impurity of nodes: the mean of the impurities of their outputs."""
+        """Return the impurity of nodes, as the mean over the outputs.
+
+        Parameters
+        ----------
+        means : ndarray of shape (n_nodes, n_values)
+            Class probabilities of all outputs, or the mean target of each output.
+        term : ndarray of shape (n_nodes,)
+            Mean of the terms, summed over the outputs; unused for classes.
+        n_outputs : int
+        """
 
     def unit(self, scale: float) -> float:
-        """Return the unit of the gain, where targets are in units of ``1 / scale``."""
+        """Return the factor that converts a gain of scaled targets to the targets' own units."""
         return 1.0
 
 
 class GiniCriterion(Criterion):
-    """Gini impurity."""
+    """Gini impurity: 1 minus the sum of the squared class probabilities."""
 
     kind = 0
     of_classes = True
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return one minus the sum of squared shares."""
+        # The probabilities of all outputs stand side by side: dividing by n_outputs averages.
         return np.asarray(1 - (means**2).sum(axis=1) / n_outputs)
 
 
 class EntropyCriterion(Criterion):
-    """Shannon's entropy, in bits."""
+    """Shannon entropy of the class probabilities, in bits."""
 
     kind = 1
     of_classes = True
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return minus the sum of shares times their logarithms."""
+        # p * log2(p) is 0 for p = 0.
         logs = np.log2(means, out=np.zeros_like(means), where=means > 0)
         return np.asarray(np.abs((means * logs).sum(axis=1)) / n_outputs)
 
 
 class SquaredErrorCriterion(Criterion):
-    """Variance."""
+    """Variance of the targets."""
 
     kind = 2
 
@@ -93,7 +105,7 @@ class SquaredErrorCriterion(Criterion):
         return y**2
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return the mean square minus the squared mean."""
+        # Mean square minus squared mean; rounding may make it negative.
         return np.asarray(np.maximum(term - (means**2).sum(axis=1), 0.0) / n_outputs)
 
     def unit(self, scale: float) -> float:
@@ -102,16 +114,16 @@ class SquaredErrorCriterion(Criterion):
 
 
 class PoissonCriterion(Criterion):
-    """Half of the Poisson deviance."""
+    """Half the Poisson deviance of the targets from their mean."""
 
     kind = 3
 
     def terms(self, y: Array) -> Array:
-        """Return targets times their logarithms."""
+        """Return y * log(y); 0 for y = 0."""
         return np.asarray(y * np.log(y, out=np.zeros_like(y), where=y > 0))
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return the mean of ``y log(y / mean)``."""
+        """Return the mean of ``y * log(y / mean)``, from the means of ``y * log(y)`` and y."""
         logs = np.log(means, out=np.zeros_like(means), where=means > 0)
         return np.asarray(np.maximum(term - (means * logs).sum(axis=1), 0.0) / n_outputs)
 
@@ -121,25 +133,25 @@ class PoissonCriterion(Criterion):
 
 
 class AbsoluteErrorCriterion(Criterion):
-    """Mean absolute distance from the median, which nodes answer."""
+    """Mean absolute error of the median, which is a node's value."""
 
     kind = 4
     needs_rows = True
 
     def terms(self, y: Array) -> Array:
-        """Return the targets themselves: errors are summed in their scale."""
+        """Return the targets: absolute errors are scaled as they are."""
         return y
 
     def means(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Return the medians, whose float64 bits are stored in the array of sums."""
+        """Return the medians, of which the integer array of sums holds the float64 bits."""
         return np.ascontiguousarray(sums).view(np.float64)
 
     def term(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Return mean errors, whose sums are stored as float64 bits in the array of sums."""
+        """Return mean absolute errors; the integer array holds the float64 bits of their sums."""
         return np.asarray(np.ascontiguousarray(sums).view(np.float64) / (scale * weight))
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Return the mean errors."""
+        """Return the mean absolute errors."""
         return np.asarray(term / n_outputs)
 
     def unit(self, scale: float) -> float:

@@ -41,10 +41,10 @@ __all__ = ["LinearModel", "SignedClasses", "SignedLabels", "add_curvature", "sli
 
 @dataclass(frozen=True)
 class LinearModel(StepModel, ColumnModel, ColumnPart):
-    """A generalised linear model with one or more outputs.
+    """Generalised linear model with one or more outputs.
 
-    The parameters are one matrix `w` of shape ``(n_features + fit_intercept, width)``: a row
-    per feature, and last the intercepts.
+    The parameters are one matrix `w` of shape ``(n_features + fit_intercept, width)``: a row for
+    each feature, and the intercepts in the last row.
 
     Parameters
     ----------
@@ -54,22 +54,23 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         0 for regression.
     fit_intercept : bool
     n_targets : int or None
-        Columns of the targets of a regression; None for targets of one dimension.
+        Columns of the targets of a regression; None for one-dimensional targets.
     target_shift : tuple of float
-        Shift that is subtracted from the targets of each output before the fit, and belongs to its
-        intercept: a number near them, so that none of the parameters is far away. Empty: nothing.
+        Number near the targets of each output (mean, median), which is subtracted from them before
+        the fit and added to the intercept after it, so that the optimum is near the initial
+        parameters. Empty: none.
     first_intercept : float or tuple of float, default=0.0
-        What the intercepts begin with: all of them, or each.
+        Initial value of all intercepts, or of each.
     units : tuple of float
-        Divisor of the reported loss of each of several targets. Empty: 1.
+        For several targets, the divisor of each one's reported loss. Empty: 1.
     touches : float or None
-        Entries of a sparse row, in the mean; None where rows are dense.
+        Mean number of entries in a sparse row; None for dense rows.
     row_size : float or None
-        Sum of the sizes of a row's entries, in the mean, where a rate goes by it.
+        Mean L1 norm of a row, for a learning rate that depends on it.
     few_entries : bool, default=False
-        Whether dense rows on the host are computed by NumPy rather than by a compiled kernel. It
-        depends on the number of entries of all rows alone, so that any number of workers, and
-        any state of numba's cache, computes the same digits.
+        Whether gradients of dense rows on the CPU are computed by NumPy rather than by a compiled
+        kernel. The choice depends on the shape of the whole data set alone, so that any number of
+        workers, with numba's cache warm or cold, computes the same bits.
     """
 
     loss: Loss
@@ -107,7 +108,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
     @property
     def n_penalised(self) -> int:
-        """Leading rows of the parameters that the penalty applies to."""
+        """Number of leading rows of the parameters that the penalty applies to."""
         return self.n_features
 
     @property
@@ -115,7 +116,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return self.width > 1 and self.loss.multiclass == "ovr"
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Turn labels into what the loss reads: codes, or -1/+1 for two classes.
+        """Return shifted targets, class indices, or -1/+1 for two classes.
 
         Parameters
         ----------
@@ -135,7 +136,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return signs
 
     def of_target(self, target: int) -> LinearModel:
-        """Return the model of one of several targets."""
+        """Return the single-output model of one of several targets."""
         shift, first = self.target_shift, self.first_intercept
         return replace(
             self,
@@ -146,14 +147,14 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         )
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Return initial parameters: zeros, and the intercepts that the loss starts from."""
+        """Return initial parameters: coefficients of 0, intercepts of `first_intercept`."""
         w = np.zeros(self.shape, dtype=dtype)
         if self.fit_intercept:
             w[-1, :] = self.first_intercept
         return w
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Return the columns that sparse rows touch and the intercept; renumber the rows."""
+        """Return the distinct columns of sparse rows and the intercept's row; renumber the rows."""
         columns = backend.columns([piece.X for piece in pieces])
         return np.append(columns, self.n_features) if self.fit_intercept else columns
 
@@ -171,7 +172,10 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return list(self.target_shift)
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
-        """Return parameters relative to this model's target shift, to the same bits if equal."""
+        """Return parameters for this model's target shift, given those for another shift.
+
+        If the shifts are equal, the bits are unchanged.
+        """
         known = isinstance(origin, list) and all(isinstance(value, float) for value in origin)
         sizes = (0, self.width) if self.fit_intercept else (0,)
         if not known or len(origin) not in sizes or not np.isfinite(origin).all():
@@ -204,7 +208,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return raw
 
     def targets(self, y: Any, dtype: Any) -> Any:
-        """Return the targets of a batch in the shape that the loss reads."""
+        """Return the targets of a batch as the loss reads them: signs for one-versus-rest."""
         if not self._one_vs_rest:
             return y
         signs = one_hot(y, self.width, dtype)
@@ -215,8 +219,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of the summed loss of a batch to `out`; return the summed loss.
 
-        Dense rows are read from memory once: block by block, each small enough for a cache.
-        Sums over blocks are float64.
+        A compiled kernel reads X once. Without one, X goes through ``X @ w`` and ``X.T @ g`` in
+        blocks of rows that stay in a processor's cache, and the blocks' sums are added in float64.
 
         Parameters
         ----------
@@ -248,7 +252,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return loss
 
     def _loss_gradient(self, raw: Any, y: Any, weight: Any | None) -> tuple[Any, Any]:
-        """Return the weighted sum of the losses, and its gradient by the raw predictions."""
+        """Return the weighted sum of the losses, and its gradient with respect to `raw`."""
         losses, g = self._compute_losses(raw, y)
         if weight is not None:
             losses = losses * weight
@@ -256,29 +260,33 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return scalar(total(losses, dtype=namespace(losses).float64)), g
 
     def _compute_losses(self, raw: Any, y: Any) -> tuple[Any, Any]:
-        """Return the loss of each row, in units of the targets, and its gradient."""
+        """Return the loss of each row, and its gradient with respect to `raw`.
+
+        The `units` divide the reported losses of several targets, not the gradients: each target is
+        a problem of its own.
+        """
         if not self.units:
             return self.loss.value_and_gradient(self.targets(y, raw.dtype), raw)
         xp, n = namespace(raw), raw.shape[0]
         flat = xp.reshape(y, (-1,)), xp.reshape(raw, (-1,))
         values, g = self.loss.value_and_gradient(*flat)
-        shares = numbers([1 / unit for unit in self.units], raw)
-        return xp.reshape(values, (n, -1)) @ shares, xp.reshape(g, (n, -1))
+        inverse_units = numbers([1 / unit for unit in self.units], raw)
+        return xp.reshape(values, (n, -1)) @ inverse_units, xp.reshape(g, (n, -1))
 
-    # -- columns that lie apart ----------------------------------------------------------------
+    # -- shards of features ----------------------------------------------------------------------
 
     def of_columns(self, start: int, stop: int) -> LinearModel:
-        """Return the model of some columns; the last columns have the intercepts."""
+        """Return the model of some adjacent columns; that of the last ones has the intercepts."""
         is_last = stop == self.n_features
         return replace(self, n_features=stop - start, fit_intercept=self.fit_intercept and is_last)
 
     def rows_of_columns(self, start: int, stop: int) -> slice:
-        """Return the rows of the parameters that belong to some adjacent columns."""
+        """Return the slice of the parameters' rows that belongs to some adjacent columns."""
         is_last = stop == self.n_features
         return slice(start, stop + int(self.fit_intercept and is_last))
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """Return the part's raw predictions."""
+        """Return the part's summand of the raw predictions."""
         return self.raw_prediction(w, X, backend)
 
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
@@ -300,9 +308,11 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     # -- held-out rows -------------------------------------------------------------------------
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Return weights, and weights of correct rows or errors and targets squared, summed.
+        """Return weighted sums from which :meth:`validation_score` computes accuracy or R^2.
 
-        Of shape (2,), or (1 + 3 * n_targets,).
+        Classification: the weight, and the weight of correct rows, of shape (2,). Regression: the
+        weight, then squared errors, targets and squared targets of each output, of shape
+        (1 + 3 * n_targets,).
         """
         return self._sum_scores(self.raw_prediction(w, rows.X, backend), rows)
 
@@ -332,18 +342,19 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             return float("nan")
         if self.n_classes:
             return float(sums[1] / total)
-        errors, means, squares = sums[1:].reshape(3, -1)
-        spread = squares - means**2 / total
+        errors, target_sums, squares = sums[1:].reshape(3, -1)
+        # Total sum of squares: that of the targets' deviations from their mean.
+        deviations = squares - target_sums**2 / total
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
+            return float(np.where(deviations > 0, 1 - errors / deviations, np.nan).mean())
 
 
 @dataclass(frozen=True)
 class SignedClasses(LinearModel):
-    """A linear model of several targets, one a class; of two classes, of the second alone.
+    """Linear classifier fitted as a regression on signs: -1 or +1 for each class.
 
-    For the maths it is a regression: ``n_classes`` is 0 and ``n_targets`` the number of classes
-    (None for two).
+    ``n_classes`` is 0 and ``n_targets`` the number of classes. Two classes need only one target,
+    the sign of the second class; ``n_targets`` is None.
     """
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
@@ -363,14 +374,14 @@ class SignedClasses(LinearModel):
 
 @dataclass(frozen=True)
 class SignedLabels(LinearModel):
-    """A linear model of several targets: each tells whether a row has a label."""
+    """Linear multilabel classifier fitted as a regression on signs: -1 or +1 for each label."""
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return indicators of 0 and 1 as signs."""
+        """Return signs, given label indicators of 0 and 1."""
         return np.where(y > 0, 1, -1).astype(dtype)
 
 
-#: Bytes of rows that are worked on together: they and their scaled copy stay in a core's cache.
+#: Bytes of a block of rows (1 MiB): it and its weighted copy stay in a core's L2 cache.
 _CACHE_BLOCK_BYTES = 2**20
 
 
@@ -382,10 +393,11 @@ def add_curvature(
     hessian: Any,
     backend: Backend,
 ) -> tuple[Any, Any]:
-    """Add gradient and Hessian of the summed loss of some rows.
+    """Add gradient and Hessian of the summed loss of some rows to `gradient` and `hessian`.
 
-    Products run in the dtype of the rows, block by block; sums of blocks in float64. Rows whose
-    loss is not convex count with the absolute value of their curvature, as in scikit-learn.
+    Products are computed in the dtype of the rows, block by block; sums of blocks in float64. The
+    second derivative of a row whose loss is not convex there counts with its absolute value, as in
+    scikit-learn's `NewtonSolver`.
 
     Parameters
     ----------
@@ -396,16 +408,22 @@ def add_curvature(
     gradient : float64 array of shape ``model.shape``
     hessian : float64 array of shape ``model.shape * 2``
     backend : Backend
+
+    Returns
+    -------
+    loss : float
+        Sum of the weighted losses.
+    nonconvex : float
+        Weight of the rows whose second derivative is not positive; 0 for several outputs.
     """
     if model.width == 1:
-        of_pairs = hessian[:, 0, :, 0]
         X, y, weight = rows.X, rows.y, rows.weight
         kernel = model.linear.dense_kernel if is_host(X) else model.loss.kernel
-        curved = backend.add_curved(kernel, w, X, y, weight, gradient, of_pairs)
-        if curved is not None:
-            return curved
+        fused = backend.add_curved(kernel, w, X, y, weight, gradient, hessian[:, 0, :, 0])
+        if fused is not None:
+            return fused
     xp = namespace(w)
-    loss = flat = 0.0
+    loss = nonconvex = 0.0
     for at in slice_for_curvature(rows.X, backend):
         part = rows.part(at, backend)
         X, weight = part.X, part.weight
@@ -415,36 +433,35 @@ def add_curvature(
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
             h *= weight if h.ndim == 1 else weight[:, None, None]
-        if model.fit_intercept:
-            backend.add_tdot(X, g, gradient[:-1, :])
-            gradient[-1, :] += total(g, axis=0)
-        else:
-            backend.add_tdot(X, g, gradient)
+        model.add_products(X, g, gradient, backend)
         if h.ndim == 1:
-            bad = cast(h <= 0, xp.float64)
-            flat += scalar(total(bad if weight is None else bad * weight))
+            not_positive = cast(h <= 0, xp.float64)
+            nonconvex += scalar(total(not_positive if weight is None else not_positive * weight))
             _add_weighted_gram(X, xp.abs(h), hessian[:, 0, :, 0], backend)
         else:
             _add_class_pairs(X, h, hessian, backend)
         loss += scalar(total(losses, dtype=xp.float64))
-    return loss, flat
+    return loss, nonconvex
 
 
 def slice_for_curvature(X: Any, backend: Backend) -> Iterator[slice]:
-    """Return slices of rows of `X` that fit a core's cache, in order."""
+    """Yield slices of rows of `X`, in order, of a size for a core's cache (or for a GPU)."""
     n_rows, n_features = X.shape
-    # With many features the sum of a block costs as much as a few rows for each of them.
+    # Adding a block's d x d Gram matrix in float64 costs as much as several rows of products: with
+    # d features a block has at least 4 * d rows (up to 16,384), even if it leaves the cache.
     entries = backend.entries_at_once or _CACHE_BLOCK_BYTES // item_bytes(X)
     step = max(64, entries // n_features, min(4 * n_features, 2**14))
     return row_slices(n_rows, step)
 
 
 def _add_class_pairs(X: Any, h: Any, out: Any, backend: Backend) -> None:
-    """Add the blocks of all pairs of classes; off the diagonal `h` is negative."""
+    """Add the Hessian's blocks of all pairs of classes to `out`, given `h` of shape (n, k, k)."""
     width = h.shape[1]
     for k in range(width):
         _add_weighted_gram(X, h[:, k, k], out[:, k, :, k], backend)
         for other in range(k):
+            # Off the diagonal, h = -p_k * p_other is negative, and a Gram matrix takes weights
+            # that are not.
             part = zeros(out.shape[::2], np.float64, out)
             _add_weighted_gram(X, -h[:, k, other], part, backend)
             out[:, k, :, other] -= part
@@ -452,7 +469,7 @@ def _add_class_pairs(X: Any, h: Any, out: Any, backend: Backend) -> None:
 
 
 def _add_weighted_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
-    """Add ``Z.T @ diag(h) @ Z``, where Z is `X` and, with an intercept, a column of ones."""
+    """Add ``Z.T @ diag(h) @ Z`` to `out`, where Z is X, with a column of ones for an intercept."""
     xp, n_features = namespace(h), X.shape[1]
     backend.add_gram(X, h, out[:n_features, :n_features])
     if out.shape[0] > n_features:

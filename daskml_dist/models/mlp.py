@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons: fully connected layers, and the loss of the last one's outputs."""
+"""Multi-layer perceptrons: forward pass and backpropagation through fully connected layers."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ __all__ = ["ACTIVATIONS", "MLP", "Activation", "MLPColumns"]
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation, entry by entry.
+    """Elementwise activation function.
 
     Parameters
     ----------
     apply : callable
-        Takes an array and makes its activations of it, in place.
+        ``apply(z)`` replaces z by its activations, in place.
     pull_back : callable
-        Takes the gradient with respect to activations, and these; multiplies the gradient by the
-        derivative there, in place.
+        ``pull_back(gradient, a)`` multiplies the gradient with respect to the activations `a` by
+        the derivative, in place. The derivative is computed from `a`, so z need not be stored.
     factor : float
-        Its root, over that of the sum of inputs and outputs, is the bound of initial weights.
+        Initial weights are drawn from (-bound, bound), where
+        ``bound = sqrt(factor / (n_inputs + n_outputs))``.
     """
 
     apply: Callable[[Any], None]
@@ -52,7 +53,7 @@ class Activation:
     factor: float = 6.0
 
     def bound_of(self, n_inputs: int, n_outputs: int) -> float:
-        """Bound of the initial weights of a layer.
+        """Return the bound of the initial weights and intercepts of a layer.
 
         X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural
         networks", AISTATS 2010.
@@ -105,32 +106,33 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-#: Rows that go through the layers together: what is made of them stays in a cache.
+#: Rows that go through the layers together on a CPU: their activations stay in its cache.
 _ROWS_TOGETHER = 512
 
+#: Weights and intercepts of each layer.
 _Arrays = list[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class MLP(StagedModel, ColumnModel):
-    """A multi-layer perceptron: products, intercepts and an activation, layer after layer.
+    """Multi-layer perceptron: ``activation(X @ coefs + intercepts)``, layer after layer.
 
-    The parameters are the weights and the intercepts of each layer, one after the other:
-    ``coefs.0`` of shape (n_features, n_hidden), ``intercepts.0``, ``coefs.1`` and so on. The
-    weights alone are penalised.
+    The parameters are the weights and the intercepts of each layer, concatenated: ``coefs.0`` of
+    shape (n_features, n_hidden), ``intercepts.0``, ``coefs.1`` and so on. Only the weights are
+    penalised.
 
     Parameters
     ----------
     loss : Loss
-        Loss of the raw outputs, those of the last layer, which has no activation.
+        Loss of the raw outputs: the last layer has no activation.
     sizes : tuple of int
-        Of the layers: features, hidden ones, outputs.
+        Number of features, units of each hidden layer, and number of outputs.
     activation : {"identity", "logistic", "relu", "tanh"}
-        Of the hidden layers.
+        Activation of the hidden layers.
     n_classes : int
         0 for regression.
     several : bool, default=False
-        Whether targets have columns: several numbers, or yes and no of several labels.
+        Whether targets are two-dimensional: multi-output regression, or multilabel indicators.
     """
 
     loss: Loss
@@ -139,7 +141,7 @@ class MLP(StagedModel, ColumnModel):
     n_classes: int
     several: bool = False
 
-    #: It starts no threads but those of BLAS, which trainers limit.
+    #: Its only threads are those of BLAS, which trainers limit.
     starts_threads: ClassVar[bool] = False
     flushes: ClassVar[bool] = True
     parameters: Parameters = field(init=False, repr=False, compare=False)
@@ -155,30 +157,29 @@ class MLP(StagedModel, ColumnModel):
         object.__setattr__(self, "layers", layers)
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
-        """Return a context in which the memory of a step is reused by the next one."""
+        """Return a context manager in which the allocator keeps freed memory for the next step."""
         return keep_freed_memory()
 
     def of_columns(self, start: int, stop: int) -> MLPColumns:
-        """Return the part with some rows of the first layer's weights.
+        """Return the part that has the first layer's weights of some adjacent columns.
 
-        The last part has all others too.
+        That of the last columns also has all further parameters.
         """
         return MLPColumns(self, self.sizes, ACTIVATIONS[self.activation], start, stop)
 
     def rows_of_columns(self, start: int, stop: int) -> slice:
-        """Return the rows of the parameters that belong to some adjacent columns."""
+        """Return the slice of the parameters' rows that belongs to some adjacent columns."""
         n_features, width = self.sizes[:2]
-        return slice(
-            start * width, self.parameters.shape[0] if stop == n_features else stop * width
-        )
+        is_last = stop == n_features
+        return slice(start * width, self.parameters.shape[0] if is_last else stop * width)
 
     @property
     def n_outputs(self) -> int:
-        """Outputs of the last layer."""
+        """Number of outputs of the last layer."""
         return self.sizes[-1]
 
     def arrays(self, w: Any, layers: range | None = None) -> _Arrays:
-        """Return weights and intercepts of each layer, as views of all or some layers' rows."""
+        """Return weights and intercepts of the layers (None: all), as views of their rows `w`."""
         layers = range(len(self.layers)) if layers is None else layers
         xp, start, found = namespace(w), 0, []
         for pair in pairwise(self.sizes[layers.start : layers.stop + 1]):
@@ -195,7 +196,10 @@ class MLP(StagedModel, ColumnModel):
         return self.init_some(np.random.RandomState(seed), range(len(self.layers)), dtype)
 
     def init_some(self, rng: np.random.RandomState, layers: range, dtype: Any) -> NDArray[Any]:
-        """Return initial parameters of some layers, from a stream that drew all layers before."""
+        """Return initial parameters of some layers.
+
+        `rng` must have drawn all layers before them.
+        """
         w = np.zeros((self.rows_of(layers).stop - self.rows_of(layers).start, 1), dtype)
         for weights, shift in self.arrays(w, layers):
             bound = ACTIVATIONS[self.activation].bound_of(*weights.shape)
@@ -204,7 +208,7 @@ class MLP(StagedModel, ColumnModel):
         return w
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Turn labels into what the loss reads: codes, or -1/+1 for two classes and for labels."""
+        """Return targets, class indices, or -1/+1 for two classes and for multilabel indicators."""
         if classes is None:
             column = y[:, 0] if y.ndim > self.n_outputs == 1 else y
             return column.astype(dtype, copy=False)
@@ -216,7 +220,7 @@ class MLP(StagedModel, ColumnModel):
         return signs
 
     def raw(self, w: Any, X: Any, backend: Backend) -> Any:
-        """Return the outputs of the last layer, (n,) for one output, else (n, n_outputs)."""
+        """Return the raw outputs of rows, of shape (n,) for one output, else (n, n_outputs)."""
         arrays, layers, n = self.arrays(w), range(len(self.layers)), X.shape[0]
         out = zeros((n, self.n_outputs), w.dtype, w)
         for at in row_slices(n, self._rows_at_once(backend)):
@@ -227,9 +231,9 @@ class MLP(StagedModel, ColumnModel):
     def raw_of_few(
         self, w: Any, backend: Backend, product: Callable[..., Any] | None = None
     ) -> Callable[[Any], Any]:
-        """Return a function of few dense rows that computes :meth:`raw`.
+        """Return a function that computes :meth:`raw` of few dense rows, with little overhead.
 
-        `product` is of rows and weights of one dtype, in place of the backend's.
+        ``product(X, weights)``, of arrays of one dtype, replaces the backend's matrix product.
         """
         arrays, layers, one = self.arrays(w), range(len(self.layers)), self.n_outputs == 1
 
@@ -242,7 +246,8 @@ class MLP(StagedModel, ColumnModel):
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of the summed loss of some rows to `out`; return the summed loss.
 
-        As through :meth:`forward` and :meth:`backward`, in memory that is used again and again.
+        Computes the same as :meth:`forward` and :meth:`backward`, but in buffers that the backend
+        keeps, a few rows at a time.
         """
         arrays, gradients, layers = self.arrays(w), self.arrays(out), range(len(self.layers))
         loss: Any = 0.0
@@ -256,13 +261,13 @@ class MLP(StagedModel, ColumnModel):
         return loss
 
     def _rows_at_once(self, backend: Backend) -> int:
-        """Return the number of rows that go through the layers together."""
+        """Return the number of rows that go through the layers together; more on a GPU."""
         return max(_ROWS_TOGETHER, backend.entries_at_once // max(self.sizes))
 
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """Return the output of some layers, and their inputs for :meth:`backward`."""
+        """Return the output of some layers, and the input and the output of each of them."""
         outputs = self._forward(self.arrays(w, layers), x, layers, backend, None)
         return outputs[-1], [x, *outputs]
 
@@ -278,16 +283,16 @@ class MLP(StagedModel, ColumnModel):
         *,
         wants_input: bool,
     ) -> Any:
-        """Add the gradient of some layers to `out`.
+        """Add the gradient of some layers' parameters to `out`.
 
-        Return the gradient by their input, if wanted.
+        Return the gradient with respect to their input, if `wants_input`.
         """
         arrays, gradients = self.arrays(w, layers), self.arrays(out, layers)
         slope = self._backward(arrays, gradients, memory, gradient, layers, backend, None)
         return backend.matmul(slope, arrays[0][0].T, None) if wants_input else None
 
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Return the sum of the weighted losses, and its gradient by the output."""
+        """Return the sum of the weighted losses, and its gradient with respect to the output."""
         losses, slope = self._compute_losses(rows.y, output)
         if rows.weight is not None:
             losses = losses * rows.weight
@@ -303,7 +308,10 @@ class MLP(StagedModel, ColumnModel):
         use: str | None,
         product: Callable[..., Any] | None = None,
     ) -> list[Any]:
-        """Return the outputs of each layer, in memory named by `use`, or in new arrays."""
+        """Return the outputs of each layer.
+
+        They are written to the backend's buffers of the name `use`; None: to new arrays.
+        """
         outputs: list[Any] = []
         for layer, (weights, shift) in zip(layers, arrays, strict=True):
             if product is None:
@@ -327,35 +335,42 @@ class MLP(StagedModel, ColumnModel):
         backend: Backend,
         use: str | None,
     ) -> Any:
-        """Add each layer's gradient, from that by the last output; that by the first product."""
-        # Backpropagation: from the last layer to the first, through its activation if it has one.
+        """Add each layer's gradient to `gradients`, given the loss's with respect to the output.
+
+        Return the loss's gradient with respect to the first layer's ``X @ coefs + intercepts``.
+        `memory` is the input and the output of each layer; `slope` is changed.
+        """
+        # Backpropagation: from the last layer to the first.
         for i in range(len(layers) - 1, -1, -1):
+            # The last layer of the network has no activation.
             if layers[i] < len(self.layers) - 1:
                 ACTIVATIONS[self.activation].pull_back(slope, memory[i + 1])
             to_weights, to_shift = gradients[i]
             to_shift += cast(total(slope, axis=0), to_shift.dtype)
-            if _is_dense(memory[i]):
-                backend.add_matmul(cast(memory[i], slope.dtype).T, slope, to_weights)
-            else:
-                backend.add_tdot(memory[i], slope, to_weights)
+            _add_transposed_product(memory[i], slope, to_weights, backend)
             if i:
                 slope = backend.matmul(slope, arrays[i][0].T, use and f"{use} {layers[i]}")
         return slope
 
     def _compute_losses(self, y: Any, raw: Any) -> tuple[Any, Any]:
-        """Return the loss of each row, and its gradient by the raw outputs."""
+        """Return the loss of each row, and its gradient with respect to the raw outputs."""
         if self.n_outputs == 1:
             values, slope = self.loss.value_and_gradient(y, raw[:, 0])
             return values, slope[:, None]
         if not (self.several and self.n_classes):
             return self.loss.value_and_gradient(y, raw)
-        # Each label is a problem of two classes.
+        # Multilabel: each label is a binary problem, and the loss of a row is their sum.
         xp, flat = namespace(raw), (raw.shape[0] * raw.shape[1],)
         values, slope = self.loss.value_and_gradient(xp.reshape(y, flat), xp.reshape(raw, flat))
         return total(xp.reshape(values, raw.shape), axis=1), xp.reshape(slope, raw.shape)
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Return sums of weights, and of correct rows or of spread and errors by target."""
+        """Return weighted sums from which :meth:`validation_score` computes accuracy or R^2.
+
+        Classification: the weight, and the weight of correct rows, of shape (2,). Regression: the
+        weight, squared errors, targets and squared targets of each output, of shape
+        (4 * n_outputs,).
+        """
         return self.scored(self.raw(w, rows.X, backend), rows, backend)
 
     def scored(self, raw: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
@@ -373,7 +388,7 @@ class MLP(StagedModel, ColumnModel):
         return np.concatenate([np.full(len(found[0]), float(total(weight))), *found])
 
     def _find_correct(self, y: Any, raw: Any) -> Any:
-        """Return a mask of the rows that are predicted correctly, in all labels."""
+        """Return a mask of the rows whose class, or all of whose labels, are predicted."""
         if raw.ndim == 1:
             return (raw > 0) == (y > 0)
         xp = namespace(raw)
@@ -384,17 +399,19 @@ class MLP(StagedModel, ColumnModel):
     def validation_score(self, sums: NDArray[np.float64]) -> float:
         """Return accuracy (classification), or the mean of R^2 over the targets."""
         if self.n_classes:
-            weight, right = sums
-            return float(right / weight) if weight else float("nan")
-        weight, errors, first, second = np.reshape(sums, (4, -1))
+            weight, correct = sums
+            return float(correct / weight) if weight else float("nan")
+        weight, errors, target_sums, squares = np.reshape(sums, (4, -1))
         with np.errstate(divide="ignore", invalid="ignore"):
-            spread = second - first**2 / weight
-            # Of a constant target as scikit-learn has it, so that a fit can end by it.
+            # Total sum of squares: that of the targets' deviations from their mean.
+            deviations = squares - target_sums**2 / weight
+            # A constant target scores 1 if predicted exactly, else 0, as in sklearn's r2_score: NaN
+            # would never stop a fit.
             constant = np.where(errors > 0, 0.0, 1.0)
-            return float(np.where(spread > 0, 1 - errors / spread, constant).mean())
+            return float(np.where(deviations > 0, 1 - errors / deviations, constant).mean())
 
     def identity(self) -> dict[str, Any]:
-        """Return loss, layers and activation."""
+        """Return the loss, the sizes of the layers, the activation and `several`."""
         plain_repr = type(self.loss).__repr__ is object.__repr__  # holds an address
         return {
             "loss": self.loss.name if plain_repr else repr(self.loss),
@@ -405,35 +422,45 @@ class MLP(StagedModel, ColumnModel):
 
 
 def _is_dense(X: Any) -> bool:
+    """Return whether X is neither the backend's sparse rows nor a matrix of SciPy or CuPy."""
     return not isinstance(X, SparseRows) and not hasattr(X, "tocsr")
 
 
 def _multiply_rows(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:
-    """Return ``X @ weights`` of rows that may be sparse."""
+    """Return ``X @ weights`` of rows that may be sparse; in a buffer named `use` if dense."""
     if _is_dense(X):
         return backend.matmul(cast(X, weights.dtype), weights, use)
     product = backend.dot(X, weights)
     return product[:, None] if product.ndim == 1 else product
 
 
-#: Numbers of a random stream that are drawn at once to be passed over.
+def _add_transposed_product(X: Any, slope: Any, out: Any, backend: Backend) -> None:
+    """Add ``X.T @ slope`` to `out`, in place, for rows that may be sparse."""
+    if _is_dense(X):
+        backend.add_matmul(cast(X, slope.dtype).T, slope, out)
+    else:
+        backend.add_tdot(X, slope, out)
+
+
+#: Random numbers drawn at once (8 MiB), so that those of other parts need little memory.
 _DRAWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class MLPColumns(StepModel, ColumnPart):
-    """Some columns of the first layer of a perceptron: as many rows of its weights.
+    """Shard of a perceptron: the first layer's weights of some adjacent columns of X.
 
-    With the last columns go the intercepts of that layer and all later layers.
+    The shard of the last columns also has the intercepts of that layer and all further layers.
 
     Parameters
     ----------
     model : MLP
+        The whole model.
     sizes : tuple of int
-        Of its layers.
+        As of `model`.
     activation : Activation
     start, stop : int
-        The columns.
+        Range of the columns.
     """
 
     model: Any
@@ -448,24 +475,22 @@ class MLPColumns(StepModel, ColumnPart):
     def __post_init__(self) -> None:
         first, *others = self.model.parameters.parts
         parts = [Part(first.name, (self.stop - self.start, self.sizes[1]))]
-        object.__setattr__(self, "parameters", Parameters((*parts, *others[: self._n_others])))
+        parts += others if self._is_last else []
+        object.__setattr__(self, "parameters", Parameters(tuple(parts)))
 
     @property
     def _is_last(self) -> bool:
+        """Whether the shard has the last columns."""
         return self.stop == self.sizes[0]
 
     @property
-    def _n_others(self) -> int | None:
-        """Parts of the parameters behind the weights; None: all."""
-        return None if self._is_last else 0
-
-    @property
     def has_head(self) -> bool:  # type: ignore[override]
-        """True where there are further layers."""
+        """Whether there are hidden layers, so that further layers follow the first."""
         return len(self.sizes) > 2
 
     @property
     def _later(self) -> range:
+        """All layers but the first."""
         return range(1, len(self.sizes) - 1)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
@@ -478,10 +503,11 @@ class MLPColumns(StepModel, ColumnPart):
         return {**self.model.identity(), "columns": [self.start, self.stop]}
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Return the part's share of the whole model's initial parameters, drawn piece by piece."""
+        """Return the part's rows of the whole model's initial parameters."""
         rng, width = np.random.RandomState(seed), self.sizes[1]
         bound = self.activation.bound_of(*self.sizes[:2])
         w = np.zeros(self.parameters.shape, dtype)
+        # Draw and discard the weights of the columns before, to advance the stream.
         for first in range(0, self.start * width, _DRAWS_AT_ONCE):
             rng.uniform(size=min(_DRAWS_AT_ONCE, self.start * width - first))
         own = self._n_weights
@@ -495,33 +521,27 @@ class MLPColumns(StepModel, ColumnPart):
 
     @property
     def _n_weights(self) -> int:
+        """Number of the shard's weights, which are the first of its parameters."""
         return (self.stop - self.start) * self.sizes[1]
 
     def _layer(self, w: Any) -> tuple[Any, Any]:
-        """Return views of the columns' weights, and of the intercepts in the last part."""
+        """Return views of the first layer's weights, and of its intercepts in the last part."""
         shape, own = (self.stop - self.start, self.sizes[1]), self._n_weights
         weights = namespace(w).reshape(w[:own, 0], shape)
         return weights, w[own : own + shape[1], 0] if self._is_last else None
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """Return the products of the columns with their weights."""
+        """Return the product of columns and weights, plus the intercepts in the last part."""
         weights, shift = self._layer(w)
-        if isinstance(X, SparseRows) or hasattr(X, "tocsr"):
-            product = backend.dot(X, weights)
-            z = product[:, None] if product.ndim == 1 else product
-        else:
-            z = backend.matmul(cast(X, weights.dtype), weights, None)
+        z = _multiply_rows(X, weights, None, backend)
         if shift is not None:
             z += shift
         return z
 
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
-        """Add the gradient of the columns' weights to `out`, in place."""
+        """Add the gradient of the first layer's weights and intercepts to `out`, in place."""
         to_weights, to_shift = self._layer(out)
-        if isinstance(X, SparseRows) or hasattr(X, "tocsr"):
-            backend.add_tdot(X, slope, to_weights)
-        else:
-            backend.add_matmul(cast(X, slope.dtype).T, slope, to_weights)
+        _add_transposed_product(X, slope, to_weights, backend)
         if to_shift is not None:
             to_shift += cast(total(slope, axis=0), to_shift.dtype)
 
@@ -530,7 +550,10 @@ class MLPColumns(StepModel, ColumnPart):
         return w[self._n_weights + self.sizes[1] :, ...]
 
     def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Return the summed loss and its gradient, by the activation and all further layers."""
+        """Return the summed loss and its gradient with respect to `total`.
+
+        Applies the first layer's activation and all further layers.
+        """
         if not self.has_head:
             return self.model.loss_gradient(total, rows, backend)
         self.activation.apply(total)
@@ -546,7 +569,7 @@ class MLPColumns(StepModel, ColumnPart):
     def head_sums(
         self, w: Any, total: Any, rows: BatchRows, backend: Backend
     ) -> NDArray[np.float64]:
-        """Return the sums over held-out rows, given the sum of all parts' products."""
+        """Return the whole model's `validation_sums`, given the sum of all parts' products."""
         raw = total
         if self.has_head:
             self.activation.apply(total)
@@ -557,5 +580,5 @@ class MLPColumns(StepModel, ColumnPart):
         return sums
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Raise an error: a part alone has no loss."""
+        """Raise NotImplementedError: a part alone has no loss."""
         raise NotImplementedError
