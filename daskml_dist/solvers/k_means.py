@@ -1,10 +1,11 @@
-"""k-means by Lloyd's steps: each centroid becomes the mean of the rows nearest to it.
+"""k-means by Lloyd's algorithm: each centroid becomes the mean of the rows nearest to it.
 
-:class:`KMeansSolver` is the whole fit; :class:`RowSampleSolver` and :class:`InertiaSolver` are
-single passes before and after fits by mini-batches. Rows to start from come of samples that do not
-depend on the rows' order: each row draws a key, and the k least keys win (:class:`BottomKSample`).
-:class:`SeedSample` draws candidates far from those chosen (k-means||), of which
-:func:`choose_centroids` takes k by their weights (k-means++).
+:class:`KMeansSolver` is the whole fit. Fits by mini-batches make one pass before them
+(:class:`RowSampleSolver`, initial centroids) and one after them (:class:`InertiaSolver`). Samples
+do not depend on the order in which rows are read: each row draws a random key, and the rows with
+the largest keys are the sample (:class:`TopKRows`). :class:`SeedSample` draws candidates with
+probabilities proportional to their squared distance to the candidates so far (k-means||), and
+:func:`choose_centroids` clusters the weighted candidates (k-means++).
 
 References
 ----------
@@ -66,16 +67,18 @@ __all__ = [
 
 #: Rows of a chunk on a CPU; their temporary arrays stay in a core's L2 cache.
 _CHUNK_ROWS = 1 << 13
+#: Candidates chosen in each round, of shape (m, n_features).
 SeedGroups = tuple[Array, ...]
-#: Candidates times centroids up to which the best of eight tries is taken: that costs little.
+#: Candidates times centroids up to which clustering them is cheap enough for eight tries.
 _MAX_RETRY_PRODUCTS = 10**5
 
 
 @dataclass(frozen=True, eq=False)
-class BottomKSample(Statistic):
-    """Base class of samples of the rows with the largest keys: ``[key, *facts, *row]``.
+class TopKRows(Statistic):
+    """Base class of reductions to the `n_rows` rows with the largest keys.
 
-    Only keys above 0 count; what is left over are zeros.
+    The result has a row ``[key, *facts, *features]`` for each, by descending keys. Keys must be
+    positive: rows of zeros follow if there are fewer.
 
     Parameters
     ----------
@@ -84,7 +87,7 @@ class BottomKSample(Statistic):
     Attributes
     ----------
     n_facts : int
-        Numbers between a row's key and its features.
+        Number of facts that are kept with a row.
     """
 
     n_rows: int
@@ -95,7 +98,7 @@ class BottomKSample(Statistic):
         return self.n_rows, 1 + self.n_facts + model.n_features
 
     def merge(self, total: Array, part: Array) -> None:
-        """Keep the rows with the largest keys of both."""
+        """Replace `total` by the rows with the largest keys of both."""
         both = np.concatenate([total, part])
         total[...] = both[np.argsort(-both[:, 0], kind="stable")[: self.n_rows]]
 
@@ -103,19 +106,21 @@ class BottomKSample(Statistic):
         self, at: NDArray[np.intp], keys: Array, facts: list[Array], rows: Any, out: Any,
         backend: Backend,
     ) -> None:  # fmt: skip
-        """Bring some rows into `out`.
+        """Merge some rows into `out`.
 
         Parameters
         ----------
         at : ndarray of int of shape (m,)
-            Which of the rows.
-        keys, facts : ndarrays of shape (m,), and a list of them
+            Indices in `rows`.
+        keys : ndarray of shape (m,)
+        facts : list of ndarray of shape (m,)
+            `n_facts` of them.
         rows : rows of shape (n, n_features)
         out : array of :meth:`shape`
         backend : Backend
         """
         last = float(out[-1, 0])
-        # Rows with a key beyond the smallest kept so far are candidates; few are, after a while.
+        # Only rows whose key exceeds the smallest one kept so far are read; soon they are few.
         (ahead,) = np.nonzero(keys > last)
         if len(ahead) > self.n_rows:
             largest = np.argpartition(-keys[ahead], self.n_rows - 1)[: self.n_rows]
@@ -135,26 +140,30 @@ class BottomKSample(Statistic):
 def draw_keys(
     rows: BatchRows, mass: Array, last: float, *seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the rows whose key may exceed the last so far, and the keys ``mass / exponential``.
+    """Draw keys for weighted sampling without replacement (Efraimidis and Spirakis 2006).
 
-    What a row draws follows from the seed, its block and its place in it alone.
+    The key of a row is its mass divided by a standard exponential number, which depends only on the
+    seed, the row's block and its position there. Return the indices of the rows whose key may
+    exceed `last`, and their keys.
     """
     stream = np.random.PCG64(np.random.SeedSequence((*seed, rows.block + 1)))
-    # Skip to the row's own draw, so that it does not depend on how a block is cut.
-    stream.advance(rows.first)  # a number of 64 bits each
+    # Skip to the first row's draw (one number of 64 bits a row), so that the draws do not depend on
+    # how a block is cut.
+    stream.advance(rows.first)
     if rows.places is None:
         uniform = np.random.Generator(stream).random(len(mass))
     else:
         n = int(rows.places[-1]) + 1 if len(mass) else 0
         uniform = np.random.Generator(stream).random(n)[rows.places]
-    # -log(1 - u) >= u: few rows need a logarithm.
+    # -log(1 - u) >= u, so only rows with mass / u > last can have a larger key. They are few, which
+    # saves the logarithms of the others.
     (at,) = np.nonzero(uniform * last < mass)
     exponential = np.maximum(-np.log1p(-uniform[at]), np.finfo(np.float64).tiny)
     return at, mass[at] / exponential
 
 
 def iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows]:
-    """Yield the rows in chunks, so that caches hold what is made of them."""
+    """Yield the rows in chunks whose temporary arrays fit a cache; sparse rows as one chunk."""
     n, d = rows.X.shape
     step = max(_CHUNK_ROWS, backend.entries_at_once // max(d, 1))
     if is_sparse(rows.X) or n <= step:
@@ -165,6 +174,7 @@ def iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows]
 
 
 def _take_rows(rows: Any, at: NDArray[np.intp], backend: Backend) -> NDArray[Any]:
+    """Return some rows as a dense NumPy array."""
     if is_sparse(rows):
         return np.concatenate([backend.to_numpy(rows[i : i + 1].toarray()) for i in at.tolist()])
     return backend.to_numpy(backend.rows(rows, at))
@@ -172,14 +182,14 @@ def _take_rows(rows: Any, at: NDArray[np.intp], backend: Backend) -> NDArray[Any
 
 @dataclass(frozen=True, eq=False)
 class ClosestCandidate(RowState):
-    """The squared distance of each row to the closest candidate, and that candidate's number.
+    """Squared distance of each row to the closest candidate, and the index of that candidate.
 
     Parameters
     ----------
     groups : tuple of ndarray of shape (m, n_features)
-        Candidates as they were chosen, round by round, less the shift.
+        Candidates of each round, with the shift subtracted.
     shift : ndarray of shape (n_features,) or None
-        What is taken from each row.
+        Subtracted from each row.
     """
 
     name = "closest"
@@ -196,19 +206,19 @@ class ClosestCandidate(RowState):
         return state
 
     def meet(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> None:
-        """Look whether a group is closer."""
+        """Update the state of some rows by the candidates of one round."""
         group = to_rows_dtype(self.groups[number], rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
-        labels, apart = backend.nearest(rows.X, shift, group)
+        labels, squares = backend.nearest(rows.X, shift, group)
         xp, first = namespace(state), sum(map(len, self.groups[:number]))
-        nearer = apart < state[:, 0]
+        nearer = squares < state[:, 0]
         state[:, 1] = xp.where(nearer, cast(labels + first, state.dtype), state[:, 1])
-        state[:, 0] = xp.where(nearer, apart, state[:, 0])
+        state[:, 0] = xp.where(nearer, squares, state[:, 0])
 
 
 @dataclass(frozen=True, eq=False)
 class _CandidateStatistic(Statistic):
-    """Base class of sums over rows, whose state knows all candidates but the last group.
+    """Base class of statistics whose state covers all candidates but those of the last round.
 
     Parameters
     ----------
@@ -222,26 +232,29 @@ class _CandidateStatistic(Statistic):
 
     @property
     def state(self) -> ClosestCandidate | None:
-        """Return the closest of all candidates before the last group."""
+        """Return the distances to the candidates before the last round."""
         return ClosestCandidate(self.groups[:-1], self.shift) if self.groups else None
 
     def _meet_last_group(self, rows: BatchRows, backend: Backend) -> Any:
-        """Update the state by the last group; return the sum of the weighted squared distances."""
-        every = ClosestCandidate(self.groups, self.shift)
-        every.meet(rows.state, rows, len(self.groups) - 1, backend)
-        apart = cast(rows.state[:, 0], namespace(rows.state).float64)
-        return total(apart if rows.weight is None else apart * rows.weight)
+        """Update the state by the last round; return the sum of the weighted squared distances."""
+        closest = ClosestCandidate(self.groups, self.shift)
+        closest.meet(rows.state, rows, len(self.groups) - 1, backend)
+        squares = cast(rows.state[:, 0], namespace(rows.state).float64)
+        return total(squares if rows.weight is None else squares * rows.weight)
 
 
 @dataclass(frozen=True, eq=False)
-class SeedSample(_CandidateStatistic, BottomKSample):
-    """Rows drawn by their squared distance to the closest candidate; the first ones uniformly.
+class SeedSample(_CandidateStatistic, TopKRows):
+    """Sample with probabilities proportional to weight times squared distance (D^2 sampling).
+
+    The distance is that to the closest candidate. Without candidates, the probabilities are
+    proportional to the weights.
 
     Parameters
     ----------
     n_rows : int
     seed, round : int
-        Of the draw.
+        Seed of the draw.
     groups, shift
         As of `ClosestCandidate`.
     """
@@ -252,8 +265,6 @@ class SeedSample(_CandidateStatistic, BottomKSample):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0 if self.groups else float("nan")
         for part in iterate_row_chunks(rows, backend) if self.groups else (rows,):
-            # The first seeds are drawn uniformly; later ones by their squared distance (D^2
-            # sampling).
             mass = np.ones(part.X.shape[0])
             if self.groups:
                 loss = loss + self._meet_last_group(part, backend)
@@ -267,7 +278,7 @@ class SeedSample(_CandidateStatistic, BottomKSample):
 
 @dataclass(frozen=True, eq=False)
 class CandidateWeights(_CandidateStatistic):
-    """Weight of the rows to which each candidate is the closest.
+    """Sums of the weights of the rows that are closest to each candidate.
 
     Parameters
     ----------
@@ -289,17 +300,19 @@ class CandidateWeights(_CandidateStatistic):
 
 
 def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Array:
-    """Return k centroids of weighted candidates, few enough for one process, by scikit-learn."""
+    """Return the k centroids of weighted candidates, by scikit-learn in this process."""
     if len(candidates) == k:
         return candidates
     small = len(candidates) * k <= _MAX_RETRY_PRODUCTS
-    tries = 8 if small else 1
-    # Threads that meet after each of so few products take longer than one of them alone.
-    alone = _find_openmp_libraries().limit(limits=1, user_api="openmp") if small else nullcontext()
-    with warnings.catch_warnings(), alone:
-        warnings.simplefilter("ignore")  # candidates that are equal are seen later
+    # With so few products, synchronising threads costs more than they save.
+    one_thread = (
+        _find_openmp_libraries().limit(limits=1, user_api="openmp") if small else nullcontext()
+    )
+    with warnings.catch_warnings(), one_thread:
+        # scikit-learn warns of duplicate candidates; the fit reports clusters without rows itself.
+        warnings.simplefilter("ignore")
         # Recluster the weighted candidates: the last step of k-means||.
-        found = KMeans(k, n_init=tries, random_state=seed % 2**32).fit(
+        found = KMeans(k, n_init=8 if small else 1, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
         )
     return np.asarray(found.cluster_centers_, dtype=np.float64)
@@ -311,24 +324,27 @@ def _find_openmp_libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-#: Squared mean over the variance from which the rows are measured again, about their mean.
+#: Ratio of the squared norm of the mean to the variance above which both are computed again from
+#: shifted rows: cancellation cost two decimal digits.
 _RECENTRE_RATIO = 100.0
-#: Sample that the first centroids are found in: rows a centroid, rows at least, entries at most.
+#: Sample that k-means|| finds its first centroids in: rows for each centroid, least rows, most
+#: entries (16 MiB).
 _SAMPLE_PER_CENTROID, _MIN_SAMPLE_ROWS, _MAX_SAMPLE_ENTRIES = 50, 2000, 1 << 21
-#: Squared way of the centroids over the variance below which they count as unmoved (rounding).
+#: Ratio of the centroids' squared shift in a step to the variance that counts as rounding error.
 _UNMOVED_SHARE = 1e-28
 
 
 @dataclass(frozen=True, eq=False)
 class RowBounds(RowState):
-    """Bounds of each row's distances to its centroid and to the others.
+    """Bounds of each row's distances to its centroid and to the others, to prune computations.
 
-    They only tell where no look is needed, so that not to know any is as good.
+    They save distances but change no result, so trivial bounds may replace lost ones.
 
     Parameters
     ----------
     k : int
     shift : ndarray of shape (n_features,) or None
+        Subtracted from each row.
     """
 
     name = "bounds"
@@ -336,22 +352,24 @@ class RowBounds(RowState):
     shift: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Return bounds that exclude nothing."""
+        """Return trivial bounds, which prune nothing."""
         return backend.row_bounds(rows.X, self.shift, self.k)
 
 
 @dataclass(frozen=True, eq=False)
 class CentroidAssignment(Statistic):
-    """Weight and weighted sum of the rows of each centroid; last, the sum of squared distances.
+    """Assignment of the rows to their nearest centroids: ``[weight, *sum of rows]`` of each.
+
+    The first number of the last row is the inertia, the sum of the weighted squared distances.
 
     Parameters
     ----------
     centroids : ndarray of shape (k, n_features)
-        Less the shift.
+        With the shift subtracted.
     shift : ndarray of shape (n_features,) or None
-        What is taken from each row; None for sparse rows.
+        Subtracted from each row; None for sparse rows.
     before : ndarray of shape (k, n_features) or None
-        Centres of the last such sum of more than one centroid, if any.
+        Centroids of the previous request, from which the bounds are updated; None: there was none.
     """
 
     centroids: Array
@@ -361,7 +379,7 @@ class CentroidAssignment(Statistic):
 
     @property
     def state(self) -> RowBounds | None:
-        """Return bounds of the distances, by which most rows keep their centroid unread."""
+        """Return bounds of the distances, by which most rows keep their centroid without any."""
         return RowBounds(len(self.centroids), self.shift) if len(self.centroids) > 1 else None
 
     @property
@@ -388,8 +406,8 @@ class CentroidAssignment(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class FarthestRows(BottomKSample):
-    """The rows farthest from their centroids: ``[squared distance, centroid, weight, *row]``.
+class FarthestRows(TopKRows):
+    """Rows farthest from their centroids: ``[squared distance, centroid, weight, *features]``.
 
     Parameters
     ----------
@@ -408,36 +426,36 @@ class FarthestRows(BottomKSample):
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
         for part in iterate_row_chunks(rows, backend):
             found = backend.nearest(part.X, shift, centroids)
-            labels, apart = (backend.to_numpy(array) for array in found)
-            weight = np.ones(len(apart)) if part.weight is None else backend.to_numpy(part.weight)
+            labels, squares = (backend.to_numpy(array) for array in found)
+            weight = np.ones(len(squares)) if part.weight is None else backend.to_numpy(part.weight)
             (at,) = np.nonzero(weight > 0)
             facts = [labels[at], weight[at]]
-            self.keep(at, apart[at], facts, part.X, out, backend)
+            self.keep(at, squares[at], facts, part.X, out, backend)
         return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class KMeansSolver(Solver):
-    """k-means from chosen centroids: the best of several runs.
+    """Solver of k-means by Lloyd's algorithm: the best of several runs.
 
     Parameters
     ----------
     k : int
     init : {"k-means||", "k-means++", "random"} or ndarray of shape (k, n_features)
     n_init : int
-        Runs.
+        Number of runs.
     max_iter : int
-        Lloyd's steps of a run.
+        Most steps of a run.
     tol : float
-        Squared way of all centroids in a step, of the mean variance of a feature, at which a run
-        has converged.
+        A run has converged if the squared norm of the centroids' shift in a step is at most `tol`
+        times the mean variance of a feature.
     oversampling : float
-        Candidates of a round of ``"k-means||"``, for each centroid.
+        Candidates drawn in a round of ``"k-means||"``, for each centroid.
     rounds : int
-        Rounds of it, after the centroids of a sample.
+        Rounds of ``"k-means||"``, which begin with the centroids of a random sample.
     seed : int
     sparse : bool
-        Whether rows are sparse, which stay where they are.
+        Whether rows are sparse; no shift is then subtracted from them.
     """
 
     name = "lloyd"
@@ -453,7 +471,7 @@ class KMeansSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Return two passes a step (one for empty clusters), and those that initialise."""
+        """Return two passes a step (the second for empty clusters), plus the initialisation's."""
         first = {"k-means++": self.k, "k-means||": self.rounds}
         chosen = first.get(self.init, 1) if isinstance(self.init, str) else 0
         return 2 + self.n_init * (chosen + 3 + 2 * self.max_iter + 1)
@@ -472,11 +490,12 @@ class KMeansSolver(Solver):
         return Solution(at.add_shift(at.best), int(n_iter), extra=at.extra_facts(inertia, n_found))
 
     def _prepare_runs(self, n_features: int, sums: Sums) -> _KMeansRuns:
-        """Find the rows' mean, which is subtracted from dense rows, and their variance."""
+        """Compute the rows' mean, which is subtracted from dense rows, and their variance."""
         origin = np.zeros((1, n_features))
         shift = None if self.sparse else origin[0]
         mean, variance = self._mean_and_variance(sums, origin, shift)
-        # A mean far from the origin costs digits of the distances: measure again nearer to it.
+        # The variance is a difference of squares: if the mean is far from the origin, cancellation
+        # makes it inexact, and it is computed again from shifted rows.
         if shift is not None and mean @ mean > _RECENTRE_RATIO * variance:
             shift = round_to_float32(mean)
             mean, variance = self._mean_and_variance(sums, origin, shift)
@@ -487,7 +506,7 @@ class KMeansSolver(Solver):
 
     @staticmethod
     def _mean_and_variance(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
-        """Return the mean, less the shift, and the variance summed over features."""
+        """Return the mean of the shifted rows, and the variance summed over features."""
         found = sums(CentroidAssignment(origin, shift))
         if not np.isfinite(found).all():
             raise DivergedError(
@@ -498,14 +517,14 @@ class KMeansSolver(Solver):
         return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
 
     def _run_lloyd(self, at: _KMeansRuns, sums: Sums) -> None:
-        """Take Lloyd's steps from the progress so far to the end of the run."""
+        """Take Lloyd's steps to the end of the current run."""
         if at.n_iter == 0:
             at.centroids = self._choose_first_centroids(at, sums)
         while True:
             found = self._assign_rows(at, sums)
             before, at.centroids = at.centroids, self._update_centroids(found, at, sums)
             at.n_iter += 1
-            # Squared way of all centroids, which scikit-learn's `tol` bounds.
+            # Squared Frobenius norm of the shift, which `tol` bounds as in scikit-learn.
             moved = float(((at.centroids - before) ** 2).sum())
             if moved <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
                 break
@@ -531,16 +550,15 @@ class KMeansSolver(Solver):
         weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
         if len(empty):
-            # Empty clusters take the rows that are farthest from their centroids, as in scikit-
-            # learn.
+            # As in scikit-learn.
             far = sums(FarthestRows(len(empty), centroids=at.centroids, shift=at.shift))
             for centroid, (key, old, own, *row) in zip(empty, far, strict=True):
+                # The row moves from its old cluster, unless it is the only one there.
                 if key > 0 and weight[int(old), 0] > own:
-                    apart = own * at.subtract_shift(np.array(row))
-                    # The row leaves its old cluster.
-                    total[int(old)] -= apart
+                    weighted = own * at.subtract_shift(np.array(row))
+                    total[int(old)] -= weighted
                     weight[int(old)] -= own
-                    total[centroid], weight[centroid] = apart, own
+                    total[centroid], weight[centroid] = weighted, own
         return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), at.centroids)
 
     # -- first centroids -------------------------------------------------------------------------
@@ -570,7 +588,7 @@ class KMeansSolver(Solver):
         return choose_centroids(candidates, weight[:, 0], self.k, self.seed + at.number)
 
     def _centroids_of_sample(self, at: _KMeansRuns, sums: Sums) -> Array:
-        """Return the centroids that one process finds in a random sample of the rows."""
+        """Return the centroids of a random sample of the rows, clustered in this process."""
         some = min(max(_SAMPLE_PER_CENTROID * self.k, _MIN_SAMPLE_ROWS), sums.n_rows)
         some = max(min(some, _MAX_SAMPLE_ENTRIES // at.n_features), 2 * self.k)
         rows = self._draw_seeds(at, sums, some, ())
@@ -581,8 +599,8 @@ class KMeansSolver(Solver):
     def _draw_seeds(
         self, at: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
     ) -> Array:
-        """Draw rows by their squared distance to the candidates so far; subtract the shift."""
-        # Each draw of each run has a number of its own, so that none repeats another's.
+        """Return rows drawn by :class:`SeedSample`, with the shift subtracted."""
+        # Each round of each run has a number of its own, so that draws are independent.
         numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
         found = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
         return at.subtract_shift(found[found[:, 0] > 0, 1:])
@@ -593,7 +611,7 @@ class KMeansSolver(Solver):
 
 
 def round_to_float32(mean: Array) -> Array:
-    """Return the shift rounded to float32, so that differences from it are alike in both dtypes."""
+    """Return a shift rounded to float32, so that rows of both dtypes are shifted by the same."""
     return mean.astype(np.float32).astype(np.float64)
 
 
@@ -604,14 +622,22 @@ def _inertia_and_count(found: Array) -> tuple[float, int]:
 
 @dataclass
 class _KMeansRuns:
-    """Progress of the runs: the present centroids, and the best run so far.
+    """Progress of the runs: centroids of the current run, and the best run so far.
+
+    Centroids have the shift subtracted.
 
     Parameters
     ----------
     n_features : int
     shift : ndarray or None
-    tolerance, still : float
-        Squared ways of all centroids at which a run ends, and at which they have not moved.
+    tolerance : float
+        Squared norm of the centroids' shift in a step at which a run has converged.
+    still : float
+        Squared norm up to which the centroids count as unmoved.
+    number : int
+        Index of the current run.
+    n_iter : int
+        Steps of the current run.
     """
 
     n_features: int
@@ -622,13 +648,13 @@ class _KMeansRuns:
     n_iter: int = 0
     centroids: Array = field(default_factory=lambda: np.empty((0, 0)))
     best: Array = field(default_factory=lambda: np.empty((0, 0)))
-    #: Inertia, steps, and centroids that have rows.
+    #: Of the best run: inertia, steps, and number of centroids that have rows.
     best_numbers: tuple[float, float, float] = (np.inf, 0, 0)
-    #: Centres that rows were last assigned to, if any. No part of the state: rows forget them too.
+    #: Centroids that rows were last assigned to. Not in the snapshot, since bounds are not either.
     asked: Array | None = None
 
     def subtract_shift(self, rows: Array) -> Array:
-        """Return rows less the shift."""
+        """Return rows with the shift subtracted."""
         return rows if self.shift is None else rows - self.shift
 
     def add_shift(self, centroids: Array) -> Array:
@@ -636,7 +662,7 @@ class _KMeansRuns:
         return centroids if self.shift is None else centroids + self.shift
 
     def extra_facts(self, inertia: float, n_found: float) -> dict[str, Any]:
-        """Return what a solution has beside the centroids."""
+        """Return the `extra` of a solution."""
         return {"inertia": inertia, "n_found": n_found, "shift": self.shift}
 
     def end_run(self, inertia: float, n_found: int) -> None:
@@ -646,7 +672,7 @@ class _KMeansRuns:
         self.number, self.n_iter = self.number + 1, 0
 
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the runs."""
+        """Return a snapshot as arrays by name, for checkpoints."""
         shift = np.empty(0) if self.shift is None else self.shift
         numbers = self.tolerance, self.still, self.number, self.n_iter, *self.best_numbers
         points = {"centroids": self.centroids, "best": self.best}
@@ -654,7 +680,7 @@ class _KMeansRuns:
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _KMeansRuns:
-        """Return the progress that a checkpoint was made of."""
+        """Return the progress of a snapshot."""
         tolerance, still, number, n_iter, *best = state["numbers"].tolist()
         shift = state["shift"] if state["shift"].size else None
         return cls(
@@ -665,7 +691,7 @@ class _KMeansRuns:
 
 @dataclass(frozen=True)
 class RowSampleSolver(Solver):
-    """Rows drawn by their weights in one pass; fewer, where fewer have a weight.
+    """Solver that draws rows with probabilities proportional to their weights, in one pass.
 
     Parameters
     ----------
@@ -683,20 +709,21 @@ class RowSampleSolver(Solver):
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Return the sampled rows, an array of shape (n_rows, n_features)."""
+        """Return the sample, of shape (n_rows, n_features), or all rows of positive weight."""
         found = sums(SeedSample(n_rows=self.n_rows, groups=(), shift=None, seed=self.seed, round=0))
         return Solution(found[found[:, 0] > 0, 1:])
 
 
 @dataclass(frozen=True, eq=False)
 class InertiaSolver(Solver):
-    """The sum of the squared distances of the rows to the nearest of given centroids.
+    """Solver that sums the squared distances of the rows to the nearest of given centroids.
 
     Parameters
     ----------
     centroids : ndarray of shape (k, n_features)
-        Less the shift.
+        With the shift subtracted.
     shift : ndarray of shape (n_features,) or None
+        Subtracted from each row.
     """
 
     name = "inertia"
