@@ -1,10 +1,11 @@
-"""Non-negative matrix factorisation: components from sums, weights from each row alone.
+"""Non-negative matrix factorisation ``X = W @ H.T``: components H from sums over the rows.
 
-:class:`NMFInitializer` makes the first components. :class:`LeastSquaresNMF` takes the best
-weights of a row for the components, so nothing is kept of any row; components take a few sweeps
-of coordinate descent between two sums, and are then extrapolated. :class:`MultiplicativeNMF`
-updates weights and components in turn; a row's weights follow from earlier ones, so they are kept
-with the rows. Where they are lost they are made again by the steps that they came by.
+The weights W of a row depend on that row alone, so they are computed where the rows are.
+:class:`NMFInitializer` computes the initial components. :class:`LeastSquaresNMF` solves for the
+optimal weights of each row in every pass, and keeps none of them; the components take a few sweeps
+of coordinate descent between two passes, and are then extrapolated. :class:`MultiplicativeNMF`
+updates weights and components in turn. Its weights depend on those of the step before, so they are
+kept with the rows (`RowState`); lost ones are computed again by repeating the steps.
 
 References
 ----------
@@ -61,27 +62,27 @@ __all__ = [
     "solve_row_weights",
 ]
 
-#: Features up to which singular vectors come from the covariance of all features, in one pass.
+#: Most features for which singular vectors are computed from the Gram matrix, in one pass.
 _MAX_GRAM_FEATURES = 512
-#: Smaller components of singular vectors count as 0, as in scikit-learn.
+#: Entries of singular vectors below this count as 0, as in scikit-learn.
 _ZERO_BELOW = 1e-6
-#: Numbers of the components' history at most (128 MiB); then weights are made of the last alone.
+#: Most numbers in the history of components (128 MiB), since statistics carry it to the trainers.
 _MAX_HISTORY_NUMBERS = 1 << 24
-#: Steps at most, and relative change at the end, of weights that are made of components alone.
+#: Most steps, and relative change at convergence, of weights computed from one set of components.
 _ANCHOR_STEPS, _ANCHOR_TOL = 100, 1e-3
 #: Steps from one evaluation of the error to the next, as in scikit-learn.
 _STEPS_PER_CHECK = 10
-#: Smaller components count as 0 where beta is at most 1, as in scikit-learn.
+#: Components below this count as 0 if beta is at most 1, as in scikit-learn.
 _ZERO_COMPONENT = float(np.finfo(np.float64).eps)
-#: Bytes of a piece of a dense block (1 MiB), which both products read from a processor's cache.
+#: Bytes of a tile of a dense block (1 MiB): a processor's cache holds it for both products.
 _PIECE_BYTES = 1 << 20
-#: Sweeps over the weights of a row at most; the tolerance that ends them: this share of the
-#: components' remaining slope, between these bounds.
+#: Most coordinate descent sweeps over the weights of a row. Their tolerance is this share of the
+#: components' relative projected gradient, clipped to a maximum and a minimum.
 _MAX_WEIGHT_SWEEPS, _SLOPE_SHARE, _MAX_WEIGHT_TOL, _MIN_WEIGHT_TOL = 200, 1e-2, 1e-3, 1e-7
 #: Coordinate descent sweeps over the components between two sums.
 _COMPONENT_SWEEPS = 3
-#: Extrapolation factor: its start, its growth, its bound's growth, and its divisor after a failure
-#: (Ang and Gillis).
+#: Extrapolation factor: initial value, growth, growth of its upper bound, and divisor after a step
+#: that increased the error (Ang and Gillis 2019).
 _FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_SHRINK = (
     0.5,
     1.05,
@@ -91,7 +92,7 @@ _FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_
 
 
 def multiply_by_weight(values: Any, weight: Any | None) -> Any:
-    """Return rows of numbers, each times its weight."""
+    """Return an array with each row multiplied by its weight; None: unchanged."""
     return values if weight is None else values * cast(weight, values.dtype)[:, None]
 
 
@@ -104,7 +105,7 @@ class EntryTotals(Statistic):
     counts : bool, default=False
         Whether zeros are counted.
     signed : bool, default=False
-        Whether to let negative numbers through.
+        Whether negative entries are allowed.
     """
 
     counts: bool = False
@@ -113,14 +114,15 @@ class EntryTotals(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return True: the sums have the squares."""
+        """Return True: the sum of squares includes all entries."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (3,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
+        # The solver sees an overflow in the sums.
+        with np.errstate(over="ignore", invalid="ignore"):
             for at in row_tiles(rows.X, backend):
                 part = rows.part(at, backend)
                 if not self.signed:
@@ -136,7 +138,7 @@ class EntryTotals(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class SignedNorms(Statistic):
-    """Weighted squares of the positive, and of the negative, products of rows with vectors.
+    """Squared norms of the positive and of the negative part of ``X @ vectors``, column by column.
 
     Parameters
     ----------
@@ -153,32 +155,34 @@ class SignedNorms(Statistic):
         vectors = to_rows_dtype(self.vectors, rows.X, backend)
         for at in row_tiles(rows.X, backend):
             part = rows.part(at, backend)
-            found = cast(backend.dot(part.X, vectors), out.dtype)
-            found = namespace(found).reshape(found, (-1, vectors.shape[1]))
-            own = multiply_by_weight(found * found, part.weight)
-            positive = cast(found > 0, out.dtype)
-            out[0, :] += total(own * positive, axis=0)
-            out[1, :] += total(own * (1 - positive), axis=0)
+            products = cast(backend.dot(part.X, vectors), out.dtype)
+            products = namespace(products).reshape(products, (-1, vectors.shape[1]))
+            squares = multiply_by_weight(products * products, part.weight)
+            positive = cast(products > 0, out.dtype)
+            out[0, :] += total(squares * positive, axis=0)
+            out[1, :] += total(squares * (1 - positive), axis=0)
         return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class InitialWeights(RowState):
-    """Rule of the weights of the components in each row at the start of a factorisation.
+    """Initial weights of the components in each row.
 
     Parameters
     ----------
     n_components : int
     vectors : ndarray of shape (n_features, k), or None
-        Products with these, but for negative ones; of the first vector, their absolute values.
+        The weights are ``max(X @ vectors, 0)``; the first column is ``abs(X @ vectors[:, 0])``,
+        since the first pair of singular vectors has one sign. None: all weights are `fill`, or
+        random.
     fill : float
-        Takes the place of zeros; all there is without vectors.
+        Replaces weights of 0.
     spread : float
-        Of zeros and without vectors: times the absolute value of a normal number; 0: not.
+        If not 0, weights of 0 become `spread` times the absolute value of a normal number instead.
     seed : int
-        Of these, which belong to the rows' places in their blocks.
+        Seed of the random numbers, which also depend on the rows' positions in their blocks.
     given : bool
-        Take the rows' targets.
+        Whether the weights are the rows' targets (init="custom").
     """
 
     n_components: int
@@ -190,7 +194,7 @@ class InitialWeights(RowState):
     name: ClassVar[str] = "weights"
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Return the weights that the factorisation starts with."""
+        """Return the initial weights of some rows."""
         n, k = rows.X.shape[0], self.n_components
         if self.given:
             return to_rows_dtype(np.ones(1), rows.X, backend) * namespace(rows.y).reshape(
@@ -199,8 +203,10 @@ class InitialWeights(RowState):
         rest = np.full((n, k), self.fill)
         if self.spread:
             stream = np.random.PCG64(np.random.SeedSequence((self.seed, rows.block + 1)))
-            stream.advance(rows.first * k)  # a number of 64 bits each
+            # Skip the draws of the block's rows before, one number of 64 bits for each weight.
+            stream.advance(rows.first * k)
             uniform = np.random.Generator(stream).random((n, k))
+            # Quantiles of the half-normal distribution.
             rest = self.spread * ndtri((1 + uniform) / 2)
         rest = to_rows_dtype(rest, rows.X, backend)
         if self.vectors is None:
@@ -214,18 +220,18 @@ class InitialWeights(RowState):
 
 @dataclass(frozen=True)
 class NMFInitializer:
-    """Maker of the first components and weights.
+    """Initialisation of components and weights.
 
     Parameters
     ----------
     n_components : int
     init : str
-        As of NMF; "custom": components are the solver's start.
+        As of NMF; "custom": the components are the `start` given to the solver.
     seed : int
     drawn : ndarray of shape (n_features, n_components) or None
-        Normal numbers, of "random".
+        Normal numbers, for "random".
     scale : float
-        The mean weight of a row, of which the engine makes 1.
+        Mean weight of a row as given by the user; the engine scales it to 1.
     """
 
     n_components: int
@@ -235,12 +241,12 @@ class NMFInitializer:
     scale: float = 1.0
 
     def max_passes(self, d: int) -> int:
-        """Return the passes over the rows."""
+        """Return the largest number of passes over the rows, of `d` features."""
         return 2 + max(1, self._singular_solver(d).max_passes)
 
     def totals(self, sums: Sums, *, counts: bool = False) -> tuple[float, float]:
-        """Sum of all entries; and the number of zeros, where they are counted."""
-        entries, squares, none = sums(EntryTotals(counts)).tolist()
+        """Return the sum of all entries, and the number of zeros (0 unless `counts`)."""
+        entries, squares, n_zeros = sums(EntryTotals(counts)).tolist()
         if not np.isfinite(squares):
             raise DivergedError(
                 "The squares of the rows overflow. Scale the features (MaxAbsScaler), or use "
@@ -250,12 +256,15 @@ class NMFInitializer:
             raise InvalidDataError(
                 "X holds nothing but zeros: there is nothing to factor. Look at what made it."
             )
-        return entries, none
+        return entries, n_zeros
 
     def __call__(
         self, model: Any, sums: Sums, start: Array | None, mean: float
     ) -> tuple[Array, InitialWeights]:
-        """Return components of shape (n_features, k), and the initial weights' rule."""
+        """Return components of shape (n_features, k), and the initial weights.
+
+        `mean` is the mean of all entries.
+        """
         k = self.n_components
         first = InitialWeights(k, seed=self.seed)
         if self.init == "custom":
@@ -268,22 +277,26 @@ class NMFInitializer:
         H, vectors = self._split_singular_vectors(model, sums)
         fill = mean if self.init == "nndsvda" else 0.0
         spread = mean / 100 if self.init == "nndsvdar" else 0.0
-        rest = fill if not spread else spread * self._draw_normal(H.shape)
+        rest: Any = fill
+        if spread:
+            rest = spread * np.abs(np.random.default_rng(self.seed).standard_normal(H.shape))
         return np.where(H < _ZERO_BELOW, rest, H), replace(
             first, vectors=vectors, fill=fill, spread=spread
         )
 
-    def _draw_normal(self, shape: tuple[int, ...]) -> Array:
-        return np.abs(np.random.default_rng(self.seed).standard_normal(shape))
-
     def _singular_solver(self, d: int) -> Solver:
+        """Return the solver of the singular vectors of rows with `d` features."""
         k = self.n_components
         if d <= _MAX_GRAM_FEATURES:
             return CovarianceEigenSolver(k, double=True, centred=False)
         return PowerIterations(k, 10, n_iter=3, centred=False, seed=self.seed)
 
     def _split_singular_vectors(self, model: Any, sums: Sums) -> tuple[Array, Array]:
-        """Return the larger half of each pair of singular vectors (NNDSVD), and the rows' rule."""
+        """Return components by NNDSVD (Boutsidis and Gallopoulos 2008), and `vectors` for weights.
+
+        The left singular vectors have an entry a row, and are not computed: those of a row, and so
+        its weights, are ``X @ V / values``.
+        """
         k = self.n_components
         found = self._singular_solver(model.n_features).solve(
             model, NestedSums(sums, sums.n_rows), None
@@ -292,12 +305,15 @@ class NMFInitializer:
         values = np.sqrt(found.extra["values"][:k] * weight)
         with np.errstate(divide="ignore", invalid="ignore"):
             norms = self.scale * sums(SignedNorms(np.ascontiguousarray(V.T)))
+            # Norms of the positive and of the negative part of each left singular vector.
             left = np.sqrt(norms) / values
+        # Vectors of singular values that are 0 but for rounding are left out.
         left[:, ~(values > values[0] * 1e-12)] = 0.0
         halves = np.stack([np.maximum(V, 0), np.maximum(-V, 0)])
         right = np.linalg.norm(halves, axis=2)
         sizes = left * right
-        # Of each pair of vectors keep the half, positive or negative, that has more of both.
+        # Of each pair, keep the positive or the negative parts: those with the larger product of
+        # norms.
         side = (sizes[1] >= sizes[0]).astype(int)
         at = side, np.arange(k)
         size, of_left, of_right = sizes[at], left[at], right[at]
@@ -316,7 +332,7 @@ class NMFInitializer:
 
 @dataclass(frozen=True)
 class NonnegativeSolver(Solver):
-    """Base class of the solvers that factor non-negative rows.
+    """Base class of the solvers of non-negative matrix factorisation.
 
     Parameters
     ----------
@@ -338,20 +354,21 @@ class NonnegativeSolver(Solver):
     l2: float
     n_features: int
 
-    #: Passes beside those of the begin and of the steps.
-    _more: ClassVar[int] = 0
+    #: Passes besides initialisation and iterations.
+    _n_extra_passes: ClassVar[int] = 0
 
     @property
     def max_passes(self) -> int:
         """Return the passes of initialisation, iterations and final sums."""
-        return self.begin.max_passes(self.n_features) + self.max_iter + self._more
+        return self.begin.max_passes(self.n_features) + self.max_iter + self._n_extra_passes
 
 
 @dataclass(frozen=True, eq=False)
 class LeastSquaresWeights(Statistic):
-    """``X.T @ W``, ``W.T @ W`` and the error, for the best weights W of the rows.
+    """``X.T @ W``, ``W.T @ W`` and the error, for the optimal weights W of the rows.
 
-    The error is half the squared distance of the rows, less half their squares, plus penalties.
+    The error is half the squared reconstruction error plus the penalties on W, without the constant
+    half of the rows' squared norm.
 
     Parameters
     ----------
@@ -360,9 +377,10 @@ class LeastSquaresWeights(Statistic):
     l1, l2 : float
         As of :func:`solve_row_weights`.
     sweeps : int
+        Most sweeps over the weights of a row.
     tol : float
     only_error : bool
-        Leave the sums out, and let the error be half the squared distance alone.
+        Whether the result is the error alone, and that half the squared reconstruction error.
     """
 
     across: Array
@@ -404,7 +422,10 @@ class LeastSquaresWeights(Statistic):
     def _partial_error(
         self, gram: Any, products: Any, W: Any, own: Any, squares: Any, dtype: Any
     ) -> Any:
-        """Return the error of some rows, less half their squares."""
+        """Return the error of some rows, without half their squared norm.
+
+        ``|X - W H'|^2 / 2 - |X|^2 / 2 = <H'H, W'W> / 2 - <X H, W>``; `products` is ``X H``.
+        """
         inner = total(cast(gram, dtype) * squares) / 2 - total(cast(own * products, dtype))
         if self.only_error:
             return inner
@@ -415,7 +436,20 @@ class LeastSquaresWeights(Statistic):
 def solve_row_weights(
     gram: Any, products: Any, l1: float, l2: float, sweeps: int, tol: float
 ) -> Any:
-    """Return the non-negative weights of rows that minimise squared error plus penalty."""
+    """Return the non-negative weights of rows that minimise squared error plus penalty.
+
+    Parameters
+    ----------
+    gram : array of shape (k, k)
+        Gram matrix of the components.
+    products : array of shape (n, k)
+        Products of rows and components.
+    l1, l2 : float
+        Penalties on the weights.
+    sweeps : int
+        Most sweeps of coordinate descent.
+    tol : float
+    """
     if l2:
         gram = gram + zeros(tuple(gram.shape), gram.dtype, like=gram)
         for t in range(gram.shape[0]):
@@ -425,17 +459,17 @@ def solve_row_weights(
 
 @dataclass(frozen=True)
 class LeastSquaresNMF(NonnegativeSolver):
-    """Solver of non-negative components with the smallest squared error.
+    """Solver that minimises the squared error by alternating least squares, with extrapolation.
 
-    Its parameters are those of its base; `tol` is of the slope of the components, by which it ends,
-    of the first.
+    Its parameters are those of its base. It ends when the L1 norm of the components' projected
+    gradient is at most `tol` times its first value.
     """
 
     name = "cd"
-    _more = 1  # the last error
+    _n_extra_passes = 1  # the final error
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them."""
+        """Return the components, of shape (n_features, k)."""
         at = (
             _DescentState(sums.kept)
             if sums.kept is not None
@@ -445,7 +479,7 @@ class LeastSquaresNMF(NonnegativeSolver):
             self._take_step(at, sums)
             if at.n_iter < self.max_iter and not at.done:
                 sums.keep(at.H, at.state, extra={"error": np.nan})
-        error = float(sums(self._make_request(at.H, at.settled, only_error=True))[-1, 0])
+        error = float(sums(self._make_request(at.H, at.weight_tol, only_error=True))[-1, 0])
         message = "the components still change"
         return Solution(at.H, at.n_iter, at.done or not self.tol, message, {"error": error})
 
@@ -462,40 +496,40 @@ class LeastSquaresNMF(NonnegativeSolver):
         return LeastSquaresWeights(across, self.l1_rows, self.l2_rows, tol=tol, **how)
 
     def _take_step(self, at: _DescentState, sums: Sums) -> None:
-        """Improve the components by one sum, or go back where the last one went too far."""
+        """Update the components by one sum, or reject an extrapolation that increased the error."""
         ahead, n = at.ahead, sums.n_rows
         d, k = ahead.shape
-        found = sums(self._make_request(ahead, at.settled))
+        found = sums(self._make_request(ahead, at.weight_tol))
         at.n_iter += 1
         error = float(found[-1, 0]) + n * float(
             self.l1 * ahead.sum() + self.l2 / 2 * (ahead * ahead).sum()
         )
-        # The extrapolated point was worse: restart from the components, with shorter steps.
+        # The extrapolated point was worse: restart from the components, and extrapolate less.
         if error > at.error:
             at.retreat()
             return
         at.error = error
         gram = found[d:-1] + n * self.l2 * np.eye(k)
-        # Gradient of half the squared error by the components, with penalties.
-        slope = ahead @ gram - (found[:d] - n * self.l1)
-        # Projected gradient: at zero only negative slopes count.
-        size = float(np.abs(np.where(ahead > 0, slope, np.minimum(slope, 0.0))).sum())
-        if np.isnan(at.first_slope):
-            at.first_slope = size
-        # Rows' weights are solved the more exactly, the flatter the components are.
-        at.settled = min(
-            _MAX_WEIGHT_TOL, max(_MIN_WEIGHT_TOL, _SLOPE_SHARE * size / (at.first_slope or 1.0))
+        # Gradient of half the squared error with respect to the components, with penalties.
+        gradient = ahead @ gram - (found[:d] - n * self.l1)
+        # Projected gradient: at zero only negative entries count.
+        norm = float(np.abs(np.where(ahead > 0, gradient, np.minimum(gradient, 0.0))).sum())
+        if np.isnan(at.first_norm):
+            at.first_norm = norm
+        # Inexact alternating least squares: the weights need no more accuracy than the components.
+        at.weight_tol = min(
+            _MAX_WEIGHT_TOL, max(_MIN_WEIGHT_TOL, _SLOPE_SHARE * norm / (at.first_norm or 1.0))
         )
-        if size <= self.tol * at.first_slope:
+        if norm <= self.tol * at.first_norm:
             at.H, at.done = ahead, True
             return
         new = ahead.copy()
-        descend_coordinates(gram, slope, new, _COMPONENT_SWEEPS, 0.0)
-        at.advance(new)
+        descend_coordinates(gram, gradient, new, _COMPONENT_SWEEPS, 0.0)
+        at.accept(new)
 
 
 class _DescentState:
-    """The components so far, and the extrapolated point that is evaluated next.
+    """Components, and the extrapolated point that is evaluated next (Ang and Gillis 2019).
 
     Parameters
     ----------
@@ -504,48 +538,51 @@ class _DescentState:
     """
 
     def __init__(self, state: dict[str, Array]) -> None:
-        #: The components, and the point ahead of them, of shape (n_features, k).
+        #: The components and the extrapolated point, of shape (n_features, k).
         self.H, self.ahead = state["H"], state["ahead"]
-        self.way, self.bound, self.before = state["way"].tolist()
-        self.error, self.first_slope, self.settled, n_iter = state["seen"].tolist()
+        #: Extrapolation factor, its upper bound, and the last accepted factor.
+        self.factor, self.bound, self.accepted = state["way"].tolist()
+        self.error, self.first_norm, self.weight_tol, n_iter = state["seen"].tolist()
         self.n_iter = int(n_iter)
         self.done = False
 
-    def advance(self, new: Array) -> None:
-        """Take other components, and look some way ahead of them."""
+    def accept(self, new: Array) -> None:
+        """Take new components, and extrapolate beyond them."""
         # Extrapolate, but not below zero.
-        self.ahead = np.maximum(new + self.way * (new - self.H), 0.0)
-        self.H, self.before = new, self.way
+        self.ahead = np.maximum(new + self.factor * (new - self.H), 0.0)
+        self.H, self.accepted = new, self.factor
         self.bound = min(1.0, _BOUND_GROWTH_RATE * self.bound)
-        self.way = min(self.bound, _EXTRAPOLATION_GROWTH * self.way)
+        self.factor = min(self.bound, _EXTRAPOLATION_GROWTH * self.factor)
 
     def retreat(self) -> None:
-        """Look where the components are, and go shorter ways from there."""
+        """Reject the extrapolated point: evaluate the components themselves next."""
         self.ahead, self.error = self.H, np.inf
-        self.bound, self.way = self.before, self.way / _EXTRAPOLATION_SHRINK
+        self.bound, self.factor = self.accepted, self.factor / _EXTRAPOLATION_SHRINK
 
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the components."""
+        """Return a snapshot as arrays by name, for checkpoints."""
         return {
             "H": self.H,
             "ahead": self.ahead,
-            "way": np.array([self.way, self.bound, self.before]),
-            "seen": np.array([self.error, self.first_slope, self.settled, self.n_iter]),
+            "way": np.array([self.factor, self.bound, self.accepted]),
+            "seen": np.array([self.error, self.first_norm, self.weight_tol, self.n_iter]),
         }
 
 
 @dataclass(frozen=True, eq=False)
 class StepWeights(InitialWeights):
-    """Rule of the weights of the components in each row after some steps.
+    """Weights of the components in each row after some multiplicative steps.
 
     Parameters
     ----------
     beta, l1, l2 : float
         As of :class:`MultiplicativeUpdates`.
     anchor : ndarray of shape (n_features, k), or None
-        Weights begin as what these components alone make of a row.
+        Components for which the weights before the first step of the history are optimal. None:
+        they are the initial weights.
     history : tuple of ndarray of shape (n_features, k), or None
-        Components of each step since; None: they are not told, and lost weights become NaN.
+        Components of each step since, by which lost weights are recomputed. None: they are not
+        sent, and lost weights become NaN.
     """
 
     beta: float = field(default=2.0, kw_only=True)
@@ -560,7 +597,7 @@ class StepWeights(InitialWeights):
         return MultiplicativeUpdates(across, self.beta, self.l1, self.l2, backend)
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Return the weights as the steps so far left them."""
+        """Return the current weights of some rows, recomputed by repeating all steps."""
         if self.history is None:
             shape = rows.X.shape[0], self.n_components
             return to_rows_dtype(np.full(shape, np.nan), rows.X, backend)
@@ -572,7 +609,7 @@ class StepWeights(InitialWeights):
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
                 X = updates.rows(backend.part(rows.X, at))
                 W[at, ...] = updates.settled(X, _ANCHOR_STEPS, _ANCHOR_TOL)
-        # Repeat the steps since then, to the same bits.
+        # The steps are deterministic, so the weights have the same bits as before the loss.
         for across in self.history:
             updates = self.updates(across, rows.X, backend)
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
@@ -582,10 +619,11 @@ class StepWeights(InitialWeights):
 
 @dataclass(frozen=True, eq=False)
 class MultiplicativeStep(Statistic):
-    """Step of the weights; numerators and denominators of the components' step.
+    """Multiplicative step of the weights, and sums for that of the components.
 
-    First the numerators, of shape (n_features, k); then the denominators, as far as rows are asked
-    for them; the error before the step; and the number of rows whose weights are not known.
+    The sums are the numerators of shape (n_features, k) of the components' step, its denominators
+    (for beta 1 and 2 smaller sums from which the solver computes them), a row with the error before
+    the step, and a row with the number of rows whose weights are lost.
 
     Parameters
     ----------
@@ -593,11 +631,11 @@ class MultiplicativeStep(Statistic):
         The components.
     weights : StepWeights
     anew : bool
-        Whether all weights are made anew first.
+        Whether all weights are recomputed first.
     looks : bool
-        Whether the error is asked for.
+        Whether to compute the error.
     steps : bool
-        Whether a step is.
+        Whether to take a step.
     """
 
     across: Array
@@ -609,7 +647,7 @@ class MultiplicativeStep(Statistic):
 
     @property
     def state(self) -> StepWeights:
-        """Return the weights' rule."""
+        """Return the weights of the rows."""
         return self.weights
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -621,14 +659,17 @@ class MultiplicativeStep(Statistic):
         if self.anew:
             rows.state[...] = self.weights.make(model, rows, backend)
         updates = self.weights.updates(self.across, rows.X, backend)
-        with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+        # The solver sees an overflow in the sums.
+        with np.errstate(over="ignore", invalid="ignore"):
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
                 self._add_step(rows.part(at, backend), updates, out)
         return float("nan")
 
     def _add_step(self, part: BatchRows, updates: MultiplicativeUpdates, out: Any) -> None:
+        """Take the step of some rows, and add their sums."""
         W, X = part.state, updates.rows(part.X)
         xp, d = namespace(W), updates.across.shape[0]
+        # NaN stands for lost weights (`StepWeights.make`).
         if bool(xp.any(xp.isnan(W))):
             out[-1, 0] += W.shape[0]
             return
@@ -645,10 +686,10 @@ class MultiplicativeStep(Statistic):
 
 @dataclass(frozen=True)
 class MultiplicativeNMF(NonnegativeSolver):
-    """Solver of non-negative components with the smallest beta-divergence.
+    """Solver that minimises a beta-divergence by multiplicative updates (Fevotte and Idier 2011).
 
-    Its other parameters are those of its base; `tol` is of the decrease of the error in ten steps,
-    of the first error.
+    Its other parameters are those of its base. It ends when the error falls by less than `tol`
+    times the first error in ten steps.
 
     Parameters
     ----------
@@ -657,10 +698,10 @@ class MultiplicativeNMF(NonnegativeSolver):
 
     name = "mu"
     beta: float
-    _more = 3  # a step that is asked for again, and the last error
+    _n_extra_passes = 3  # a step that is repeated with its history, and the final error
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them."""
+        """Return the components, of shape (n_features, k)."""
         at = (
             self._start_state(model, sums, start)
             if sums.kept is None
@@ -704,7 +745,7 @@ class MultiplicativeNMF(NonnegativeSolver):
         return _UpdateState(state["H"], self._step_weights(first), state)
 
     def _step_or_settle(self, at: _UpdateState, sums: Sums) -> bool:
-        """Take a step, unless the error has settled before it."""
+        """Take a step, and return whether the fit has converged instead."""
         looks = bool(self.tol) and at.n_iter % _STEPS_PER_CHECK == 0
         found = self._sum_step(at, sums, looks=looks)
         if looks:
@@ -718,11 +759,11 @@ class MultiplicativeNMF(NonnegativeSolver):
         return False
 
     def _sum_step(self, at: _UpdateState, sums: Sums, *, looks: bool, steps: bool = True) -> Array:
-        """Return the sums of a step; ask again where some weights were lost."""
-        tells = at.tells or at.fresh
-        found = sums(MultiplicativeStep(at.H, at.weights_for(tells), at.fresh, looks, steps))
-        if found[-1, 0] and not tells:
-            at.tells = True
+        """Return the sums of a step; repeat the request with the history if weights were lost."""
+        with_history = at.with_history or at.fresh
+        found = sums(MultiplicativeStep(at.H, at.weights_for(with_history), at.fresh, looks, steps))
+        if found[-1, 0] and not with_history:
+            at.with_history = True
             found = sums(MultiplicativeStep(at.H, at.weights_for(True), True, looks, steps))
         at.fresh = False
         if found[-1, 0] or not np.isfinite(found).all():
@@ -734,26 +775,28 @@ class MultiplicativeNMF(NonnegativeSolver):
     def _update_components(self, H: Array, found: Array, n_rows: int) -> Array:
         """Return the components after a multiplicative step."""
         d = len(H)
+        # beta 2: H W'W; beta 1: the sums of each component's weights; else it is summed as it is.
         if self.beta == 2:
-            below = H @ found[d:-2]
+            denominator = H @ found[d:-2]
         elif self.beta == 1:
-            below = np.where(found[d] == 0, 1.0, found[d])[None, :]
+            denominator = np.where(found[d] == 0, 1.0, found[d])[None, :]
         else:
-            below = found[d:-2]
+            denominator = found[d:-2]
         l1, l2 = n_rows * self.l1, n_rows * self.l2
-        with np.errstate(over="ignore", invalid="ignore"):  # the next sums show it
-            new: Array = multiply_by_ratio(H, found[:d], below, self.beta, l1, l2)
+        # An overflow shows in the next sums.
+        with np.errstate(over="ignore", invalid="ignore"):
+            new: Array = multiply_by_ratio(H, found[:d], denominator, self.beta, l1, l2)
         return np.where(new < _ZERO_COMPONENT, 0.0, new) if self.beta <= 1 else new
 
 
 class _UpdateState:
-    """The components so far, and the history that lost weights are made again from.
+    """Components, and the history from which lost weights are recomputed.
 
     Parameters
     ----------
     H : ndarray of shape (n_features, k)
     weights : StepWeights
-        Weights to begin with.
+        Initial weights.
     state : dict from str to ndarray, optional
         As :meth:`state` returns.
     """
@@ -764,38 +807,41 @@ class _UpdateState:
         self.H, self._first = H, weights
         self._anchor: Array | None = None
         self._history: list[Array] = []
-        #: Errors at the begin, at the last look and in the end, and steps.
+        #: Errors before the first step, at the last check, and at the end.
         self.first = self.last = self.error = np.nan
         self.n_iter = 0
         self.settled = False
-        #: Whether sums tell how weights came, and whether all are made anew.
-        self.tells, self.fresh = False, state is None
+        #: Whether requests carry the history (once weights were lost), and whether the next one
+        #: recomputes all weights.
+        self.with_history, self.fresh = False, state is None
         if state is not None:
             self._anchor, self._history = _array_or_none(state["anchor"]), list(state["history"])
-            self.first, self.last, n_iter, tells, fresh = state["course"].tolist()
-            self.n_iter, self.tells, self.fresh = int(n_iter), bool(tells), bool(fresh)
+            self.first, self.last, n_iter, with_history, fresh = state["course"].tolist()
+            self.n_iter, self.fresh = int(n_iter), bool(fresh)
+            self.with_history = bool(with_history)
 
-    def weights_for(self, tells: bool) -> StepWeights:
-        """Return the weights' rule for the next step, with its history if `tells`."""
+    def weights_for(self, with_history: bool) -> StepWeights:
+        """Return the weights before the next step, with the history if `with_history`."""
         first = self._first
-        if tells:
+        if with_history:
             return replace(first, anchor=self._anchor, history=tuple(self._history))
         how: dict[str, Any] = {"beta": first.beta, "l1": first.l1, "l2": first.l2}
         return StepWeights(first.n_components, history=None, **how)
 
     def advance(self, H: Array) -> None:
-        """Take the components after a step."""
+        """Take the components after a step, and add those before it to the history."""
         self._history.append(self.H)
         self.H = H
         self.n_iter += 1
-        # Too many components to send: rows make their weights anew from the last ones.
+        # A history too large to be sent is dropped: the next request recomputes all weights from
+        # the last components alone.
         if (len(self._history) + 1) * H.size > _MAX_HISTORY_NUMBERS:
             self._anchor, self._history, self.fresh = H, [], True
 
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the components."""
+        """Return a snapshot as arrays by name, for checkpoints."""
         first, none = self._first, np.empty((0, 0))
-        course = [self.first, self.last, self.n_iter, self.tells, self.fresh]
+        course = [self.first, self.last, self.n_iter, self.with_history, self.fresh]
         return {
             "H": self.H,
             "vectors": none if first.vectors is None else first.vectors,
@@ -807,4 +853,5 @@ class _UpdateState:
 
 
 def _array_or_none(array: Array) -> Array | None:
+    """Return None for an empty array, which stands for None in a snapshot."""
     return array if array.size else None
