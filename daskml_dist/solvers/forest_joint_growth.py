@@ -1,10 +1,14 @@
 """Growth of a forest's trees by all trainers together, each on its own rows.
 
-Trees grow level by level: histograms are reduced by ranges of (node, feature), whose owners find
-the best cuts. A node of few rows is sent to one trainer, which finishes it alone.
-On a device that has all rows of its nodes, each level takes one call of each kernel, whatever the
-number of nodes and trees. A drawn row is a *line*: its number, its weight and what the criterion
-sums.
+Trees grow level by level. The histograms of a level are reduce-scattered by ranges of (node,
+feature) pairs, whose owners find the best cuts. The rows of a node that has become small are sent
+to one trainer, which grows the subtree below it alone (:class:`JointGrower`). A device that holds
+all rows of its nodes takes one call of each kernel a level, for any number of nodes and trees
+(:func:`grow_by_levels`).
+
+A row in a tree's bootstrap sample is a *line* of integers: the index and the class of the row, its
+weight in the sample (with a 1 in the low bits, so that sums count rows too), and the numbers that
+the criterion sums.
 
 References
 ----------
@@ -41,34 +45,44 @@ __all__ = [
 
 #: Share of the device's free memory for the lines of trees that grow at the same time.
 _LINES_SHARE = 0.3
-#: What `find_best_cuts` asks.
+#: Takes indices of nodes, a slice of the features that each draws, and whether to stop at the first
+#: one that varies; returns the best cut of each node.
 FindCuts = Callable[[Array, slice, bool], Array]
-#: Bytes of the histograms that are made at once (256 MiB).
+#: Most bytes of the histograms that are built at once (256 MiB).
 _HISTOGRAM_BYTES = 2**28
-#: Features that are tried at once where none of a node's drawn features varied.
+#: Further features tried at once for nodes in which none of the drawn features varies.
 _MORE_FEATURES = 8
-#: Where the features that a node looks at stand in the facts of a tree; see `forest_cuts`.
-_N_FEATURES_FACT = 7
+#: Column of a tree's facts with the number of features that a node draws (`forest_cuts.FEATURES`;
+#: importing that module loads numba).
+_DRAWN_FEATURES_COLUMN = 7
 
 
 def grow_by_levels(
     device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: NDArray[np.int64],
     least: NDArray[np.float64], roots: Nodes, depth: NDArray[np.int32],
 ) -> list[GrownTree]:  # fmt: skip
-    """Grow the parts of trees below some nodes, level by level.
+    """Grow the subtrees below some nodes, level by level.
 
     Parameters
     ----------
     device : ForestDevice
     lane : ForestLane
-        Has the lines of all rows of the nodes.
+        Holds the lines of all rows of the nodes.
     facts : ForestFacts
+        Facts that all trees share.
     of_trees : ndarray of int64 of shape (n, n_facts)
-        See `forest_cuts`: of each node, whose number is that of its tree in `roots`.
+        Facts of each node's tree, with the columns of `forest_cuts`.
     least : ndarray of float64 of shape (n,)
-        What a split must gain at least.
+        Least gain of a split.
     roots : Nodes
+        The i-th of them is the root of subtree i.
     depth : ndarray of int32 of shape (n,)
+        Depth of each root in its tree.
+
+    Returns
+    -------
+    list of GrownTree
+        The subtree of each root.
     """
     return _LevelGrower(device, lane, facts, of_trees, least).grow(roots, depth)
 
@@ -76,9 +90,27 @@ def grow_by_levels(
 def find_best_cuts(
     look: FindCuts, n: int, facts: ForestFacts, m: int, most: int
 ) -> NDArray[np.int64]:
-    """Return the best cut of each of some nodes, as `ForestDevice.best` tells.
+    """Return the best cut of each of some nodes.
 
-    Where none of the first features of a node varies, it looks at more, up to the first that does.
+    As in scikit-learn, a node in which none of its `m` drawn features varies draws more, up to the
+    first that does.
+
+    Parameters
+    ----------
+    look : callable
+    n : int
+        Number of nodes.
+    facts : ForestFacts
+    m : int
+        Number of features that a node draws.
+    most : int
+        Most bytes of the histograms that are built at once.
+
+    Returns
+    -------
+    ndarray of int64 of shape (n, 1 + N_CUT_FACTS + n_sums + 1)
+        Rows of `ForestDevice.choose_best_cuts`: the feature (-1: there is no cut), the facts of
+        the cut (`N_CUT_FACTS`), and the sums of the left child.
     """
     found = np.zeros((n, 1 + N_CUT_FACTS + facts.n_sums + 1), np.int64)
     found[:, 0] = -1
@@ -88,15 +120,16 @@ def find_best_cuts(
             some, one = which[at], first > 0
             best = look(some, slice(first + of.start, first + of.stop), one)
             _merge_cuts(found, some, best, one)
-        # Nodes of which no drawn feature varied look at more features.
+        # Column 3: whether any feature varied in the node.
         which = which[found[which, 3] == 0]
         first, last = last, min(last + _MORE_FEATURES, facts.n_features)
     return found
 
 
 def _merge_cuts(found: Array, which: Array, best: Array, one: bool) -> None:
-    """Take note of better cuts; with `one`, of nodes of which nothing varied before."""
+    """Replace cuts by better ones, in place; with `one`, only in nodes where no feature varied."""
     before = found[which]
+    # Column 1 has the bits of the cut's worth, a float64.
     worths, old = (np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, before))
     better = (best[:, 0] >= 0) & ((before[:, 0] < 0) | (worths > old))
     if one:
@@ -111,17 +144,22 @@ def _iterate_batches(
     n_nodes: int, n_features: int, n_sums: int, most: int
 ) -> Iterator[tuple[slice, slice]]:
     """Yield slices of nodes and features whose histograms take at most `most` bytes."""
-    of_one = 256 * 8 * n_sums
-    wide = max(1, min(n_features, most // of_one))
-    many = max(1, most // (of_one * wide))
-    for a in range(0, n_nodes, many):
-        for b in range(0, n_features, wide):
-            yield slice(a, a + many), slice(b, min(n_features, b + wide))
+    # A histogram has n_sums integers of 8 bytes in each of 256 bins.
+    nbytes = 256 * 8 * n_sums
+    n_wide = max(1, min(n_features, most // nbytes))
+    n_high = max(1, most // (nbytes * n_wide))
+    for a in range(0, n_nodes, n_high):
+        for b in range(0, n_features, n_wide):
+            yield slice(a, a + n_high), slice(b, min(n_features, b + n_wide))
 
 
 @dataclass
 class _LevelStore:
-    """Nodes of all levels so far, as lists of arrays, one a level."""
+    """Nodes of all levels so far, as lists of arrays, one a level.
+
+    A node's `left` is the index of its left child among all nodes; the right child follows it. The
+    `left` of a leaf is its own index.
+    """
 
     tree: list[Array] = field(default_factory=list)
     depth: list[Array] = field(default_factory=list)
@@ -133,7 +171,7 @@ class _LevelStore:
     n: int = 0
 
     def add(self, nodes: Nodes, depth: Array, sums: Array, n_told: int) -> None:
-        """Add a level, of which nothing is split yet."""
+        """Add a level of leaves; `n_told` is the number of columns of `best`."""
         n = len(nodes)
         self.tree.append(nodes.tree)
         self.depth.append(depth)
@@ -145,7 +183,7 @@ class _LevelStore:
         self.n += n
 
     def split(self, which: Array, gain: Array, best: Array) -> None:
-        """Split some nodes of the last level; their children come next, in this order."""
+        """Split some nodes of the last level; the next level must be their children, in order."""
         self.left[-1][which] = self.n + 2 * np.arange(len(which))
         self.gain[-1][which] = gain
         self.best[-1][which] = best
@@ -154,6 +192,7 @@ class _LevelStore:
         """Return the tree that has grown from each root."""
         lists = self.tree, self.depth, self.sums, self.bounds, self.left, self.gain, self.best
         tree, depth, sums, bounds, left, gain, best = map(np.concatenate, lists)
+        # Sort the nodes by tree; `place` is a node's index in its own tree.
         order = np.argsort(tree, kind="stable")
         ends = np.searchsorted(tree[order], np.arange(n_trees + 1))
         place = np.empty(self.n, np.int64)
@@ -176,7 +215,7 @@ class _LevelStore:
 
 
 class _LevelGrower:
-    """Grower of the trees below some nodes, a level at a time."""
+    """Grower of the subtrees below some nodes, a level at a time; arguments of `grow_by_levels`."""
 
     def __init__(
         self, device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: Array,
@@ -186,7 +225,7 @@ class _LevelGrower:
         self._of_trees, self._least = of_trees, least
 
     def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
-        """Grow the trees below some nodes."""
+        """Return the subtrees below some nodes."""
         store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
             open_, sums = self._open_nodes(nodes, depth, store)
@@ -195,7 +234,7 @@ class _LevelGrower:
         return store.made(n_trees, self._facts.bounded)
 
     def _open_nodes(self, nodes: Nodes, depth: Array, store: _LevelStore) -> tuple[Array, Array]:
-        """Store nodes; which may be split, and the sums of these."""
+        """Store the nodes of a level; return indices of those that may be split, and their sums."""
         from daskml_dist.backends.forest_grow import write_splittable
 
         facts = self._facts
@@ -203,15 +242,18 @@ class _LevelGrower:
         reach = np.full((len(nodes), 2 * facts.n_outputs), -np.inf)
         self._lane.add_node_sums(nodes, sums, reach)
         store.add(nodes, depth, sums, 1 + N_CUT_FACTS + facts.n_sums + 1)
-        may = np.zeros(len(nodes), np.bool_)
-        write_splittable(self._of_trees, nodes.tree, sums, reach, depth, may)
-        (open_,) = np.nonzero(may)
+        splittable = np.zeros(len(nodes), np.bool_)
+        write_splittable(self._of_trees, nodes.tree, sums, reach, depth, splittable)
+        (open_,) = np.nonzero(splittable)
         return open_, sums[open_]
 
     def _split_nodes(
         self, nodes: Nodes, sums: Array, number: Array, store: _LevelStore
     ) -> tuple[Nodes, Array]:
-        """Split nodes, where that is worth it; their children, and the numbers of those split."""
+        """Split nodes whose gain is large enough; return children, and indices of the split nodes.
+
+        `number` has the nodes' indices in their level.
+        """
         from daskml_dist.backends.forest_grow import settle_splits
 
         if not len(nodes):
@@ -252,7 +294,11 @@ class _LevelGrower:
             return device.choose_best_cuts(told, features, one)
 
         return find_best_cuts(
-            look, len(nodes), facts, int(self._of_trees[0, _N_FEATURES_FACT]), _HISTOGRAM_BYTES
+            look,
+            len(nodes),
+            facts,
+            int(self._of_trees[0, _DRAWN_FEATURES_COLUMN]),
+            _HISTOGRAM_BYTES,
         )
 
 
@@ -265,6 +311,7 @@ def grow_whole_trees(
 ) -> list[tuple[Tree, Array]]:
     """Grow some trees on a lane that has all rows; return them with their nodes' impurity."""
     found: list[tuple[Tree, Array]] = []
+    # Bytes of a tree's lines (int64), and of as much spare memory to partition them.
     each = 2 * 8 * growing.growth.n_line * max(n_rows, 1)
     while len(found) < len(numbers):
         left = len(numbers) - len(found)
@@ -295,19 +342,20 @@ def grow_tree_parts(
     depths: NDArray[np.int32],
     bounds: NDArray[np.float64],
 ) -> list[GrownTree]:
-    """Grow the parts of trees below nodes whose rows are all on this trainer.
+    """Grow the subtrees below nodes whose rows are all on this trainer.
 
     Parameters
     ----------
     device : ForestDevice
     growing : ForestContext
     bins : ndarray of uint8 of shape (n_lines, width)
+        Bins of the rows of all lines.
     lines : ndarray of int64 of shape (n_lines, n_line)
-        Of the nodes, behind each other.
+        Lines of all nodes, concatenated.
     ends : ndarray of int64 of shape (n_nodes + 1,)
-        Where they end, and 0.
+        Offsets of the nodes' lines.
     facts, least, paths, depths, bounds
-        Of each node.
+        An entry or row for each node, as of `grow_by_levels` and `Nodes`.
     """
     n, none = len(paths), np.empty(0, np.int64)
     room = ForestRows(
@@ -333,42 +381,57 @@ def sum_root_lines(
 
 
 def _draw_tree_lines(lane: ForestLane, growing: ForestContext, numbers: Sequence[int]) -> list[int]:
-    """Let a lane that has all rows draw those of some trees; how many each has."""
+    """Draw the bootstrap samples of some trees on a lane; return the number of lines of each."""
     keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
     n = lane.draw_lines(keys, None)
     if growing.growth.balanced:
+        # class_weight="balanced_subsample": the weights depend on the classes drawn.
         sums, _ = sum_root_lines(lane, growing, n)
         n = lane.draw_lines(keys, growing.balance_classes(sums))
     return n
 
 
 def _make_roots(growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint64]) -> Nodes:
+    """Return the roots of some trees, given the number of lines of each."""
     start = np.zeros(len(n), np.int64)
     bounds = np.tile(growing.root_bounds(), (len(n), 1))
     return Nodes(np.arange(len(n)), start, np.array(n, np.int64), paths, bounds, 0)
 
 
-#: Bytes of the histograms that are summed over trainers at once: one message of 32 MiB.
+#: Most bytes of the histograms that are summed over trainers at once (32 MiB).
 _MESSAGE_BYTES = 2**25
-#: A node of at most so many rows is finished by one trainer; bytes of rows in one exchange.
-SMALL_NODE_ROWS, _SENT_BYTES = 2**14, 2**27
+#: Most rows of a node whose subtree one trainer grows alone.
+SMALL_NODE_ROWS = 2**14
+#: Bytes of rows after which an exchange is full (128 MiB).
+_SENT_BYTES = 2**27
 
 
 @dataclass(eq=False)
 class _JointNode:
-    """Node of a growing tree.
+    """Node of a tree that all trainers grow together.
 
     Parameters
     ----------
     tree : int
-        Among those that grow together.
+        Index among the trees that grow together.
     number : int
-        Among the tree's nodes.
+        Index among the tree's nodes.
     depth : int
     path : uint64
+        Hash of the path from the root, as of `Nodes`.
     at : list of slice
-        Of the lines of each own lane.
+        Range of the node's lines on each own lane.
     bounds : ndarray of float64 of shape (3,)
+        As of `Nodes`.
+
+    Attributes
+    ----------
+    sums : ndarray of int64 of shape (n_sums + 2,)
+        Sums over the node's rows, of all trainers.
+    feature : int
+        Feature of the cut; -1: none yet.
+    told : ndarray of int64
+        The other columns of the best cut (`find_best_cuts`).
     """
 
     tree: int
@@ -389,7 +452,7 @@ class JointGrower:
     ----------
     rows : OwnRows
     rooms : sequence of ForestRows
-        Of the own lanes.
+        Rows of each own lane.
     growing : ForestContext
     device : ForestDevice
     """
@@ -441,12 +504,13 @@ class JointGrower:
         ]
 
     def _draw_lines(self, numbers: range) -> list[list[int]]:
-        """Let trees draw the rows of each own lane; how many lines each has."""
+        """Draw the trees' bootstrap samples; return the number of lines of each lane and tree."""
         growing, factor = self._growing, None
         keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
         drawn = self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
         if not self._growth.balanced:
             return drawn
+        # class_weight="balanced_subsample": the weights depend on the classes drawn.
         sums = sum(
             sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
         )
@@ -454,7 +518,7 @@ class JointGrower:
         return self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
 
     def _nodes(self, nodes: Sequence[_JointNode], i: int) -> Nodes:
-        """Return the nodes of a level as one lane holds them."""
+        """Return nodes of a level, with the ranges of their lines on the i-th own lane."""
         return Nodes(
             np.array([node.tree for node in nodes]),
             np.array([node.at[i].start for node in nodes]),
@@ -469,23 +533,24 @@ class JointGrower:
     def _grow_level(
         self, level: list[_JointNode], small: list[_JointNode], depth: int
     ) -> list[_JointNode]:
-        """Split the nodes of a level; their children."""
+        """Split the nodes of a level; return their children, and append small nodes to `small`."""
         from daskml_dist.backends.forest_grow import write_splittable
 
         sums, reach = self._sum_nodes(level)
         if not depth:
             self._facts, self._least = self._growing.pack_all_settings(sums[:, -2])
-        tree, may = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
-        write_splittable(self._facts, tree, sums, reach, np.full(len(level), depth), may)
+        tree, splittable = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
+        write_splittable(self._facts, tree, sums, reach, np.full(len(level), depth), splittable)
+        # The low bits of the column before the last count rows; the high bits sum their weights.
         mask = (1 << self._growing.scales.bits) - 1
-        # Nodes of few rows wait: one trainer finishes each of them alone.
+        # Small nodes wait until the top of all trees has grown.
         few = (sums[:, -2] & mask) <= SMALL_NODE_ROWS
-        small += [level[k] for k in np.flatnonzero(may & few)]
-        open_ = [level[k] for k in np.flatnonzero(may & ~few)]
+        small += [level[k] for k in np.flatnonzero(splittable & few)]
+        open_ = [level[k] for k in np.flatnonzero(splittable & ~few)]
         return self._split_nodes(open_, self._find_cuts(open_)) if open_ else []
 
     def _sum_nodes(self, level: list[_JointNode]) -> tuple[Array, Array]:
-        """Add up the sums of nodes, and find their reaches."""
+        """Return the sums of nodes over all trainers, and the ranges of their targets."""
         growth = self._growth
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
         reach = np.full((len(level), 2 * growth.n_outputs), -np.inf)
@@ -530,16 +595,16 @@ class JointGrower:
         sums = np.array([node.sums for node in nodes])
         told = device.find_cuts(first, features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
-            there = rows.sums_on_device
+            # All-gather as a sum: the facts of jobs of other trainers are zeros.
             told = (
                 rows.sum_trainers(told)
-                if there
+                if rows.sums_on_device
                 else device.copy_to_device(rows.sum_trainers(device.copy_to_host(told)))
             )
         return device.choose_best_cuts(told, features, one)
 
     def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
-        """Split nodes, where that is worth it; their children."""
+        """Split nodes whose gain is large enough; return their children."""
         from daskml_dist.backends.forest_grow import settle_splits
 
         gain, of_children = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
@@ -568,7 +633,7 @@ class JointGrower:
     def _partition_lines(
         self, some: list[_JointNode], best: Array, children: list[_JointNode]
     ) -> None:
-        """Partition the lines of split nodes, and tell the children where theirs are."""
+        """Partition the lines of split nodes, and set the ranges (`at`) of their children."""
         cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
         middles = self._rows.map_lanes(
             lambda i: self._lanes[i].partition_nodes(self._nodes(some, i), cuts),
@@ -582,7 +647,7 @@ class JointGrower:
     # -- small nodes ---------------------------------------------------------------------------
 
     def _finish_small_nodes(self, small: list[_JointNode]) -> list[list[tuple[int, GrownTree]]]:
-        """Return the parts of each tree that grow below small nodes."""
+        """Return, for each tree, the numbers of its small nodes and the subtrees below them."""
         found: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
         for some in self._group_small_nodes(small):
             for node, part in zip(some, self._grow_small_nodes(some), strict=True):
@@ -590,7 +655,7 @@ class JointGrower:
         return found
 
     def _group_small_nodes(self, small: list[_JointNode]) -> Iterator[list[_JointNode]]:
-        """Yield groups of small nodes whose rows travel in one message."""
+        """Yield groups of small nodes whose rows are sent in one exchange."""
         mask = (1 << self._growing.scales.bits) - 1
         each = self._rooms[0].rows.shape[1] + 8 * self._growth.n_line
         some, nbytes = [], 0
@@ -604,9 +669,9 @@ class JointGrower:
             yield some
 
     def _grow_small_nodes(self, small: list[_JointNode]) -> list[GrownTree]:
-        """Grow the parts below some small nodes, each on one trainer, and exchange them."""
+        """Grow the subtrees below some small nodes, each on one trainer, and gather them."""
         size, rank = self._rows.size, self._rows.rank
-        # Small nodes are dealt to trainers in turn, with all rows of theirs.
+        # Node k goes to trainer k % size, with its rows of all trainers.
         given = [self._own_node_rows(small[to::size]) for to in range(size)]
         if size > 1:
             taken = [
@@ -621,12 +686,13 @@ class JointGrower:
         return [unpack_part(every[k % size], k // size) for k in range(len(small))]
 
     def _own_node_rows(self, nodes: list[_JointNode]) -> tuple[Array, Array, Array]:
-        """Return this trainer's rows of some nodes: how many of each, bins and lines."""
+        """Return the lines of some nodes on this trainer: counts by node, bins and lines."""
         counts, bins, lines = [], [], []
         for node in nodes:
             n = 0
             for i, room in enumerate(self._rooms):
                 some = self._lanes[i].copy_lines(self._nodes([node], i), 0)
+                # The low 32 bits of a line's first number index the bins: now those sent along.
                 index = some[:, 0] & 0xFFFFFFFF
                 some[:, 0] ^= index
                 some[:, 0] |= np.arange(n, n + len(some))
@@ -644,7 +710,7 @@ class JointGrower:
     def _finish_nodes(
         self, nodes: list[_JointNode], counts: list[Array], bins: list[Array], lines: list[Array]
     ) -> list[GrownTree]:
-        """Finish some nodes of which all trainers have sent their rows."""
+        """Return the subtrees below some nodes, given the counts, bins and lines of each rank."""
         ends = [np.append(0, of.cumsum()) for of in counts]
 
         def joined_rows(k: int) -> tuple[Array, Array]:
@@ -652,6 +718,7 @@ class JointGrower:
             for rank, end in enumerate(ends):
                 at = slice(end[k], end[k + 1])
                 of_bins.append(bins[rank][at])
+                # Add an offset to the indices of bins, as they are concatenated.
                 some = lines[rank][at].copy()
                 some[:, 0] += n
                 n += len(some)
@@ -672,7 +739,7 @@ class JointGrower:
     def _finish_by_levels(
         self, nodes: list[_JointNode], given: list[tuple[Array, Array]]
     ) -> list[GrownTree]:
-        """Finish some nodes together, each of its bins and lines."""
+        """Return the subtrees below some nodes, grown together from the bins and lines of each."""
         if not nodes:
             return []
         ends = np.append(0, np.cumsum([len(lines) for _, lines in given]))
@@ -690,7 +757,7 @@ class JointGrower:
 
 
 class _TopNodes:
-    """The upper nodes of a tree, which all trainers grow together."""
+    """Top of a tree: the nodes that all trainers grow together."""
 
     def __init__(self, growing: ForestContext) -> None:
         self._growing = growing
@@ -700,7 +767,7 @@ class _TopNodes:
         self.sums: list[Array] = []
 
     def add(self, node: _JointNode) -> None:
-        """Add a node."""
+        """Add a leaf, and number it."""
         node.number = len(self._nodes)
         self._nodes.append(node)
         self._left.append(node.number)
@@ -708,11 +775,11 @@ class _TopNodes:
         self.sums.append(np.empty(0))
 
     def split(self, node: _JointNode, gain: float) -> None:
-        """Note a split, whose children come next."""
+        """Record the split of a node, whose two children must be added next."""
         self._left[node.number], self._gain[node.number] = len(self._nodes), gain
 
     def made(self) -> GrownTree:
-        """Return the part of the tree that all trainers have grown together."""
+        """Return the top of the tree; small nodes are still leaves."""
         left, nodes = np.array(self._left, np.int32), self._nodes
         n_sums = self._growing.growth.n_sums
         made = GrownTree.empty(len(nodes), n_sums, self._growing.bounded)
@@ -731,7 +798,7 @@ class _TopNodes:
 
 
 def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
-    """Return the concatenated arrays of several tree parts, and where each part ends."""
+    """Return the offsets of several subtrees, and their concatenated arrays."""
     empty = GrownTree.empty(0, growing.growth.n_sums, growing.bounded)
     n = np.array([0, *(len(part.left) for part in grown)], np.int64)
     arrays = zip(empty.arrays, *(part.arrays for part in grown), strict=True)
@@ -739,7 +806,7 @@ def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]
 
 
 def unpack_part(arrays: list[Array], k: int) -> GrownTree:
-    """Return the k-th of several flattened tree parts."""
+    """Return the k-th of several subtrees that :func:`flatten_parts` concatenated."""
     ends, *of = arrays
     at = slice(ends[k], ends[k + 1])
     return GrownTree(*(array[at] for array in of))
