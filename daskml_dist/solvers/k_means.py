@@ -49,7 +49,6 @@ from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statisti
 from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
 __all__ = [
-    "BottomKSample",
     "CandidateWeights",
     "CentroidAssignment",
     "ClosestCandidate",
@@ -59,6 +58,7 @@ __all__ = [
     "RowBounds",
     "RowSampleSolver",
     "SeedSample",
+    "TopKRows",
     "choose_centroids",
     "draw_keys",
     "iterate_row_chunks",
