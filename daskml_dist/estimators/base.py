@@ -1,4 +1,4 @@
-"""Base class of all estimators that are fitted to rows: validation, running, functions of rows.
+"""Base class of all estimators that are fitted to rows: inputs, settings, functions of rows.
 
 `Supervised` is for estimators of a user's own that learn a target.
 """
@@ -47,18 +47,17 @@ __all__ = ["BaseOnRows", "Supervised", "as_column", "as_columns"]
 class BaseOnRows(BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
-    An estimator's constructor has those of the parameters that its users are to choose; its
-    docstring inherits what is said of them here. A fit ends with setting ``n_features_in_``.
+    An estimator's constructor takes any of these parameters; its docstring inherits their
+    descriptions. A fit ends with setting ``n_features_in_``.
 
     Parameters
     ----------
     verbose : int, default=0
-        Above 0: show how far a fit is.
+        Above 0: show the progress of a fit.
     run : Run or None, default=None
-        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`, whose defaults are
-        those of None.
+        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`; None: its defaults.
     device : {"auto", "cpu", "gpu"}, default="auto"
-        Where blocks are computed on; ``"auto"`` is resolved on each worker.
+        Device that computes on blocks; ``"auto"`` is resolved on each worker.
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_pass_redone(run, record)``, ``on_generation(run, event)``, ``on_fit_end(run)``; they
@@ -70,7 +69,7 @@ class BaseOnRows(BaseEstimator):
     feature_names_in_ : ndarray of str
         Only where X had string column names.
     history_ : History
-        One record a pass over the rows.
+        One record for each pass over the rows.
 
     Examples
     --------
@@ -84,7 +83,7 @@ class BaseOnRows(BaseEstimator):
 
     #: Whether y holds labels.
     _classification: ClassVar[bool] = False
-    #: Whether a target is learned; else y is not looked at.
+    #: Whether a target is learned; else y is ignored.
     _needs_target: ClassVar[bool] = False
     #: Whether y may have several columns.
     _multi_output: ClassVar[bool] = False
@@ -92,20 +91,22 @@ class BaseOnRows(BaseEstimator):
     _keeps_single_column: ClassVar[bool] = False
     #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
     _tensors: ClassVar[bool] = False
-    #: Parameters of a `Run` that are used; another that is set is an error.
+    #: Parameters of a `Run` that the estimator uses; to set another one is an error.
     _run_used: ClassVar[tuple[str, ...]]
-    #: Parameters that are checked and have no effect, see `ACCEPTED` in `parameters/checks.py`.
+    #: Parameters of scikit-learn that are checked and have no effect; see `ACCEPTED` in
+    #: `parameters/checks.py`.
     _accepted: ClassVar[tuple[str, ...]] = ()
     #: Values of the parameters that a constructor does not have.
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
-    #: Names of the parameters of the classes that one is made from, once looked up.
+    #: Names of the parameters of all base classes, cached by `_all_params`.
     _names_of_bases: ClassVar[frozenset[str]]
     run: Run | None = None
     device: str = "auto"
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        check_names(cls, params)  # here, since signatures are those of each __init__
+        # In __new__, since each class has an __init__ of its own.
+        check_names(cls, params)
         if args:
             check_n_positional(cls, args)
         made: Self = super().__new__(cls)
@@ -116,7 +117,7 @@ class BaseOnRows(BaseEstimator):
         translate_sklearn_errors(cls)
         inherit_documentation(cls)
 
-    # -- what every estimator of the package has ----------------------------------------------
+    # -- methods that transformers have, too ----------------------------------------------
 
     _doc_link_module = "daskml_dist"
     _doc_link_template = property(estimator_mixin.make_doc_link_template)
@@ -164,16 +165,16 @@ class BaseOnRows(BaseEstimator):
         return self
 
     def _check_no_stream(self, method: str) -> None:
-        """Check that no stream is open; estimators without streams have none."""
+        """Raise if a stream is open; by default an estimator has no streams."""
 
     @property
     def set_callbacks(self) -> Any:
-        """Nothing, so that scikit-learn's pipelines and searches do not hand on their callbacks.
+        """Raise, so that scikit-learn's pipelines and searches do not pass on their callbacks.
 
         Raises
         ------
         AttributeError
-            It names what takes its place.
+            Always; it names the parameter to use instead.
         """
         name = type(self).__name__
         ours = f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
@@ -186,16 +187,15 @@ class BaseOnRows(BaseEstimator):
 
     @classmethod
     def _get_param_names(cls) -> list[str]:
-        # A search asks thousands of times, and signatures are slow to read.
+        # Cached: a search asks thousands of times, and signatures are slow to inspect.
         if "_names_known" not in vars(cls):
             cls._names_known = tuple(super()._get_param_names())
         return list(cls._names_known)
 
     def _params(self) -> dict[str, Any]:
-        """Every parameter of a fit.
+        """Return every parameter of a fit, with defaults for those that the constructor lacks.
 
-        What a constructor does not have, an estimator of one's own may set as an attribute, of its
-        class too.
+        A user's own estimator may set those as attributes, of its class too.
         """
         own = {
             name: self._attribute_or_default(name, value) for name, value in self._defaults.items()
@@ -203,13 +203,13 @@ class BaseOnRows(BaseEstimator):
         return {**own, **self._all_params()}
 
     def _all_params(self) -> dict[str, Any]:
-        """Return the values of the parameters of this class and of the classes it is made from.
+        """Return the values of the parameters of this class and of its base classes.
 
         The constructor of a subclass may take fewer parameters than that of its base, to which it
-        gives the others: `get_params` knows its own alone.
+        passes the others: `get_params` returns only its own.
         """
         kind, values = type(self), vars(self)
-        if "_names_of_bases" not in vars(kind):  # signatures are slow to read
+        if "_names_of_bases" not in vars(kind):  # signatures are slow to inspect
             bases = [base for base in kind.__mro__[1:] if issubclass(base, BaseOnRows)]
             names = {name for base in bases for name in base._get_param_names()}
             kind._names_of_bases = frozenset(names)
@@ -217,14 +217,14 @@ class BaseOnRows(BaseEstimator):
         return {**inherited, **self.get_params(deep=False)}
 
     def _attribute_or_default(self, name: str, default: Any) -> Any:
-        """An attribute's value, of the estimator or its class; a method is none."""
+        """Return an attribute of the estimator or its class; the default for a descriptor."""
         if name in vars(self):
             return vars(self)[name]
         given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:
-        """Settings of the run that the user asked for, checked, and the estimator's flags."""
+        """Check the estimator's flags and `run`; return the settings of the run."""
         check_flags(self)
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
@@ -234,7 +234,7 @@ class BaseOnRows(BaseEstimator):
         aside: tuple[type, ...] = (),
         first: Sequence[object] = (),
     ) -> CallbackList:
-        """The user's callbacks, but for those of some classes, after those of `fit` itself."""
+        """Return the callbacks `first`, then the user's but for those of the classes `aside`."""
         params, name = self._params(), type(self).__name__
         return callback_list(
             params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first,
@@ -242,7 +242,7 @@ class BaseOnRows(BaseEstimator):
         )  # fmt: skip
 
     def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        """Return the inputs, with columns of X for their names and the target's shape unified."""
+        """Return the inputs: columns of X in place of their names, and y in its final shape."""
         if not self._needs_target:
             return take_named_columns(X, None, sample_weight)
         if y is None:
@@ -258,10 +258,10 @@ class BaseOnRows(BaseEstimator):
         return X, y, sample_weight
 
     def _check_target(self, y: Any) -> None:
-        """Check what can be told of a target at once."""
+        """Raise for a target in memory that cannot be learned; blocks are checked later."""
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
-        """The rows of a fit; without `reset`, they must have the features of the fit before."""
+        """Return the rows of a fit; without `reset`, they must have the last fit's features."""
         inputs = self._prepare_inputs(X, y, sample_weight)
         self._check_target(inputs[1])
         collection = self._align_inputs(*inputs)
@@ -285,16 +285,16 @@ class BaseOnRows(BaseEstimator):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Look at the rows; `classes` are those that the user names."""
+        """Summarise the rows in a pass over them; `classes` are those that the user names."""
         survey = job.summarize_rows()
         return DatasetInfo.of(survey, self._find_classes(survey, classes), class_weight, weighted)
 
     def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
-        """Sorted labels; None where y holds none."""
+        """Return the sorted labels; None if the target is no label."""
         return None
 
     def _html_repr(self) -> str:
-        """scikit-learn's diagram; after a fit with its history below."""
+        """Return scikit-learn's diagram; after a fit, with the history below it."""
         diagram: str = super()._html_repr()
         history = getattr(self, "history_", None)
         return diagram if history is None else f"{diagram}{history._repr_html_()}"
@@ -316,26 +316,26 @@ class BaseOnRows(BaseEstimator):
 
     @property
     def _row_shape(self) -> tuple[int, ...]:
-        """Shape of the rows of the fit."""
+        """Return the shape of a row of the fit."""
         shape: tuple[int, ...] = getattr(self, "row_shape_", (self.n_features_in_,))
         return shape
 
     def _set_row_shape(self, shape: tuple[int, ...]) -> None:
-        """Set what a fit knows of the shape of rows; features are counted as scikit-learn does."""
+        """Keep the shape of a row; its first axis counts as the features, as in scikit-learn."""
         if self._tensors:
             self.n_features_in_, self.row_shape_ = shape[0], shape
 
     @abstractmethod
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        """A picklable function from rows to raw predictions.
+        """Return a picklable function from rows to raw predictions.
 
-        Tensors come in the dtype that the user gives, which need not be that of the fit.
+        Rows that are tensors keep the user's dtype, which need not be that of the fit.
         """
 
     def _map_raw_predictions(
         self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
-        """Map `then(raw_prediction, out)` over the rows of X; None: the raw predictions."""
+        """Return outputs that `then(raw, out)` writes for the rows of X; None: raw predictions."""
         self._check_fitted(X)
         return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, then=then)
 
@@ -349,7 +349,7 @@ class BaseOnRows(BaseEstimator):
         row_shape: tuple[int, ...] | None = None,
         then: Callable[..., Any] | None = None,
     ) -> Any:
-        """Map a function over the rows of X, which have the shape of the fit's or `row_shape`."""
+        """Map a function over the rows of X, of `row_shape` (None: that of the fit)."""
         return map_rows(
             function,
             X,
@@ -364,17 +364,17 @@ class BaseOnRows(BaseEstimator):
     def _sum_over_blocks(
         self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any
     ) -> Any:
-        """``statistic(y, raw, weight)`` of all blocks, added; one pass, nothing gathered.
+        """Return the sum of ``statistic(y, raw, weight)`` over all blocks, in one pass.
 
-        `y` is None where the estimator has no target.
+        `y` is None if the estimator has no target.
         """
         inputs = self._prepare_inputs(X, y, sample_weight)
         self._check_fitted(inputs[0])
         collection = self._align_inputs(*inputs)
         self._check_width(collection)
         make, shape = collection.block_maker, self._row_shape
-        one = partial(_score_block, statistic, self._raw_prediction(), make, shape)
-        total = reduce_parts(collection, one, _total)
+        of_block = partial(_sum_block, statistic, self._raw_prediction(), make, shape)
+        total = reduce_parts(collection, of_block, _add_parts)
         if total is None:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the "
@@ -384,10 +384,10 @@ class BaseOnRows(BaseEstimator):
 
 
 class Supervised(BaseOnRows):
-    """Base class of estimators of your own that learn to predict a target.
+    """Base class of your own estimators that learn to predict a target.
 
-    The package's own classifiers and regressors ask for a target by the same attribute, so no
-    check of the class is needed.
+    It sets the attribute by which the package's classifiers and regressors require a target; they
+    need not derive from it.
 
     Examples
     --------
@@ -406,12 +406,13 @@ class Supervised(BaseOnRows):
     _needs_target = True
 
 
-def _total(parts: Sequence[Any]) -> Any:
+def _add_parts(parts: Sequence[Any]) -> Any:
+    """Return the sum of the parts that are not None; None if all are."""
     filled = [part for part in parts if part is not None]
     return reduce(add, filled) if filled else None
 
 
-def _score_block(
+def _sum_block(
     statistic: Callable[..., Any],
     raw: Callable[[Any], NDArray[Any]],
     make_block: Callable[..., Block],
@@ -419,7 +420,8 @@ def _score_block(
     index: int,
     *part: Any,
 ) -> Any:
-    """The statistic of a block; None where it has no rows."""
+    """Return the statistic of a block; None if it has no rows."""
+    # Raw predictions of a block are made in pieces of some rows: it may not fit in memory at once.
     block = make_block(index, *part, on_device=hasattr(raw, "on_device"))
     given, ones = block.sample_weight, np.empty(0)
     pieces: list[Any] = []
@@ -431,11 +433,11 @@ def _score_block(
             ones = np.ones(len(found))
         weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
         pieces.append(statistic(None if block.y is None else block.y[at], found, weight))
-    return _total(pieces)
+    return _add_parts(pieces)
 
 
 def as_columns(y: Any) -> Any:
-    """Targets; those of one column as one dimension, with scikit-learn's warning in memory."""
+    """Return targets, with one column as one dimension; in memory, with scikit-learn's warning."""
     if not is_dask(y):
         _check_not_sparse(y)
         if 0 in (columns := _columns_of(y)):
@@ -447,6 +449,7 @@ def as_columns(y: Any) -> Any:
 
 
 def _columns_of(y: Any) -> tuple[int, ...]:
+    """Return the shape of a row of `y`: ``()`` for one dimension."""
     if is_dataframe_like(y):
         return (len(y.columns),)
     try:
@@ -457,6 +460,7 @@ def _columns_of(y: Any) -> tuple[int, ...]:
 
 
 def _check_not_sparse(y: Any) -> None:
+    """Raise if `y` is a sparse matrix."""
     if hasattr(y, "tocsr"):
         raise InvalidDataError(
             "sparse multilabel-indicator for y is not supported. Pass y.toarray()."
@@ -464,12 +468,12 @@ def _check_not_sparse(y: Any) -> None:
 
 
 def as_column(y: Any) -> Any:
-    """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
+    """Return targets in memory as one column, with scikit-learn's warning for a matrix of one."""
     _check_not_sparse(y)
     y = copy_to_host(y)
     if is_dataframe_like(y) and len(y.columns) == 1:
         column_or_1d(np.empty((1, 1)), warn=True)
-        return y.iloc[:, 0]  # with its dtype, which may be one of pandas alone
+        return y.iloc[:, 0]  # a Series, which keeps a dtype that NumPy lacks
     if len(getattr(y, "shape", ())) == 2:
         try:
             return column_or_1d(y, warn=True)

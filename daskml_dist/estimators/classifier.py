@@ -1,4 +1,4 @@
-"""Base class of the classifiers: labels of raw predictions, and accuracy."""
+"""Base class of the classifiers: labels from raw predictions, and accuracy."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from daskml_dist.training.dataset_info import DataSummary
 
 __all__ = ["BaseClassifier"]
 
-#: Labels from which on blocks alone are checked.
-_MANY = 1 << 16
+#: Number of labels above which scikit-learn's check is left out, since blocks are checked too.
+_MAX_CHECKED_LABELS = 1 << 16
 
 
 class BaseClassifier(ClassifierMixin, BaseOnRows):
     """Base class of the classifiers: labels and accuracy, of rows in memory or lazily.
 
-    A raw prediction is one number a row, positive for the second of two classes, or one a class,
-    the largest for the likeliest.
+    Raw predictions are one number for each row, positive for the second of two classes, or one for
+    each class, the largest for the most likely.
 
     Examples
     --------
@@ -44,12 +44,12 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
 
     _classification = True
     _needs_target = True
-    #: Classes that the labels must hold at least.
+    #: Smallest number of classes that a fit takes.
     _min_classes: ClassVar[int] = 2
-    #: Whether rows may have several labels: then y has a column of 0 and 1 for each of these, and
-    #: so have predictions.
+    #: Whether rows may have several labels: `y` and predictions then have a column of 0 and 1 for
+    #: each label.
     _multi_label: ClassVar[bool] = False
-    #: Whether y of the fit had columns of labels.
+    #: Whether rows of the fit had several labels.
     _several = False
     classes_: NDArray[Any]
 
@@ -97,7 +97,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         return np.arange(n_columns)
 
     def _all_classes(self, classes: Any, first: bool) -> Any:
-        """The labels that ``partial_fit`` is to know: those named first, in each call."""
+        """Return the classes of ``partial_fit``: those of its first call, which is to name them."""
         if classes is None:
             if first:
                 raise InvalidParameterError(
@@ -122,7 +122,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         return labels
 
     def predict(self, X: Any) -> Any:
-        """Most likely labels.
+        """Return the most likely label of each row.
 
         Parameters
         ----------
@@ -131,24 +131,24 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         Returns
         -------
         ndarray or lazy dask Array of shape (n_rows,)
-            Of several outputs, (n_rows, n_outputs).
+            For several labels, (n_rows, n_labels).
         """
         self._check_fitted(X)
         write, dtype, n_outputs = self._labels_written()
         return self._map_raw_predictions(write, X, dtype, n_outputs)
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
-        """Picklable function from raw predictions to labels, their dtype, and how many columns."""
+        """Return a picklable function that writes labels, their dtype, and their columns."""
         if self._several:
             return _write_positive, np.dtype(np.int64), len(self.classes_)
         return partial(_write_labels, self.classes_), self.classes_.dtype, None
 
     def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
-        """Picklable function from labels, raw predictions and weights to all weight and hits'."""
-        return _all_hits if self._several else partial(_hits, self.classes_)
+        """Return a picklable function that sums the weight of all rows and that of correct ones."""
+        return _count_rows_all_right if self._several else partial(_count_right, self.classes_)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy, in one pass over the blocks; of several outputs, all must be right.
+        """Return the mean accuracy, in one pass; of several labels a row, all must be right.
 
         Parameters
         ----------
@@ -166,25 +166,30 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
 
 
 def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write 1 for each label of positive raw prediction to `out`, and 0 for the others."""
     out[...] = np.reshape(raw > 0, out.shape)
 
 
-def _all_hits(
+def _count_rows_all_right(
     y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return the weight of all rows, and of those whose labels are all predicted."""
     hits = ((raw.reshape(y.shape) > 0) == (y > 0)).all(axis=1)
     return np.array([weight.sum(), weight @ hits])
 
 
 @declare_independent_rows
 def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the label of each row's raw prediction to `out`."""
     best = raw > 0 if raw.ndim == 1 else raw.argmax(axis=1)
+    # mode="clip" writes to `out` directly; the default mode goes through a buffer.
     classes.take(best, out=out, mode="clip")
 
 
-def _hits(
+def _count_right(
     classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return the weight of all rows, and of those whose label is predicted."""
     if len(y) and (y.dtype.kind in "OUT") != (classes.dtype.kind in "OUT"):
         raise InvalidDataError(
             f"Labels to score are such as {y[0]!r}, and those of the fit such as {classes[0]!r}: "
@@ -199,11 +204,12 @@ def _hits(
 
 
 def _check_labels(y: Any) -> None:
+    """Raise if `y` in memory has labels that are missing, continuous, or of several types."""
     labels = convert_object_values(np.asarray(y))
-    if labels.ndim == 0:  # who takes its rows tells of its shape
+    if labels.ndim == 0:  # the error of a wrong shape is raised where rows are aligned
         return
-    # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
-    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
+    # Blocks are checked too; scikit-learn sorts all labels, which may take longer than the fit.
+    if len(labels) > _MAX_CHECKED_LABELS and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")

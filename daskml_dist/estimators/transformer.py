@@ -1,4 +1,4 @@
-"""Lifts transformers to Dask collections: scikit-learn works on each block, we merge."""
+"""scikit-learn's transformers on Dask collections: summaries of blocks are merged."""
 
 from __future__ import annotations
 
@@ -72,27 +72,27 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 class BlockTransformer(EstimatorMixin, BaseEstimator):
-    """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
+    """Base class that adds Dask collections to a transformer of scikit-learn, the class after it.
 
-    On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks
-    :meth:`_summarise` for a summary of each block, on the worker that holds it, merges these by
-    :meth:`_merge` and sets the fitted attributes in :meth:`_finish`; `transform` is lazy and
-    calls scikit-learn's for each block.
+    Rows in memory are left to scikit-learn's class. On a Dask collection, `fit` makes a summary of
+    each block (:meth:`_summarise`) on the worker that holds it, merges the summaries
+    (:meth:`_merge`) and sets the fitted attributes from the result (:meth:`_finish`); `transform`
+    is lazy and calls scikit-learn's for each block.
     """
 
     #: Whether the columns must be numbers.
     _numeric: ClassVar[bool] = True
-    #: Whether it takes rows of two dimensions, and no texts.
+    #: Whether X has two dimensions; False for texts and the like.
     _of_rows: ClassVar[bool] = True
-    #: Whether columns are known by their places alone, once their names are those of the fit.
+    #: Whether `transform` uses the position of a column and not its name, once names are checked.
     _by_place: ClassVar[bool] = True
-    #: What to do about a block that cannot be transformed.
+    #: Remedy that is added to the error for a block that cannot be transformed.
     _remedy: ClassVar[str] = ""
 
-    # -- what a transformer says of itself -------------------------------------------------------
+    # -- methods that a transformer defines -------------------------------------------------------
 
     def _read(self, X: Any) -> Any:
-        """A block as :meth:`_summarise` takes it."""
+        """Return a block as :meth:`_summarise` takes it."""
         return self._plain(X)
 
     def _plain(self, X: Any) -> Any:
@@ -105,23 +105,23 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self._plain(X)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        """Summary of a block that is not empty; `self` is an unfitted clone."""
+        """Return the summary of a block that is not empty; `self` is an unfitted clone."""
         raise NotImplementedError
 
     def _merge(self, summaries: list[Any]) -> Any:
-        """One summary of several; `self` is an unfitted clone."""
+        """Return one summary of several; `self` is an unfitted clone."""
         raise NotImplementedError
 
     def _finish(self, summary: Any) -> None:
-        """Set the fitted attributes."""
+        """Set the fitted attributes from the summary of all rows."""
         raise NotImplementedError
 
     def _sample(self, X: Any) -> Any:
-        """A row in memory that looks like those of X and that the fitted transformer takes."""
+        """Return a row in memory like those of X, which the fitted transformer takes."""
         return make_sample_row(X)
 
     def _keep(self, X: Any) -> None:
-        """Keep what is to be known of the rows in memory of a fit: by :meth:`_sample`, too."""
+        """Keep facts of the rows in memory of a fit that later calls need, such as their dtypes."""
         remember_dtypes(self, X)
 
     # -- fitting ---------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
-        """Fit to a Dask collection, which others may read at the same time."""
+        """Fit to a Dask collection, in passes that other fits may share."""
         self._check_parameters()
         refuse_sklearns_callbacks(self)
-        # What is learned of rows alone needs no target, which may have to be read for it.
+        # Summaries ignore the target, and to align it might read it.
         X_only, _, weight = take_named_columns(X, y, sample_weight)
         collection = as_collection(X_only, None, weight, numeric=self._numeric)
         found = yield from self._summary_of(collection)
@@ -174,7 +174,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             self._validate_params()
 
     def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
-        """Return the number of columns and the summary of all rows, of one pass."""
+        """Return the number of columns and the summary of all rows, from one pass."""
         plain = clone(self)
         found: tuple[int, Any] | None
         (found,) = yield [
@@ -188,6 +188,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return found
 
     def _set_features(self, found: tuple[int, Any], collection: Collection) -> None:
+        """Set the fitted attributes, and the number and names of the features."""
         check_declared_shape((found[0],), collection.row_shape)
         self.n_features_in_, summary = found
         self.__dict__.pop("feature_names_in_", None)
@@ -197,7 +198,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             self._finish(summary)
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
-        if collection.feature_names is not None:  # which scikit-learn drops for arrays
+        if collection.feature_names is not None:  # set again, if scikit-learn dropped them
             self.feature_names_in_ = collection.feature_names
 
     def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
@@ -216,7 +217,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self
 
     def _summary(self) -> Any:
-        """The summary that the fitted attributes were set from, where `partial_fit` needs it."""
+        """Return the summary that the fitted attributes came from, for `partial_fit`."""
         raise NotImplementedError
 
     # -- transforming ----------------------------------------------------------------------------
@@ -237,10 +238,10 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self._transformed(X)
 
     def _transformed(self, X: Any, **options: Any) -> Any:
-        """Rows transformed; scikit-learn's `options` are for rows in memory."""
+        """Return the transformed rows; scikit-learn's `options` are for rows in memory."""
         rows, at = X, self
         if type(X) is np.ndarray and X.dtype.kind not in "OmM":
-            pass  # the usual case
+            pass  # numbers in memory: no conversion
         elif (values := extract_few_rows(self, X, options)) is not None:
             rows, at = values, drop_feature_names(self)
         elif is_dask(X := convert_to_host(X)):
@@ -253,7 +254,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             return few
         try:
             if type(rows) is np.ndarray and returns_arrays(at):
-                kind: Any = type(at)  # of which mypy thinks that it has no hash
+                kind: Any = type(at)  # mypy takes the class for unhashable
                 return find_plain_transform(kind, BlockTransformer)(at, rows, **options)
             return super(BlockTransformer, at).transform(rows, **options)
         except (ValueError, TypeError) as error:
@@ -309,6 +310,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self.fit(X, y, **params).transform(X)
 
     def _map(self, method: str, X: Any) -> Any:
+        """Return the lazy results of a method for the blocks of a Dask collection."""
         check_fitted(self)
         is_forward = method == "transform"
         X = join_delayed(X, 2, getattr(self, "n_features_in_", np.nan))
@@ -323,13 +325,13 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return map_blocks(function, X, meta=meta)
 
     def _match_names(self, X: Any) -> Any:
-        """Check that X has the columns of the fit; return a copy for its blocks.
+        """Check that X has the columns of the fit; return a copy of this estimator for its blocks.
 
-        A later fit must not change what is lazy now.
+        A copy, so that a later fit does not change the results of lazy blocks.
         """
         check_feature_names(self, X, reset=False)
         estimator = copy.copy(self)
-        # What was warned of here is not warned of again for each block.
+        # The copy takes the names of X, so that blocks do not repeat the warning about them.
         if not _makes_frames(self):
             nameless = get_column_names(X) is not None
             check_feature_names(estimator, X[:0] if nameless else X, reset=True)
@@ -339,7 +341,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
     """Fit a transformer, or a pipeline of transformers, in passes that others may share.
 
-    Where it has a way of its own to read the rows, it does so while its turn lasts.
+    An estimator that reads rows in a way of its own does so when this generator reaches it.
     """
     if isinstance(estimator, Pipeline) and estimator.memory is None:
         steps = [step for _, step in estimator.steps if step not in (None, "passthrough")]
@@ -412,14 +414,14 @@ def _wrapped_by_theirs(method: Any) -> Any:
 
 
 def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that makes lazy frames of lazy rows; `plain` is it without a wrapper."""
+    """Return a method that makes lazy frames of lazy rows; `plain` is the unwrapped method."""
 
     @wraps(method)
     def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
         if not _makes_frames(self) or not is_dask(X := convert_to_host(X)):
             return method(self, X, *args, **params)
         found = plain(self, X, *args, **params)
-        # `fit_transform` ends in `transform`, and some make frames anyhow.
+        # `fit_transform` ends in `transform`, which has made the frame; some methods always do.
         if name == "fit_transform" or is_dask_frame(found):
             return found
         return answer_lazily(self, name, X, params)
@@ -429,12 +431,12 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
 
 
 def _makes_frames(transformer: Any) -> bool:
-    """Tell whether ``set_output`` asks a transformer for dataframes."""
+    """Return whether ``set_output`` asks a transformer for dataframes."""
     return bool(get_output_config("transform", transformer)["dense"] != "default")
 
 
 class CopyingTransformer(BlockTransformer):
-    """Base class of those that may write into rows in memory."""
+    """Base class of transformers that may write to rows in memory, with a parameter `copy`."""
 
     def transform(self, X: Any, copy: bool | None = None) -> Any:
         """Transform rows; lazily, block by block, where X is a Dask collection.
@@ -443,8 +445,8 @@ class CopyingTransformer(BlockTransformer):
         ----------
         X : as in :meth:`fit`
         copy : bool or None, default=None
-            Whether rows in memory are left as they are; None: as the constructor says. Those of
-            Dask collections always are.
+            Whether rows in memory are left unchanged; None: as the constructor says. Rows of Dask
+            collections always are.
 
         Returns
         -------
@@ -453,16 +455,17 @@ class CopyingTransformer(BlockTransformer):
         return self._transformed(X, copy=copy)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
-        """Undo :meth:`transform`, which tells of `copy`; lazily where X is a Dask collection."""
+        """Undo :meth:`transform`, with its `copy`; lazily where X is a Dask collection."""
         return self._inverted(X, copy=copy)
 
 
 def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
-    """Answer the rows of a Dask collection by a method of a fitted estimator, block by block."""
+    """Return the lazy results of an estimator's method for the blocks of a Dask collection."""
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
     rows = convert_named_columns(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
-    # A later fit must not change what is lazy now, and a task starts no processes.
+    # A copy, so that a later fit does not change lazy results; n_jobs=None, so that a task starts
+    # no processes.
     kept = copy.copy(estimator)
     if hasattr(kept, "n_jobs"):
         kept.n_jobs = None
@@ -475,10 +478,12 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
 
 
 def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
+    """Return the result of an estimator's method for a block."""
     return getattr(estimator, name)(X, **params)
 
 
 def _call(estimator: Any, method: str, X: Any) -> Any:
+    """Return the result of a method for a block; an error names the remedy of the transformer."""
     prepare = estimator._rows_to_transform if method == "transform" else estimator._plain
     try:
         return getattr(estimator, method)(prepare(X))
@@ -490,7 +495,7 @@ def _call(estimator: Any, method: str, X: Any) -> Any:
 def _summary_of(
     plain: BlockTransformer, index: int, X: Any, y: Any, sample_weight: Any
 ) -> tuple[int, Any] | None:
-    """Number of columns and summary of a block, None for an empty one."""
+    """Return the number of columns and the summary of a block; None for an empty one."""
     if X.shape[0] == 0:
         return None
     X, y, sample_weight = map(copy_to_host, (X, y, sample_weight))
@@ -509,6 +514,7 @@ def _summary_of(
 
 
 def _merged(plain: BlockTransformer, found: list[tuple[int, Any] | None]) -> tuple[int, Any] | None:
+    """Return the merged results of :func:`_summary_of`; None if all blocks are empty."""
     full = [part for part in found if part is not None]
     if len(full) < 2:
         return full[0] if full else None

@@ -42,10 +42,10 @@ class ElasticNet(BaseLeastSquares):
         Share of l1.
     fit_intercept : bool, default=True
     precompute, copy_X
-        Accepted for scikit-learn's interface, without effect: the Gram matrix is always made, of
-        the rows as they are, and rows are never written to.
+        Accepted for scikit-learn's interface, without effect: the Gram matrix is always computed,
+        and rows are never written to.
     max_iter : int, default=1000
-        Cycles over the features at most; none of them reads a row.
+        Most cycles over the features; none of them reads a row.
     tol : float, default=1e-4
         Coordinate descent stops once the duality gap is at most `tol` times the mean squared
         (centred) target.
@@ -54,9 +54,9 @@ class ElasticNet(BaseLeastSquares):
     positive : bool, default=False
         No coefficient is negative.
     random_state : int, RandomState or None, default=None
-        Of the features drawn, for ``selection="random"``.
+        Seed of the order of the features, for ``selection="random"``.
     selection : {"cyclic", "random"}, default="cyclic"
-        Which feature comes next.
+        Order in which coefficients are updated.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class ElasticNet(BaseLeastSquares):
 
     @property
     def sparse_coef_(self) -> Any:
-        """`coef_` as a sparse matrix."""
+        """Return `coef_` as a sparse matrix."""
         return sparse.csr_matrix(self.coef_)
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -198,7 +198,7 @@ class Lasso(ElasticNet):
     """Linear regression with an l1 penalty, in one pass over the rows.
 
     Minimises half the mean squared error plus ``alpha * |w|_1``: an
-    :class:`~daskml_dist.linear_model.ElasticNet` of which all is l1.
+    :class:`~daskml_dist.linear_model.ElasticNet` with ``l1_ratio=1``.
 
     Attributes
     ----------

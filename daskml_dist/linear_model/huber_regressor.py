@@ -1,4 +1,4 @@
-"""`HuberRegressor`."""
+"""Huber regression, with the scale of the residuals as a parameter of the fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     Parameters
     ----------
     epsilon : float, default=1.35
-        Residuals of more than so many scales are outliers; at least 1.
+        Residuals of more than `epsilon` scales are outliers; at least 1.
     max_iter : int, default=100
         Iterations of L-BFGS at most.
     alpha : float, default=0.0001
@@ -51,11 +51,11 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         Each target is fitted as if it were alone.
     intercept_ : float or ndarray of shape (n_targets,)
     scale_ : float or ndarray of shape (n_targets,)
-        What residuals are measured in.
+        Scale of the residuals, by which Huber's loss divides them.
     n_iter_ : int
         Iterations of the solver.
     outliers_ : ndarray of bool of shape (n_rows,) or (n_rows, n_targets), or None
-        Rows further off than ``epsilon * scale_``. None where the rows are a Dask collection:
+        Rows with a residual beyond ``epsilon * scale_``. None where the rows are a Dask collection:
         ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
 
     Examples
@@ -114,6 +114,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         self.outliers_ = None  # `fit` tells, of rows in memory
 
     def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
+        """Return the mask of the outliers of rows in memory; None for a Dask collection."""
         if is_dask(X) or is_dask(y):
             return None
         predicted = self.predict(X)
@@ -138,7 +139,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         return combine_target_problems(problems, survey.n_targets)
 
     def _last_scales(self, shape: tuple[int, int]) -> NDArray[np.float64]:
-        """Scales to start from: the last fit's, where it is gone on from."""
+        """Return the scales to start from: the last fit's with `warm_start`, else 1."""
         if self.warm_start and hasattr(self, "coef_") and self._matrix().shape == shape:
             return np.atleast_1d(self.scale_)
         return np.ones(shape[1])
@@ -146,8 +147,10 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def _problem_of(
         self, rows: DatasetInfo, survey: DataSummary, scale: float
     ) -> tuple[LinearModel, Solver]:
+        """Return the model and the solver of one target, which start from a scale."""
         fit_intercept = bool(self.fit_intercept)
-        # Huber's loss, unlike the name of this one, begins at the median.
+        # Targets are shifted by their median, as for Huber's loss; the solver has the loss itself,
+        # and the model a squared error.
         shift = make_target_shift(Huber(), fit_intercept, survey)
         model = LinearModel(self._loss(), survey.n_features, 0, fit_intercept, target_shift=shift)
         solver = HuberScale(

@@ -1,4 +1,4 @@
-"""`LinearRegression`."""
+"""Ordinary least squares from one reduction of the rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class LinearRegression(BaseLeastSquares):
     """Ordinary least squares, in one pass over the rows.
 
     The Gram matrix is summed over all rows in their own dtype. Where that leaves fewer than half
-    the digits (nearly dependent features, or means far from zero), the rows are looked at again:
-    in float64, about their means, and where that is not enough through the inverse of the factor
-    found (shifted CholeskyQR, Fukaya et al. 2020), which is as exact as an orthogonal
-    factorisation of all rows. Of dependent features, the solution of least norm is taken.
+    the digits (nearly dependent features, or means far from zero), the rows are read again: in
+    float64, about their means, and if that is not enough, multiplied by the inverse of the Cholesky
+    factor found so far (shifted CholeskyQR, Fukaya et al. 2020), which is as exact as an orthogonal
+    factorisation of all rows. For dependent features, the solution of least norm is returned.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ class LinearRegression(BaseLeastSquares):
         Accepted for scikit-learn's interface, without effect: rows are never written to, and
         workers have the threads that the cluster gives them.
     tol : float, default=1e-6
-        Singular values below this share of the largest count as zero. Of sparse rows, so do
-        those too small for one look to tell from zero (about 1e-6 for a thousand features).
+        Singular values below this share of the largest count as zero. For sparse rows, so do those
+        that one pass cannot tell from zero (about 1e-6 of the largest for a thousand features).
     positive : bool, default=False
         No coefficient is negative (dense rows only).
 
@@ -41,7 +41,8 @@ class LinearRegression(BaseLeastSquares):
     coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for y of two dimensions
     intercept_ : float or ndarray of shape (n_targets,)
     rank_ : int
-        Of X, centred where there is an intercept. Of dense rows without `positive`, as the next.
+        Rank of X, centred if an intercept is fitted. Set for dense rows without `positive`, like
+        the next.
     singular_ : ndarray of float64 of shape (min(n_rows, n_features),)
         Singular values of X.
 

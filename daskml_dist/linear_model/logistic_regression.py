@@ -1,4 +1,4 @@
-"""`LogisticRegression`."""
+"""Logistic regression by round solvers over sums of all rows."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LogisticRegression"]
 
-#: scikit-learn's solvers that are served by L-BFGS.
+#: Names of scikit-learn's solvers for which L-BFGS is used.
 _SERVED = ("liblinear", "newton-cg", "sag", "saga")
-#: Words of scikit-learn for a solver that has not converged, where they are the solver's own.
+#: scikit-learn's warnings for solvers that have one of their own for a lack of convergence.
 _FAILURES = {
     "liblinear": "Liblinear failed to converge, increase the number of iterations",
     "newton-cholesky": "Newton solver did not converge after {1} iterations",
     "sag": "The max_iter was reached which means the coef_ did not converge",
     "saga": "The max_iter was reached which means the coef_ did not converge",
 }
-#: Those of them without an l1 part, as in scikit-learn.
+#: Names among `_SERVED` that take no l1 penalty, as in scikit-learn.
 _L2_ALONE = ("newton-cg", "sag")
 
 
 class LogisticRegression(LinearClassifier, BaseRounds):
-    """Logistic regression to the optimum: the solver asks for sums over all rows, round by round.
+    """Logistic regression to the optimum, by solvers that sum over all rows in each round.
 
     The objective is scikit-learn's: ``C`` times the sum of the rows' losses, plus half the squared
     norm of the coefficients (l2) or their absolute sum (l1). The intercept is not penalised.
@@ -75,9 +75,9 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     solver : {"lbfgs", "newton-cholesky", "boosting", "liblinear", "newton-cg", "sag", "saga"}, \
             default="lbfgs"
         ``"newton-cholesky"`` takes few passes and suits many rows and few features (and classes):
-        its sums are the square of their number. See :mod:`daskml_dist.solvers`. The last four are
-        scikit-learn's: ``"lbfgs"`` serves them, to the same optimum. That of ``"liblinear"``, of
-        two classes, has the intercept in the penalty.
+        its sums grow with the square of their number. See :mod:`daskml_dist.solvers`. The last four
+        are scikit-learn's names: ``"lbfgs"`` is used in their place, to the same optimum. That of
+        ``"liblinear"``, for two classes only, has the intercept in the penalty.
     max_iter : int, default=100
         Iterations of the solver at most.
     warm_start : bool, default=False
@@ -163,6 +163,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self._warn_of_contradictions()
 
     def _check_solver(self) -> None:
+        """Raise for a penalty that the solver does not take, with scikit-learn's words first."""
         if self.penalty == "elasticnet" and self.l1_ratio is None:
             raise InvalidParameterError(
                 "l1_ratio must be specified when penalty is elasticnet. Use a number from 0 to 1."
@@ -198,10 +199,11 @@ class LogisticRegression(LinearClassifier, BaseRounds):
             )
 
     def _solver(self) -> type[PenalisedSolver]:
+        """Return the class of the solver that is used."""
         return get_solver("lbfgs" if self.solver in _SERVED else self.solver)
 
     def _warn_of_contradictions(self) -> None:
-        """Say which of two parameters counts."""
+        """Warn if `penalty` contradicts `l1_ratio` or `C`, and say which of them counts."""
         name, ratio, text = self.penalty, self.l1_ratio or 0.0, ""
         if name == "elasticnet" and ratio == 0:
             text = "is the l2 penalty. Set l1_ratio above 0 for an elastic net"
@@ -226,6 +228,9 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         warnings.warn(text, stacklevel=user_stack_level())
 
     def _strengths(self, weight_sum: float) -> Penalty:
+        """Return the penalty of the mean objective, given the sum of the rows' weights."""
+        # C multiplies the sum of the losses: divided by C and the weights, the objective has their
+        # mean, and the penalty this strength.
         alpha = 1.0 / (float(self.C) * weight_sum)
         ratio = 0.0 if self.l1_ratio is None else self.l1_ratio
         name = "elasticnet" if self.penalty in ("auto", "deprecated") else self.penalty

@@ -1,4 +1,4 @@
-"""`Ridge`."""
+"""Ridge regression from one reduction of the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["Ridge"]
 
-#: Solvers, and how each solves the few rows that are left; "lbfgs" stands for `positive`.
+#: Names of scikit-learn's solvers, and the method of each for the reduced problem, of as many
+#: rows as features. All are exact; "lbfgs" is the name that goes with `positive`.
 _SOLVERS = {
     "auto": "auto",
     "svd": "svd",
@@ -35,13 +36,13 @@ class Ridge(BaseLeastSquares):
     """Least squares with a squared-norm penalty, in one pass over the rows.
 
     Minimises ``|X w - y|^2 + alpha |w|^2``; the intercept is not penalised. As in
-    :class:`~daskml_dist.linear_model.LinearRegression`, the rows are looked at again where the
-    first look, in their own dtype, leaves too few digits.
+    :class:`~daskml_dist.linear_model.LinearRegression`, the rows are read again if the first pass,
+    in their own dtype, leaves too few digits.
 
     Parameters
     ----------
     alpha : float or ndarray of shape (n_targets,), default=1.0
-        Strength of the penalty, of each target where it is an array.
+        Strength of the penalty; an array has one for each target.
     fit_intercept : bool, default=True
     copy_X, max_iter, tol, random_state
         Accepted for scikit-learn's interface, without effect: rows are never written to, and
@@ -49,9 +50,9 @@ class Ridge(BaseLeastSquares):
     solver : {"auto", "svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"}, \
             default="auto"
         How the problem is solved once the rows are reduced to as many as there are features.
-        ``"auto"``: Cholesky, and singular values where the rows had to be looked at again. The
-        iterative ones of scikit-learn are served by this as well: it is exact. ``"lbfgs"`` stands
-        for ``positive=True``, whose solution is found by an active set.
+        ``"auto"``: Cholesky, and singular values if the rows had to be read again. The names of
+        scikit-learn's iterative solvers do the same, which is exact. ``"lbfgs"`` goes with
+        ``positive=True``, whose solution is found by an active set.
     positive : bool, default=False
         No coefficient is negative.
 
@@ -62,7 +63,7 @@ class Ridge(BaseLeastSquares):
     n_iter_ : None
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
-        The one asked for; that used, for ``"auto"``.
+        `solver`; the one that was used if that is ``"auto"``, or with `positive`.
 
     Examples
     --------
@@ -138,7 +139,7 @@ class Ridge(BaseLeastSquares):
                 "Number of targets and number of penalties do not correspond: "
                 f"{len(alpha)} != {model.width}. Pass one alpha, or one for each target."
             )
-        # Rows' weights have mean 1 here.
+        # The fit scales weights to a mean of 1, and so the sum over rows: alpha is scaled alike.
         alpha = np.broadcast_to(alpha * (rows.survey.n_rows / rows.weight_sum), model.width)
         return model, RidgeLeastSquares(
             alpha=alpha,

@@ -1,4 +1,4 @@
-"""`RidgeClassifier`."""
+"""Classification by ridge regression to the signs of labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["RidgeClassifier", "check_weights_of_labels", "make_sign_model"]
 
 
 def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:
-    """Check that rows of several labels, of `n_columns` columns of y, have no class weights."""
+    """Raise for class weights where rows have several labels (`n_columns` is not None)."""
     if n_columns is not None and class_weight is not None:
         raise InvalidParameterError(
             f"class_weight={class_weight!r}: rows of several labels have no class. Leave "
@@ -45,9 +45,9 @@ def make_sign_model(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
 class RidgeClassifier(LinearClassifier, BaseRounds):
     """Classification by ridge regression to the signs of labels, in one pass over the rows.
 
-    Each class has a target, 1 for its rows and -1 for others (two classes have one between them);
-    the label of the largest prediction is the answer. Rows may have several labels: then y has a
-    column of 0 and 1 for each, and so have predictions.
+    Each class has a target, 1 for its rows and -1 for others (two classes share one); the label of
+    the largest prediction is predicted. Rows may have several labels: `y` and predictions then have
+    a column of 0 and 1 for each.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     copy_X, max_iter, tol, random_state
         Without effect, as rows are never changed and solvers do not iterate over them.
     class_weight : dict, "balanced" or None, default=None
-        None where rows have several labels.
+        Must be None where rows have several labels.
     solver : {"auto", "cholesky", "svd", "lbfgs"}, default="auto"
         As in :class:`~daskml_dist.linear_model.Ridge`.
     positive : bool, default=False
@@ -71,7 +71,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     n_iter_ : None
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
-        The one used.
+        The solver that was used.
 
     Examples
     --------
@@ -142,14 +142,14 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         return self._ridge()._problem(rows)
 
     def _ridge(self) -> Ridge:
-        """The regression, which has the same parameters."""
+        """Return the regression that solves, with the same parameters."""
         known = Ridge().get_params(deep=False)
         given = self._all_params()
-        return _ToSigns(**{name: value for name, value in given.items() if name in known})
+        return _SignRidge(**{name: value for name, value in given.items() if name in known})
 
 
-class _ToSigns(Ridge):
-    """Ridge to the signs of labels."""
+class _SignRidge(Ridge):
+    """Ridge regression to the signs of labels."""
 
     def _model(self, rows: DatasetInfo) -> LinearModel:
         return make_sign_model(rows, bool(self.fit_intercept))

@@ -29,22 +29,22 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         ``"squared_epsilon_insensitive"``, of targets -1 and +1.
     fit_intercept : bool, default=True
     epsilon : float, default=0.1
-        Of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"``.
+        Threshold of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"``.
     n_jobs : int or None, default=None
         Accepted for scikit-learn's interface, without effect: workers have the threads that the
         cluster gives them.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
-        rate that suits them, whatever the units of the features, see :doc:`/defaults`. What goes on
-        from a fit (`warm_start`), or starts at `coef_init`, has the optimizer's own rate;
-        :meth:`partial_fit` and :meth:`stream` with Adagrad one that goes by the size of the first
-        rows: 4 / (1 + sum of the sizes of a row's entries), 0.5 at most. A number, a schedule, or
-        an `eta0` starts from zero. See :mod:`daskml_dist.schedules`.
+        rate that suits them, whatever the units of the features, see :doc:`/defaults`. A fit that
+        goes on from another (`warm_start`), or starts at `coef_init`, has the optimizer's own rate;
+        :meth:`partial_fit` and :meth:`stream` with Adagrad have a rate for the size of the first
+        rows: 4 / (1 + sum of the sizes of a row's entries), at most 0.5. With a number, a schedule,
+        or an `eta0`, a fit starts from zero. See :mod:`daskml_dist.schedules`.
         ``"adaptive"`` keeps a rate while the loss (or the validation score) gets better by `tol`,
-        else goes on with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"`` are
+        then goes on with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"`` are
         refused: their steps are of single rows.
     power_t : float, default=0.5
-        Of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
+        Exponent of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker.
 

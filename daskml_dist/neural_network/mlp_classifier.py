@@ -24,20 +24,20 @@ __all__ = ["MLPClassifier"]
 class MLPClassifier(BaseClassifier, BaseMLP):
     """Multi-layer perceptron for classification, of one label a row or several.
 
-    scikit-learn's parameters and attributes, on rows anywhere, under every policy.
+    It has scikit-learn's parameters and attributes, and takes Dask collections and any policy.
 
     Parameters
     ----------
     alpha : float, default=0.0001
-        Strength of the l2 penalty of the weights, over the rows of a batch (of ``"lbfgs"``, over
-        all rows), as in scikit-learn. Intercepts are not penalised.
+        Strength of the l2 penalty of the weights, divided by the rows of a batch (with ``"lbfgs"``,
+        by all rows), as in scikit-learn. Intercepts are not penalised.
     beta_1, beta_2, epsilon : float, default=0.9, 0.999, 1e-8
-        Of Adam.
+        Parameters of Adam.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        Of several labels a row, the numbers of the columns of y.
+        For several labels a row, the indices of the columns of y.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`MLPRegressor`."""
+"""Multi-layer perceptron for regression."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["MLPRegressor"]
 class MLPRegressor(NetworkRegressor, BaseMLP):
     """Multi-layer perceptron for regression, of one target or several.
 
-    scikit-learn's parameters and attributes, on rows anywhere, under every policy.
+    It has scikit-learn's parameters and attributes, and takes Dask collections and any policy.
 
     Parameters
     ----------
     loss : str or Loss, default="squared_error"
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
     alpha : float, default=0.0001
-        Strength of the l2 penalty of the weights, over the rows of a batch (of ``"lbfgs"``, over
-        all rows), as in scikit-learn. Intercepts are not penalised.
+        Strength of the l2 penalty of the weights, divided by the rows of a batch (with ``"lbfgs"``,
+        by all rows), as in scikit-learn. Intercepts are not penalised.
     beta_1, beta_2, epsilon : float, default=0.9, 0.999, 1e-8
-        Of Adam.
+        Parameters of Adam.
 
     Examples
     --------
@@ -128,6 +128,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         return rows.survey.n_targets or 1
 
     def _out_activation(self, model: MLP) -> str:
+        # The inverse link is either the identity or the exponential: exp(1) is not 1.
         link = self._loss().inverse_link
         return "identity" if link(np.ones(1))[0] == 1 else "exp"
 

@@ -61,9 +61,9 @@ class FittedFactors:
     user_biases, item_biases : ndarray of shape (n_users,), (n_items,), or None
         None: there are none.
     default : float
-        Score of a pair of which nothing is known, and to which biases are added.
+        Score of a pair of unseen ids, to which biases are added.
     link : callable or None
-        What makes predictions of scores, without changing their order; None: they are.
+        Increasing function from scores to predictions; None: the identity.
     """
 
     user_ids: NDArray[Any]
@@ -123,20 +123,24 @@ class FittedFactors:
 
 
 def _compute_cosines(factors: NDArray[Any], at: int) -> NDArray[Any]:
-    lengths = np.linalg.norm(factors, axis=1)
+    """Return the cosines of row `at` to all rows; -inf for a row of zeros."""
+    norms = np.linalg.norm(factors, axis=1)
     products = factors @ factors[at]
-    whole = np.where(lengths > 0, lengths, 1) * max(lengths[at], 1e-300)
-    return np.where(lengths > 0, products / whole, -np.inf)
+    # If row `at` itself is zero, so are its products: 0 / 1e-300 is 0, and no warning.
+    denominators = np.where(norms > 0, norms, 1) * max(norms[at], 1e-300)
+    return np.where(norms > 0, products / denominators, -np.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class SeenItems:
-    """Items that users have rated.
+    """Items that users have rated, in the layout of a CSR matrix.
 
     Parameters
     ----------
     indptr : ndarray of int64 of shape (n_users + 1,)
+        Those of user u lie from ``indptr[u]`` to ``indptr[u + 1]``.
     items : ndarray of int32
+        Positions of items, user by user.
     """
 
     indptr: NDArray[np.int64]
@@ -183,17 +187,18 @@ def find_best_items(
 
 
 def find_highest_scores(scores: NDArray[Any], n: int) -> tuple[Positions, Positions, NDArray[Any]]:
-    """Return rows, columns and values of the n highest finite scores of each row, falling."""
+    """Return rows, columns and values of the n highest finite scores of each row, descending."""
     n = min(n, scores.shape[1])
-    # Select first, sort the selected ones after: n log n of few instead of all.
-    some = np.argpartition(-scores, n - 1, axis=1)[:, :n] if n < scores.shape[1] else None
-    if some is None:
-        some = np.broadcast_to(np.arange(n), (len(scores), n))
-    # Of equal scores the first item comes first.
-    some = np.sort(some, axis=1)
-    values = np.take_along_axis(scores, some, axis=1)
+    # Select the n highest in linear time, and sort only these.
+    if n < scores.shape[1]:
+        selected = np.argpartition(-scores, n - 1, axis=1)[:, :n]
+    else:
+        selected = np.broadcast_to(np.arange(n), (len(scores), n))
+    # Among the selected, equal scores are in the order of the columns.
+    selected = np.sort(selected, axis=1)
+    values = np.take_along_axis(scores, selected, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
-    items, best = (np.take_along_axis(a, order, axis=1) for a in (some, values))
+    items, best = (np.take_along_axis(a, order, axis=1) for a in (selected, values))
     rows, columns = np.nonzero(np.isfinite(best))
     return rows, items[rows, columns], best[rows, columns]
 

@@ -20,8 +20,8 @@ __all__ = ["ClusterRatingSteps"]
 class ClusterRatingSteps(ClusterSteps):
     """Steps of factors by lanes on workers; the client has the ids, and draws items for all lanes.
 
-    Where there is no room for ids that come, the client fetches the state and other lanes begin
-    with it and twice the room, so that this is seldom.
+    If new ids need more rows than are reserved, the client fetches the state, and new lanes begin
+    with it and twice the rows, so that this is rare.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ClusterRatingSteps(ClusterSteps):
         if (sizes := self._base.find_sizes_needed(ratings)) is not None:
             self._grow(*sizes)
         self._base.number_rows(rows, ratings)
-        # Whoever learns the call, and learns it again, has the same ones.
+        # Drawn here and sent along: a call that is repeated after a loss has the same items.
         rows.X = self._base.draw_items_of_steps(
             rows, block.n_rows, self._before + self._course.next
         )
@@ -56,6 +56,6 @@ class ClusterRatingSteps(ClusterSteps):
             self._go_on(base.fit, base.shard.state())
 
     def reset(self, parameters: bool) -> None:
-        """As in :class:`ClusterSteps`."""
+        """Reset as :class:`ClusterSteps` does; draws then go on from step 0."""
         super().reset(parameters)
         self._before = -self._course.next

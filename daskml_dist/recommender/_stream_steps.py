@@ -59,7 +59,7 @@ class RatingSteps(Steps):
     fit : FitSpec
         Of one lane, with reserved rows.
     batch_rows : int or None
-    ids : tuple of Ids
+    ids : tuple of NumberedIds
         Of users and items.
     grown : callable
         Called with the fit that has more rows.
@@ -76,7 +76,7 @@ class RatingSteps(Steps):
         self.fit, self.ids, self._grown = fit, ids, grown
 
     def take(self, rows: BatchRows, block: Any) -> float:
-        """As in :class:`Steps`; the ratings are numbered first."""
+        """Number the ratings, reserve more rows if needed, and take a step; return its loss."""
         if (sizes := self.find_sizes_needed(block)) is not None:
             self.grow_parameters(*sizes)
         self.number_rows(rows, block)
@@ -86,10 +86,12 @@ class RatingSteps(Steps):
         """Return the numbers of users and items to reserve for a call; None where it has room."""
         there = self._model.n_users, self._model.n_items
         both = list(zip(self.ids, block.entries.ids, there, strict=True))
+        # There is room even if all ids of the call are new: no need to look them up.
         if all(len(own) + len(given) <= room for own, given, room in both):
             return None
-        most = [own.count_with_new(given) for own, given, _ in both]
-        users, items = (room if n <= room else 2 * n for n, room in zip(most, there, strict=True))
+        needed = [own.count_with_new(given) for own, given, _ in both]
+        # Doubled, so that moving the parameters costs a constant for each id.
+        users, items = (room if n <= room else 2 * n for n, room in zip(needed, there, strict=True))
         return None if (users, items) == there else (users, items)
 
     def grow_parameters(self, n_users: int, n_items: int) -> None:
@@ -104,6 +106,7 @@ class RatingSteps(Steps):
             for name, array in opt_state.items():
                 array[to : to + n] = old.opt_state[name][start : start + n]
         shard = Shard(work.rule, ShardState(w, opt_state, old.step, old.rows))
+        # All or none of the attributes change, wherever the user interrupts.
         with Interrupts() as interrupts, interrupts.held():
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
             self._grown(fit)
@@ -119,6 +122,7 @@ class RatingSteps(Steps):
         y = np.ones(len(users)) if values is None else values.astype(np.float64)
         rows.X = np.stack([users, items + self._model.n_users], axis=1)
         rows.y = self._model.encode(y, None, self.shard.w.dtype)
+        # Negatives are drawn among items that have come, not among reserved rows.
         self._model = replace(self._model, n_drawn=len(self.ids[1]))
 
     def draw_items_of_steps(self, rows: BatchRows, n_rows: int, step: int) -> Any:
@@ -141,7 +145,7 @@ def reserve_rows(fit: FitSpec, n_users: int, n_items: int) -> FitSpec:
     model = replace(model, n_users=sizes[0], n_items=sizes[1])
     n = model.parameters.shape[0]
     (group,) = fit.steps.rule.groups
-    # A step touches few of the rows, so sparse steps pay whatever their number.
+    # Sparse updates: a step touches few of the rows, however many are reserved.
     rule = replace(
         fit.steps.rule, groups=(replace(group, stop=n, n_penalised=n),), coordinates=True
     )
@@ -150,7 +154,7 @@ def reserve_rows(fit: FitSpec, n_users: int, n_items: int) -> FitSpec:
 
 @dataclass
 class StartedRatingStream(StartedStream):
-    """A stream of ratings that has been planned by its first ones.
+    """Stream of ratings, planned by its first call.
 
     Parameters
     ----------
@@ -161,7 +165,7 @@ class StartedRatingStream(StartedStream):
     ids: tuple[NumberedIds, NumberedIds]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of any stream, with the ids so far and the numbers of reserved rows."""
+        """Return what a checkpoint holds of a stream, with the ids so far and the reserved rows."""
         model: Any = self.fit.steps.model
         ids = [ids_to_json(own.array) for own in self.ids]
         room = [model.n_users, model.n_items]
@@ -213,10 +217,11 @@ class NumberedIds:
         return found
 
     def count_with_new(self, ids: NDArray[Any]) -> int:
-        """Return how many ids there would be with some more, which are distinct."""
+        """Return the number of ids after `ids`, which are distinct, would be added."""
         return len(self) + sum(key not in self._numbers for key in ids.tolist())
 
     def _add(self, ids: NDArray[Any]) -> None:
+        """Give new ids the next numbers."""
         self._parts.append(ids)
         start = len(self)
         self._numbers.update((key, start + i) for i, key in enumerate(ids.tolist()))
@@ -230,7 +235,7 @@ class NumberedIds:
 
 
 def ids_to_json(ids: NDArray[Any]) -> dict[str, Any]:
-    """Return ids as JSON can hold them."""
+    """Return ids as an object for JSON; raise for bytes."""
     if ids.dtype.kind == "M":
         return {"dtype": ids.dtype.str, "ids": ids.view(np.int64).tolist()}
     found = ids.tolist()

@@ -29,7 +29,7 @@ __all__ = ["StreamedFactors"]
 
 
 class StreamedFactors(BaseSteps):
-    """Estimator of factors that can learn from a stream of ratings.
+    """Base class of estimators of factors that can learn from a stream of ratings.
 
     Users and items that come later get factors of their own.
     """
@@ -82,7 +82,7 @@ class StreamedFactors(BaseSteps):
         model: Any = fit.steps.model
         w = model.init(fit.work.seed, fit.rows.dtype)
         opt_state = fit.steps.rule.init(w)
-        # Of another optimizer the state is of no use: it begins anew.
+        # The state of another optimizer cannot be used: it begins anew.
         same = opt_state.keys() == state.opt_state.keys()
         n = len(ids[0])
         for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
@@ -121,7 +121,7 @@ class StreamedFactors(BaseSteps):
         ready: Callable[[FitSpec], FitSpec],
         seen: float,
     ) -> StartedRatingStream:
-        """Plan a fit to some ratings, and let `ready` put it where the stream is."""
+        """Return the stream planned by some ratings, whose fit `ready` moves to the stream."""
         from daskml_dist.recommender._stream_steps import RatingSteps, StartedRatingStream
         from daskml_dist.streaming.start import (
             check_stream_settings,
@@ -194,7 +194,7 @@ class StreamedFactors(BaseSteps):
         estimator: Any = self
         estimator._set_learned(state, model, started.rows)
         estimator.n_iter_, estimator.t_ = 1, started.n_seen(progress)
-        self.__dict__.pop("_given", None)  # what was seen since is not kept
+        self.__dict__.pop("_given", None)  # incomplete: a stream does not keep its ratings
 
 
 def _open_cluster_steps(client: Any, plan: Any, fit: FitSpec, steps: Any) -> Any:
