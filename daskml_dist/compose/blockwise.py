@@ -1,4 +1,4 @@
-"""`Blockwise`: a stateless or fitted transformer of scikit-learn, applied to each block."""
+"""Meta-transformer that applies a stateless or fitted transformer to each block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from daskml_dist.inference.fitted import is_fitted
 
 __all__ = ["Blockwise"]
 
-#: Classes that learn the number of columns alone, though tags of some versions say otherwise.
+#: Classes that learn at most the number of columns, though tags of some versions say otherwise.
 _STATELESS_CLASSES = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
@@ -143,8 +143,8 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         return self.transformer_.get_feature_names_out(input_features)
 
     def __sklearn_tags__(self) -> Any:
-        tags, theirs = super().__sklearn_tags__(), get_tags(self.transformer)
-        tags.input_tags, tags.transformer_tags = theirs.input_tags, theirs.transformer_tags
+        tags, wrapped = super().__sklearn_tags__(), get_tags(self.transformer)
+        tags.input_tags, tags.transformer_tags = wrapped.input_tags, wrapped.transformer_tags
         return tags
 
     def __sklearn_clone__(self) -> Self:
@@ -154,7 +154,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         return type(self)(**params)
 
     def _call_with_sample(self, X: Any, function: Callable[[Any], Any]) -> Any:
-        """Call a function with a sample of X."""
+        """Call a function with a sample of X; errors name the parameter `sample` as a remedy."""
         try:
             return function(self._sample(X))
         except (ValueError, TypeError, AttributeError) as error:
@@ -169,9 +169,8 @@ class Blockwise(EstimatorMixin, BaseEstimator):
     def _sample(self, X: Any) -> Any:
         if self.sample is not None:
             return self.sample
-        if not hasattr(X, "dtype") and not hasattr(
-            X, "dtypes"
-        ):  # a Bag does not know what its items are
+        # A Bag does not know its items: dicts or text, by what the transformer takes.
+        if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
             return [{"a": 1}] if get_tags(self.transformer_).input_tags.dict else ["text"]
         if getattr(X, "ndim", 2) == 1 and getattr(X.dtype, "kind", "O") in "OUT":
             return np.array(["text"], dtype=object)
@@ -183,5 +182,5 @@ def _transform_block(transformer: Any, X: Any) -> Any:
 
 
 def _has_learned(transformer: Any) -> bool:
-    """Return whether a transformer holds what it learned, which a clone would lose."""
+    """Return whether a transformer is fitted with state that a clone would lose."""
     return bool(get_tags(transformer).requires_fit) and is_fitted(transformer)

@@ -145,12 +145,12 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         """Fit all transformers at the same time, so that each pass is one reading of the rows."""
-        strange = [
+        malformed = [
             one for one in self.transformers if not isinstance(one, tuple | list) or len(one) != 3
         ]
-        if strange:
+        if malformed:
             raise InvalidParameterError(
-                f"transformers holds {strange[0]!r}: each is to be (name, transformer, columns), "
+                f"transformers holds {malformed[0]!r}: each is to be (name, transformer, columns), "
                 'such as ("age", StandardScaler(), ["age"]); make_column_transformer gives names.'
             )
         self._check_parameters()
@@ -175,15 +175,19 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         self, X: Any, rows: Any, y: Any
     ) -> PassGenerator[compose.ColumnTransformer]:
         """Return a copy with transformers fitted to X; `rows` are the first rows of it."""
-        chosen = [c(rows) if callable(c) else c for _, _, c in self.transformers]
+        columns_of_parts = [c(rows) if callable(c) else c for _, _, c in self.transformers]
         # The remainder takes the columns that no transformer is given.
-        used = {at for columns in chosen for at in _find_positions(rows, columns)}
-        rest = [at for at in range(rows.shape[1]) if at not in used]
+        used_positions = {
+            at for columns in columns_of_parts for at in _find_positions(rows, columns)
+        }
+        rest = [at for at in range(rows.shape[1]) if at not in used_positions]
         parts = [one for _, one, _ in self.transformers]
         tell(f"fitting {len(parts)} transformers")
         *fitted, remainder = yield from run_in_lock_step(
             self._fit_transformer(one, X, rows, columns, y)
-            for one, columns in zip([*parts, self.remainder], [*chosen, rest], strict=True)
+            for one, columns in zip(
+                [*parts, self.remainder], [*columns_of_parts, rest], strict=True
+            )
         )
         frozen = [
             (name, one, columns)
@@ -253,6 +257,7 @@ def _parse_dtype(name: str) -> Any:
 
 
 def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
+    """Raise an error for metadata beside a Dask collection."""
     if params and is_dask(X):
         raise InvalidParameterError(
             f"{', '.join(params)}: ColumnTransformer routes metadata of rows in memory alone. "
@@ -316,13 +321,14 @@ def _check_pair(given: Any) -> None:
     if is_pair and (isinstance(given[0], str) or hasattr(given[0], "fit")):
         if given[0] in ("drop", "passthrough") or not hasattr(given[1], "fit"):
             return
-    told = "the transformer comes first: " if is_pair else ""
+    hint = "the transformer comes first: " if is_pair else ""
     raise InvalidParameterError(
-        f"{given!r}: {told}give (transformer, columns), such as (StandardScaler(), ['age'])."
+        f"{given!r}: {hint}give (transformer, columns), such as (StandardScaler(), ['age'])."
     )
 
 
 def _fits_collections(transformer: Any) -> bool:
+    """Return whether a transformer, or each step of a pipeline, is fitted to Dask collections."""
     if isinstance(transformer, Pipeline):
         return all(
             step == "passthrough" or _fits_collections(step) for _, step in transformer.steps
@@ -348,6 +354,7 @@ def _read_first_rows(X: Any) -> PassGenerator[Any]:
 
 
 def _take_first_rows(index: int, X: Any, y: Any, sample_weight: Any) -> Any:
+    """Return the first rows of a block."""
     return convert_missing_to_nan(X[:_N_FIRST_ROWS])
 
 

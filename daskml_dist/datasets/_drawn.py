@@ -1,8 +1,8 @@
-"""Data sets that are drawn block by block, the same rows whatever the chunks.
+"""Synthetic data sets, generated lazily block by block; rows do not depend on the chunks.
 
-What all rows share (centers, coefficients) is drawn once, here. Rows are drawn where they are
-needed, in units of a fixed number of rows with a random stream each, so that a row does not depend
-on how the rows are cut into chunks.
+Values that all rows share (centers, coefficients) are drawn at once, in the calling process. Rows
+are drawn by the tasks of blocks, in units of a fixed number of rows, each with a random stream of
+its own.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ Floats: TypeAlias = NDArray[np.float64]
 #: Draws X and y of some rows.
 Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
 
-#: Entries of X that share a random stream, 1 MB. A block draws whole units and keeps its own rows:
-#: units are small beside blocks, but not smaller, as a stream takes 20 microseconds to begin.
+#: Entries of X that share a random stream, 1 MB. A block draws whole units and keeps its own rows,
+#: so units are small beside blocks; but a stream takes 20 microseconds to begin.
 _UNIT_ENTRIES = 2**17
-#: Informative features whose signs tell the clusters apart: 2**62 corners are more than anybody
-#: has clusters, and a corner's number is still an int64.
+#: Most features whose signs choose a cluster's corner: the number of a corner must fit an int64.
 _MAX_SIGNS = 62
 
 
@@ -54,20 +53,20 @@ def make_classification(
 ) -> tuple[da.Array, da.Array]:
     """Draw rows of several classes, each of some clusters at the corners of a hypercube.
 
-    As scikit-learn's function of this name, but for the draws themselves: how many rows a cluster
-    has is drawn too.
+    Follows scikit-learn's function of this name with other random draws; the number of rows of a
+    cluster is random too.
 
     Parameters
     ----------
     n_samples, n_features : int
         Rows and columns.
     n_informative : int, default=2
-        Columns that tell the classes apart: normal rows, of a covariance of each cluster's own,
-        around its corner.
+        Columns that separate the classes: normally distributed around the corner of the row's
+        cluster, with a covariance of the cluster's own.
     n_redundant : int, default=2
         Columns that are combinations of the informative ones.
     n_repeated : int, default=0
-        Columns that repeat one of these. All others are standard normal.
+        Columns that repeat an informative or redundant one. All others are standard normal.
     n_classes, n_clusters_per_class : int, default=2
         At most ``2**n_informative`` clusters in all.
     weights : array-like of shape (n_classes,) or (n_classes - 1,), or None
@@ -91,7 +90,7 @@ def make_classification(
     Raises
     ------
     InvalidParameterError
-        Numbers have no meaning together.
+        A parameter is out of range, or parameters contradict each other.
 
     References
     ----------
@@ -108,10 +107,13 @@ def make_classification(
                         "n_clusters_per_class": n_clusters_per_class}.items():  # fmt: skip
         check_count(name, value)
     check_number("flip_y", flip_y, lambda v: 0 <= v <= 1, "of [0, 1]")
-    n_told, n_clusters = n_informative + n_redundant + n_repeated, n_classes * n_clusters_per_class
-    if n_told > n_features:
+    n_used, n_clusters = (
+        n_informative + n_redundant + n_repeated,
+        n_classes * n_clusters_per_class,
+    )
+    if n_used > n_features:
         raise InvalidParameterError(
-            f"n_informative + n_redundant + n_repeated is {n_told}, and n_features={n_features}. "
+            f"n_informative + n_redundant + n_repeated is {n_used}, and n_features={n_features}. "
             "Raise n_features, or lower one of the others."
         )
     if n_clusters > 2 ** min(n_informative, _MAX_SIGNS):
@@ -119,9 +121,9 @@ def make_classification(
             f"n_classes * n_clusters_per_class is {n_clusters}, and a hypercube of n_informative="
             f"{n_informative} dimensions has {2**n_informative} corners. Raise n_informative."
         )
-    rng, seed = _streams(random_state)
+    rng, seed = _make_streams(random_state)
     signs = min(n_informative, _MAX_SIGNS)
-    corners = _distinct(rng, 2**signs, n_clusters)
+    corners = _draw_distinct(rng, 2**signs, n_clusters)
     centers = np.ones((n_clusters, n_informative))
     centers[:, :signs] = 2.0 * (corners[:, np.newaxis] >> np.arange(signs) & 1) - 1
     shared = _Clusters(
@@ -130,32 +132,32 @@ def make_classification(
         redundant=rng.uniform(-1, 1, (n_informative, n_redundant)),
         repeated=rng.integers(0, n_informative + n_redundant, n_repeated),
         order=rng.permutation(n_features),
-        shares=np.repeat(_class_shares(weights, n_classes), n_clusters_per_class)
+        shares=np.repeat(_resolve_class_shares(weights, n_classes), n_clusters_per_class)
         / n_clusters_per_class,
         n_classes=n_classes,
         flip_y=float(flip_y),
         shift=float(shift),
         scale=float(scale),
     )
-    return _lazy_rows(shared.draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
+    return _make_lazy_rows(shared.draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class _Clusters:
-    """Clusters of classes, and how rows are made of them.
+    """Parameters from which the rows of :func:`make_classification` are drawn.
 
     Parameters
     ----------
     centers : ndarray of shape (n_clusters, n_informative)
     mixing : ndarray of shape (n_clusters, n_informative, n_informative)
-        Makes the covariance of each cluster.
+        Matrices that multiply standard normal rows, one for each cluster.
     redundant : ndarray of shape (n_informative, n_redundant)
     repeated : ndarray of int of shape (n_repeated,)
         Columns, of the informative and the redundant ones.
     order : ndarray of int of shape (n_features,)
-        Place that each column of X comes from.
+        Position before the shuffle of each column of X.
     shares : ndarray of shape (n_clusters,)
-        Of the rows; clusters of one class follow each other.
+        Probabilities of the clusters; those of a class are adjacent.
     n_classes, flip_y, shift, scale
         As in :func:`make_classification`.
     """
@@ -175,21 +177,21 @@ class _Clusters:
         """Draw `n` rows and their labels."""
         cluster = rng.choice(len(self.shares), n, p=self.shares)
         informative = rng.standard_normal((n, self.centers.shape[1]))
-        for number in range(len(self.shares)):
-            rows = cluster == number
-            informative[rows] = informative[rows] @ self.mixing[number] + self.centers[number]
-        told = np.hstack([informative, informative @ self.redundant])
-        told = np.hstack([told, told[:, self.repeated]])
-        noise = rng.standard_normal((n, len(self.order) - told.shape[1]))
-        X = np.hstack([told, noise])[:, self.order]
+        for k in range(len(self.shares)):
+            rows = cluster == k
+            informative[rows] = informative[rows] @ self.mixing[k] + self.centers[k]
+        dependent = np.hstack([informative, informative @ self.redundant])
+        dependent = np.hstack([dependent, dependent[:, self.repeated]])
+        noise = rng.standard_normal((n, len(self.order) - dependent.shape[1]))
+        X = np.hstack([dependent, noise])[:, self.order]
         y = cluster // (len(self.shares) // self.n_classes)
         flipped = rng.random(n) < self.flip_y
         y[flipped] = rng.integers(0, self.n_classes, int(flipped.sum()))
         return (X + self.shift) * self.scale, y
 
 
-def _class_shares(weights: Any, n_classes: int) -> Floats:
-    """Return the shares of all classes; one that is not told has the rest."""
+def _resolve_class_shares(weights: Any, n_classes: int) -> Floats:
+    """Return the shares of all classes; a missing last one gets the rest."""
     if weights is None:
         return np.full(n_classes, 1 / n_classes)
     shares = np.asarray(weights, np.float64)
@@ -203,13 +205,13 @@ def _class_shares(weights: Any, n_classes: int) -> Floats:
     return np.asarray(shares / shares.sum())
 
 
-def _distinct(rng: np.random.Generator, below: int, n: int) -> NDArray[np.int64]:
+def _draw_distinct(rng: np.random.Generator, below: int, n: int) -> NDArray[np.int64]:
     """Draw `n` distinct whole numbers from 0 to `below` - 1."""
-    found: list[int] = []
-    while len(found) < n:  # most draws are new: there are far more numbers, or few in all
-        one = int(rng.integers(0, below))
-        found += [one] if one not in found else []
-    return np.array(found, np.int64)
+    numbers: list[int] = []
+    while len(numbers) < n:  # few repeats: there are far more numbers, or few in all
+        number = int(rng.integers(0, below))
+        numbers += [number] if number not in numbers else []
+    return np.array(numbers, np.int64)
 
 
 def make_regression(
@@ -236,7 +238,7 @@ def make_regression(
     bias : float, default=0.0
         Intercept.
     noise : float, default=0.0
-        Standard deviation of what is added to the targets.
+        Standard deviation of the normal noise of the targets.
     coef : bool, default=False
         Whether the coefficients are returned too.
     random_state, chunks
@@ -252,7 +254,7 @@ def make_regression(
     Raises
     ------
     InvalidParameterError
-        A number is none that is counted or above 0.
+        A parameter is out of range.
 
     Examples
     --------
@@ -264,21 +266,24 @@ def make_regression(
     """
     check_count("n_targets", n_targets)
     check_number("noise", noise, lambda v: v >= 0, "that is not negative")
-    rng, seed = _streams(random_state)
+    rng, seed = _make_streams(random_state)
     true = np.zeros((n_features, n_targets))
     informative = rng.permutation(n_features)[:n_informative]
     true[informative] = 100 * rng.random((len(informative), n_targets))
     if n_targets == 1:
         true = true[:, 0]
 
-    draw = partial(_linear_rows, true, float(bias), float(noise))
-    X, y = _lazy_rows(draw, n_samples, n_features, seed, chunks, np.dtype(float), true.shape[1:])
+    draw = partial(_draw_linear_rows, true, float(bias), float(noise))
+    X, y = _make_lazy_rows(
+        draw, n_samples, n_features, seed, chunks, np.dtype(float), true.shape[1:]
+    )
     return (X, y, true) if coef else (X, y)
 
 
-def _linear_rows(
+def _draw_linear_rows(
     coef: Floats, bias: float, noise: float, rng: np.random.Generator, n: int
 ) -> tuple[Floats, Floats]:
+    """Draw rows and their linear targets."""
     X = rng.standard_normal((n, len(coef)))
     y = X @ coef + bias
     return X, y + noise * rng.standard_normal(y.shape) if noise else y
@@ -315,7 +320,7 @@ def make_counts(
     Raises
     ------
     InvalidParameterError
-        A number is none that is counted.
+        A parameter is out of range.
 
     Examples
     --------
@@ -326,17 +331,18 @@ def make_counts(
     (5,)
     """
     check_number("scale", scale, lambda v: v >= 0, "that is not negative")
-    rng, seed = _streams(random_state)
+    rng, seed = _make_streams(random_state)
     true = np.zeros(n_features)
     informative = rng.permutation(n_features)[:n_informative]
     true[informative] = (rng.random(len(informative)) - 1) * scale
-    draw = partial(_counted_rows, true)
-    return _lazy_rows(draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
+    draw = partial(_draw_count_rows, true)
+    return _make_lazy_rows(draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
 
 
-def _counted_rows(
+def _draw_count_rows(
     coef: Floats, rng: np.random.Generator, n: int
 ) -> tuple[Floats, NDArray[np.int64]]:
+    """Draw rows and their Poisson counts."""
     X = rng.standard_normal((n, len(coef)))
     return X, rng.poisson(np.exp(X @ coef))
 
@@ -352,7 +358,7 @@ def make_blobs(
     random_state: Any = None,
     chunks: Any = "auto",
 ) -> tuple[Any, ...]:
-    """Draw rows of normal clusters, each of which is as likely.
+    """Draw rows of normally distributed clusters of equal probability.
 
     Parameters
     ----------
@@ -365,7 +371,7 @@ def make_blobs(
     cluster_std : float, or array-like of shape (n_centers,), default=1.0
         Standard deviation of each cluster's columns.
     center_box : (float, float), default=(-10.0, 10.0)
-        Between which the centers' columns are drawn, uniformly.
+        Range of the centers' coordinates, which are drawn uniformly.
     return_centers : bool, default=False
         Whether the centers are returned too.
     random_state, chunks
@@ -392,7 +398,7 @@ def make_blobs(
     >>> sorted(KMeans(2, random_state=0).fit(X).cluster_centers_.round().tolist())
     [[0.0, 0.0], [9.0, 9.0]]
     """
-    rng, seed = _streams(random_state)
+    rng, seed = _make_streams(random_state)
     n_centers = 3 if centers is None else centers
     if isinstance(n_centers, int | np.integer):
         check_count("centers", n_centers)
@@ -407,14 +413,15 @@ def make_blobs(
             "one number, or one of each center."
         )
     spread = np.broadcast_to(spread, len(points))
-    draw = partial(_blobs, points, spread)
-    X, y = _lazy_rows(draw, n_samples, points.shape[1], seed, chunks, np.dtype(np.int64))
+    draw = partial(_draw_blobs, points, spread)
+    X, y = _make_lazy_rows(draw, n_samples, points.shape[1], seed, chunks, np.dtype(np.int64))
     return (X, y, points) if return_centers else (X, y)
 
 
-def _blobs(
+def _draw_blobs(
     centers: Floats, spread: Floats, rng: np.random.Generator, n: int
 ) -> tuple[Floats, NDArray[np.int64]]:
+    """Draw rows of clusters and the positions of their centers."""
     y = rng.integers(0, len(centers), n)
     noise = rng.standard_normal((n, centers.shape[1]))
     return centers[y] + spread[y, np.newaxis] * noise, y
@@ -423,13 +430,13 @@ def _blobs(
 # --- rows of units -------------------------------------------------------------------------------
 
 
-def _streams(random_state: Any) -> tuple[np.random.Generator, int]:
-    """Return the random stream of what all rows share, and the seed of the rows."""
+def _make_streams(random_state: Any) -> tuple[np.random.Generator, int]:
+    """Return the random stream of shared values, and the seed of the rows."""
     seed = int(check_random_state(random_state).randint(2**31))
     return np.random.default_rng(seed), seed
 
 
-def _lazy_rows(
+def _make_lazy_rows(
     draw: Draw,
     n_samples: int,
     n_features: int,
@@ -438,17 +445,17 @@ def _lazy_rows(
     dtype: np.dtype[Any],
     y_shape: tuple[int, ...] = (),
 ) -> tuple[da.Array, da.Array]:
-    """Make lazy X and y, of which both blocks are drawn in one task."""
+    """Make lazy X and y; a task draws a block of both."""
     check_count("n_samples", n_samples)
     check_count("n_features", n_features)
     rows = chunks[0] if isinstance(chunks, tuple) else chunks
     shape = (n_samples, n_features)
     sizes = da.core.normalize_chunks((rows, -1), shape, dtype=np.dtype(np.float64))[0]
     unit_rows = max(_UNIT_ENTRIES // n_features, 1)
-    one = delayed(partial(_draw_block, draw, seed, unit_rows), pure=False, nout=2)
+    draw_block = delayed(partial(_draw_block, draw, seed, unit_rows), pure=False, nout=2)
     blocks, start = [], 0
     for size in sizes:
-        X, y = one(start, start + size)
+        X, y = draw_block(start, start + size)
         blocks.append(
             (
                 da.from_delayed(X, (size, n_features), dtype=np.float64),
@@ -463,11 +470,11 @@ def _lazy_rows(
 def _draw_block(
     draw: Draw, seed: int, unit_rows: int, start: int, stop: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Draw the rows from `start` to `stop`, of all units that hold any."""
+    """Draw the rows from `start` to `stop`: all units that hold any of them, cut to these."""
     drawn = []
     for unit in range(start // unit_rows, max(-(-stop // unit_rows), start // unit_rows + 1)):
         first = unit * unit_rows
-        # The first number keeps the stream of what is shared apart.
+        # The leading 1 separates these streams from that of shared values.
         both = draw(np.random.default_rng((1, seed, unit)), unit_rows)
         at = slice(max(start - first, 0), max(min(stop - first, unit_rows), 0))
         drawn.append(tuple(values[at] for values in both))

@@ -1,4 +1,4 @@
-"""Curves of a fit's measures as HTML, with no other library."""
+"""Curves of a fit's measures as SVG in HTML, without a plotting library."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 __all__ = ["CURVES", "LEAST_SPAN", "make_curves_html"]
 
-#: Size of a curve in pixels, and the room around its lines.
+#: Size of a curve and margin around its line, in pixels.
 _WIDTH, _HEIGHT, _MARGIN = 320, 110, 8
-#: Points of a curve at most: of more, a part is left out.
-_POINTS = 400
-#: Least height of an axis, as a share of its values: what moves by less is drawn as nearly flat,
-#: else a loss that falls by its last digits alone would look as if it fell steeply.
+#: Most points of a curve; longer histories are thinned.
+_MAX_POINTS = 400
+#: Least height of an axis as a share of its values, so that a loss which changes in its last digits
+#: alone is drawn as a nearly flat line.
 LEAST_SPAN = 1e-3
 #: Measures that have a curve, with their colours, which suit light and dark pages.
 CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
@@ -36,19 +36,20 @@ def _is_number(value: Any) -> bool:
 def _draw_curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
     """Return the SVG of one measure over the passes."""
     points = [(r["pass"], r[key]) for r in records if _is_number(r.get(key))]
-    if len(points) > _POINTS:
-        step = -(-len(points) // _POINTS)
+    if len(points) > _MAX_POINTS:
+        step = -(-len(points) // _MAX_POINTS)
         points = [*points[:-1:step], points[-1]]
     low, high = (find(value for _, value in points) for find in (min, max))
     x = _scale_to_axis([number for number, _ in points], _WIDTH)
-    least = LEAST_SPAN * max(abs(low), abs(high))
-    y = [_HEIGHT - at for at in _scale_to_axis([value for _, value in points], _HEIGHT, least)]
+    least_span = LEAST_SPAN * max(abs(low), abs(high))
+    # SVG counts pixels from the top.
+    y = [_HEIGHT - at for at in _scale_to_axis([value for _, value in points], _HEIGHT, least_span)]
     corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    first, last, least_told, most_told = (
+    first, last, low_text, high_text = (
         f"{value:.6g}" for value in (points[0][1], points[-1][1], low, high)
     )
-    moved = f"{first} to {last} ({least_told} to {most_told})"
-    words = escape(f"{key} {moved if least_told != most_told else last}")
+    change = f"{first} to {last} ({low_text} to {high_text})"
+    words = escape(f"{key} {change if low_text != high_text else last}")
     return (
         f'<figure style="margin:0"><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" '
         f'aria-label="{words}"><title>{words}</title><polyline points="{corners}" '

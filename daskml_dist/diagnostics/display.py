@@ -1,4 +1,4 @@
-"""Places on the screen that show the status of a fit."""
+"""Displays of the status of a fit: plain lines, a live line of a terminal, a notebook's output."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from daskml_dist.diagnostics.status import Status
 
 __all__ = ["Display", "Snapshot", "make_status_html", "make_summary_html", "open_display"]
 
-_WIDTH, _HEIGHT, _COLOUR = 160, 10, "#4c8bf5"
-
-
+#: Size in pixels, and colour, of a notebook's progress bar.
+_BAR_WIDTH, _BAR_HEIGHT, _BAR_COLOUR = 160, 10, "#4c8bf5"
 #: Redraws of the display a second.
 _REFRESH_PER_SECOND = 4
-#: Seconds after which plain output tells of what lasts, by whether each pass has its line; and
-#: the longest time until it tells of it again.
-_LASTS, _LASTS_LONGEST = {False: 5.0, True: 1.0}, 600.0
+#: Seconds without a new phase after which plain output repeats the status, by whether each pass has
+#: its line; the delay doubles each time, up to the maximum.
+_FIRST_DELAY, _MAX_DELAY = {False: 5.0, True: 1.0}, 600.0
 
 
 def open_display(console: Console | None, status: Status, verbose: int) -> Display:
-    """Open the display that suits a console, or from `verbose` 2 on a line a pass."""
+    """Open the display that suits a console; with `verbose` of 2 or more, a plain line a pass."""
     console = console or rich.get_console()
     if verbose > 1:
         return Display(console, status, each_pass=True)
@@ -45,7 +44,7 @@ def open_display(console: Console | None, status: Status, verbose: int) -> Displ
 
 
 class Display:
-    """Plain lines. It is open once made.
+    """Display of plain lines, which is open from its construction on.
 
     Parameters
     ----------
@@ -61,9 +60,9 @@ class Display:
         self._each_pass = each_pass
         self._lock = Lock()
         self._timer: Timer | None = None
-        #: Number of the latest wait; that of one whose thread is not heard any more is lower.
-        self._turn = 0
-        self._wait()
+        #: Number of the latest timer: an older one that fires all the same does nothing.
+        self._timer_number = 0
+        self._restart_timer()
 
     def begin(self) -> None:
         """Show that the fit begins."""
@@ -71,10 +70,10 @@ class Display:
             self.note(self._status.opening())
 
     def enter(self, *, anew: bool) -> None:
-        """Show what the fit does, or how far that is which it does already."""
+        """Show the phase of the fit; `anew` where it has just begun, else its progress."""
         if anew:
             with self._lock:
-                self._wait()
+                self._restart_timer()
 
     def show(self) -> None:
         """Show a pass."""
@@ -82,45 +81,47 @@ class Display:
             self.note(self._status.line())
 
     def show_line(self, text: str) -> None:
-        """Leave a line where each pass has one."""
+        """Print a line, if each pass has one."""
         if self._each_pass:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Leave a line."""
-        # As Text: neither markup nor colours; and never broken at the width of a log.
+        """Print a line, which stays."""
+        # As Text: no markup or colours are read from it; soft_wrap: no break at the console's
+        # width.
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the summary, and nothing after it."""
+        """Print the summary, after which nothing is printed."""
         with self._lock:
-            self._turn += 1
+            self._timer_number += 1
             if self._timer is not None:
                 self._timer.cancel()
         self.note(self._status.summary())
 
-    def _wait(self, seconds: float | None = None) -> None:
-        """Tell of what lasts after a while, and again after twice as long."""
-        seconds = seconds or _LASTS[self._each_pass]
+    def _restart_timer(self, seconds: float | None = None) -> None:
+        """Start the timer that repeats the status, in the place of the one before."""
+        seconds = seconds or _FIRST_DELAY[self._each_pass]
         if self._timer is not None:
             self._timer.cancel()
-        self._turn += 1
-        self._timer = Timer(seconds, self._tell_again, (self._turn, seconds))
+        self._timer_number += 1
+        self._timer = Timer(seconds, self._repeat_status, (self._timer_number, seconds))
         self._timer.daemon = True
         self._timer.start()
 
-    def _tell_again(self, turn: int, seconds: float) -> None:
+    def _repeat_status(self, timer_number: int, seconds: float) -> None:
+        """Print the status, and start a timer of twice the delay."""
         with self._lock:
-            if turn != self._turn:
+            if timer_number != self._timer_number:
                 return
             if not (self._each_pass and self._status.in_passes):
                 with suppress(OSError, ValueError):  # the output has been closed
                     self.note(self._status.line())
-            self._wait(min(2 * seconds, _LASTS_LONGEST))
+            self._restart_timer(min(2 * seconds, _MAX_DELAY))
 
 
 class _TerminalDisplay(Display):
-    """A live line that a thread of rich redraws, so that short passes cost nothing."""
+    """Display of a live line, redrawn by a thread of rich so that short passes are not delayed."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
@@ -136,12 +137,12 @@ class _TerminalDisplay(Display):
         self._live.stop()
         super().close()
 
-    def _wait(self, seconds: float | None = None) -> None:
+    def _restart_timer(self, seconds: float | None = None) -> None:
         pass
 
 
 class _NotebookDisplay(Display):
-    """An output cell rewritten in place. rich's own way would need ipywidgets."""
+    """Display of an output that is rewritten in place; rich's own would need ipywidgets."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
@@ -166,12 +167,12 @@ class _NotebookDisplay(Display):
     def close(self) -> None:
         self._handle.update(Snapshot(self._status.summary(), make_summary_html(self._status)))
 
-    def _wait(self, seconds: float | None = None) -> None:
+    def _restart_timer(self, seconds: float | None = None) -> None:
         pass
 
 
 class Snapshot:
-    """Picture of a moment in a notebook, and its text where there is no HTML.
+    """Rich output of a notebook: HTML, with a text for frontends without it.
 
     Parameters
     ----------
@@ -214,10 +215,11 @@ def _make_bar(share: float | None) -> str:
     """Return a bar filled by the share that is done, or nothing where it is unknown."""
     if share is None:
         return ""
-    done = _WIDTH * min(max(share, 0.0), 1.0)
+    done = _BAR_WIDTH * min(max(share, 0.0), 1.0)
     return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="progressbar" '
-        f'aria-valuenow="{100 * done / _WIDTH:.0f}"><rect width="{_WIDTH}" height="{_HEIGHT}" '
-        f'rx="3" fill="#8884"/><rect width="{done:.1f}" height="{_HEIGHT}" rx="3" '
-        f'fill="{_COLOUR}"/></svg>'
+        f'<svg width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" role="progressbar" '
+        f'aria-valuenow="{100 * done / _BAR_WIDTH:.0f}">'
+        f'<rect width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" '
+        f'rx="3" fill="#8884"/><rect width="{done:.1f}" height="{_BAR_HEIGHT}" rx="3" '
+        f'fill="{_BAR_COLOUR}"/></svg>'
     )

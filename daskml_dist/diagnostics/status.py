@@ -1,4 +1,4 @@
-"""Facts of a fit so far, and the words that tell them."""
+"""Status of a fit in progress, and its texts."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ __all__ = ["Status", "estimate_seconds_left"]
 
 #: Characters of a progress bar.
 _BAR_WIDTH = 16
-#: Passes of which curves are drawn, at most.
-_MOST_RECORDS = 1000
-#: The phase that passes tell of.
+#: Most records that are kept for curves; beyond, every second one is dropped.
+_MAX_RECORDS = 1000
+#: The phase in which passes are made.
 _PASSES = "training"
-#: Seconds beyond which the remaining time is not shown.
-_LONG = 1e7
+#: Remaining seconds, about four months, beyond which they are not shown.
+_MAX_SECONDS_LEFT = 1e7
+
+#: Share of `max_iter` before which no remaining time is estimated: most fits end long before it.
+_MIN_SHARE_OF_ESTIMATE = 0.01
 
 
 class Status:
-    """Facts of a fit so far.
+    """Phase, passes and measures of a fit in progress.
 
     Parameters
     ----------
     max_iter : int or None
-        Passes that count as the whole; None: the fit's own.
+        Number of passes that is 100 %; None: the fit's own.
     work : str, default=""
-        Name of what is no fit but makes many.
+        Name of an operation that makes several fits, such as a search.
 
     Attributes
     ----------
     title : str
-        Of the fit; empty before it begins.
+        Policy and size of the fit; empty before it begins.
     phase : str
-        What the fit does, as callbacks are told.
+        Present phase, as callbacks are given it.
     """
 
     def __init__(self, max_iter: int | None, work: str = "") -> None:
@@ -57,12 +60,12 @@ class Status:
         self._last: dict[str, Any] | None = None
         #: Pass, rows and seconds of each pass that counts.
         self._made: list[tuple[int, int, float]] = []
-        #: Measures of the passes so far, for curves; of very many, of each second, fourth, ... one.
+        #: Measures of every `_every`-th pass, for curves.
         self.records: list[dict[str, Any]] = []
         self._every = 1
 
     def begin(self, run: Any) -> None:
-        """Take note that the fit begins."""
+        """Record the begin of a fit."""
         lanes, servers = _format_count(run.n_lanes, "lane"), _format_count(run.n_servers, "server")
         self.title = f"{run.policy_name}, {lanes}, {servers}"
         self.phase = _PASSES
@@ -72,7 +75,7 @@ class Status:
     def enter(
         self, phase: str, done: int = 0, total: int | None = None, noun: str = "block"
     ) -> bool:
-        """Take note of what the fit does; return whether it is something else than before."""
+        """Record the phase and its progress; return whether the phase is a new one."""
         before, self.phase, self._noun = self.phase, phase, noun
         if phase != before:
             self._entered = time.perf_counter()
@@ -80,17 +83,17 @@ class Status:
         return phase != before
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take note of a pass."""
+        """Record a pass."""
         self.phase = _PASSES
         while self._made and self._made[-1][0] >= record["pass"]:
-            self._made.pop()  # it was made again
+            self._made.pop()  # the pass was repeated after a loss
         while self.records and self.records[-1]["pass"] >= record["pass"]:
             self.records.pop()
         self._made.append((record["pass"], record["rows"], record["seconds"]))
         self._last = record
         if len(self._made) % self._every == 0 or len(self._made) == 1:
             self.records.append({key: record.get(key) for key in ("pass", *CURVES)})
-        if len(self.records) > _MOST_RECORDS:
+        if len(self.records) > _MAX_RECORDS:
             self.records, self._every = self.records[::2], 2 * self._every
 
     @property
@@ -99,13 +102,13 @@ class Status:
         return self.phase == _PASSES
 
     def position(self) -> str:
-        """Return a text that tells the position of the fit."""
+        """Return the pass, or the phase with its progress, as text."""
         if not self.in_passes:
-            return self.phase if self._total is None else f"{self.phase} {self._counted()}"
+            return self.phase if self._total is None else f"{self.phase} {self._format_progress()}"
         whole = "" if self.max_iter is None else f"/{self.max_iter}"
         return f"pass {self._pass}{whole}"
 
-    def _counted(self) -> str:
+    def _format_progress(self) -> str:
         return f"{self._done}/{_format_count(self._total or 0, self._noun)}"
 
     @property
@@ -122,12 +125,12 @@ class Status:
 
     @property
     def share(self) -> float | None:
-        """Share of its phase that is done; None where that is not known."""
+        """Share of the phase that is done; None where it is unknown."""
         done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
         return done / total if total else None
 
     def metrics(self) -> str:
-        """Return a text of the current loss, scores and rates."""
+        """Return loss, rate, staleness, score and times of the last pass as text."""
         record = self._last
         if record is None or not self.in_passes:
             return "  ".join([self._elapsed(), *self._left_of_phase()])
@@ -145,18 +148,24 @@ class Status:
         return _format_clock(time.perf_counter() - self._since)
 
     def _left(self) -> list[str]:
-        """Return the time for the remaining passes, which a tolerance may cut short."""
+        """Return the longest time that remains; a tolerance may end the fit earlier."""
         each = self._seconds / max(len(self._made), 1)
         seconds = estimate_seconds_left(self._pass, self.max_iter, each)
-        return [f"ETA <= {_format_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
+        return (
+            [f"ETA <= {_format_clock(math.ceil(seconds))}"]
+            if 0 < seconds < _MAX_SECONDS_LEFT
+            else []
+        )
 
     def _left_of_phase(self) -> list[str]:
-        """Return the time for the remaining parts of a phase, at the pace so far."""
+        """Return the remaining time of a phase, at its pace so far."""
         if not self._done or self._total is None:
             return []
         spent = time.perf_counter() - self._entered
         seconds = spent / self._done * (self._total - self._done)
-        return [f"ETA {_format_clock(math.ceil(seconds))}"] if 1 <= seconds < _LONG else []
+        return (
+            [f"ETA {_format_clock(math.ceil(seconds))}"] if 1 <= seconds < _MAX_SECONDS_LEFT else []
+        )
 
     def opening(self) -> str:
         """Return the first line of a fit."""
@@ -169,7 +178,7 @@ class Status:
         return f"{named}{self.position()}  {self.metrics()}"
 
     def summary(self) -> str:
-        """Return the last line of a fit; for one that never began, its last phase."""
+        """Return the last line of a fit; for one that never began, with its last phase."""
         spent = time.perf_counter() - self._since
         if self._work:
             return f"{self._work}: {spent:.3g} s, last: {self.position()}"
@@ -215,7 +224,7 @@ def _format_rate(rows: int, seconds: float) -> str:
 
 
 def _format_loss(record: dict[str, Any]) -> list[str]:
-    """Return the loss as text, where the pass has one: naive Bayes counts without."""
+    """Return the loss as text; none for fits without one, such as naive Bayes."""
     return [] if math.isnan(record["loss"]) else [f"loss {record['loss']:.6g}"]
 
 
@@ -225,11 +234,7 @@ def _format_score(record: dict[str, Any]) -> list[str]:
 
 
 def estimate_seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
-    """Return the seconds until the last pass at most; NaN where no estimate is possible."""
-    if most is None or not n_passes or n_passes < _TELLING * most:
+    """Return the seconds that `most` passes still take; NaN where no estimate is possible."""
+    if most is None or not n_passes or n_passes < _MIN_SHARE_OF_ESTIMATE * most:
         return math.nan
     return seconds * max(0, most - n_passes)
-
-
-#: Share of the passes before which their bound says nothing: most fits end long before a thousand.
-_TELLING = 0.01

@@ -1,4 +1,4 @@
-"""Works that are no fit, such as searches: what they do now, on the screen and on the page."""
+"""Progress of operations that are not a single fit, such as searches, on screen and dashboard."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from daskml_dist.diagnostics.status import Status
 __all__ = ["doing", "reading", "tell", "tell_rung"]
 
 
-class _WorkReport:
-    """A work under way.
+class _ProgressReport:
+    """Reporter of an operation in progress, to a display and to the dashboard's page.
 
     Parameters
     ----------
     name : str
     verbose : int
     at_once : bool
-        Whether the page shows it from now on, and not from the first block that it hears of.
+        Whether the page shows the operation from its start, rather than from the first report of
+        blocks.
     """
 
     def __init__(self, name: str, verbose: int, *, at_once: bool = True) -> None:
@@ -34,8 +35,8 @@ class _WorkReport:
         self._feed = SearchFeed(name) if at_once else None
         self._status: Status | None = None
         self._display: Display | None = None
-        self._said = ""
-        #: Of threads that tell, and whether there is nothing more to tell.
+        self._phase_text = ""
+        # Threads report concurrently; blocks that are read after the end are not shown.
         self._lock, self._closed = Lock(), False
         if verbose:
             self._status = Status(None, work=name)
@@ -43,16 +44,17 @@ class _WorkReport:
             self._display = open_display(None, self._status, verbose)
 
     def tell(self, phase: str, done: int, total: int | None, noun: str) -> None:
-        self._said = phase if total is None else f"{phase} {done}/{total}"
+        """Show the present phase, with `done` of `total` parts that `noun` names."""
+        self._phase_text = phase if total is None else f"{phase} {done}/{total}"
         with self._lock:
             self._show(phase, done, total, noun)
 
     def read(self, done: int, total: int) -> None:
-        """Tell of blocks that are read, as a part of what was told; in any thread."""
+        """Show how many blocks have been read within the present phase; called from any thread."""
         with self._lock:
             if not self._closed:
                 self._feed = self._feed or SearchFeed(self._name)
-                phase = f"{self._said}: reading" if self._said else "reading"
+                phase = f"{self._phase_text}: reading" if self._phase_text else "reading"
                 self._show(phase, done, total, "block")
 
     def _show(self, phase: str, done: int, total: int | None, noun: str) -> None:
@@ -62,14 +64,17 @@ class _WorkReport:
             self._feed.phase(phase if total is None else f"{phase} {done}/{total}")
 
     def rung(self, scores: Sequence[dict[str, Any]]) -> None:
+        """Send the scores of a search's rung to the page."""
         if self._feed is not None:
             self._feed.rung(scores)
 
     def note(self, text: str) -> None:
+        """Print a line where `verbose` asks for one in each pass."""
         if self._display is not None:
             self._display.show_line(text)
 
     def close(self, how: str) -> None:
+        """End the report; `how` is the state that the page shows."""
         with self._lock:
             self._closed = True
             if self._feed is not None:
@@ -78,39 +83,41 @@ class _WorkReport:
                 self._display.close()
 
 
-_now: ContextVar[_WorkReport | None] = ContextVar("daskml_dist_work", default=None)
+_current_report: ContextVar[_ProgressReport | None] = ContextVar("daskml_dist_work", default=None)
 
 
 @contextmanager
 def doing(name: str, verbose: Any) -> Iterator[None]:
-    """Make a work the one that :func:`tell` reports to while the context is open."""
-    with _during(_WorkReport(name, _level(verbose))):
+    """Report an operation while the context is open; :func:`tell` names its phases."""
+    with _report_during(_ProgressReport(name, _resolve_verbose(verbose))):
         yield
 
 
 @contextmanager
 def reading(name: str, verbose: Any = None) -> Iterator[None]:
-    """Report how many blocks are read while the context is open, if it lasts.
+    """Report how many blocks have been read while the context is open.
 
-    The page shows nothing of what takes less than about two seconds. Within a work it is a part of
-    that.
+    Nothing that takes less than about two seconds is shown on the page. Within an operation that is
+    reported already, blocks are shown as progress of its phase.
     """
-    if (work := _now.get()) is not None:
+    if (work := _current_report.get()) is not None:
         with report_progress_to(work.read):
             yield
         return
-    work = _WorkReport(name, _level(verbose), at_once=False)
-    with _during(work), report_progress_to(work.read):
+    work = _ProgressReport(name, _resolve_verbose(verbose), at_once=False)
+    with _report_during(work), report_progress_to(work.read):
         yield
 
 
-def _level(verbose: Any) -> int:
+def _resolve_verbose(verbose: Any) -> int:
+    """Return `verbose`, or Dask's setting ``daskml_dist.verbose`` where it is None."""
     return int((dask.config.get("daskml_dist.verbose", 0) if verbose is None else verbose) or 0)
 
 
 @contextmanager
-def _during(work: _WorkReport) -> Iterator[None]:
-    token, how = _now.set(work), "ended"
+def _report_during(work: _ProgressReport) -> Iterator[None]:
+    """Make a report the current one, and close it with the way in which the context ends."""
+    token, how = _current_report.set(work), "ended"
     try:
         yield
     except BaseException as error:
@@ -118,21 +125,22 @@ def _during(work: _WorkReport) -> Iterator[None]:
         how = "interrupted" if interrupted else f"failed: {type(error).__name__}"
         raise
     finally:
-        _now.reset(token)
+        _current_report.reset(token)
         work.close(how)
 
 
 def tell(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
-    """Tell what the work does now; outside of one, nothing."""
-    if (work := _now.get()) is not None:
+    """Report the phase of the current operation; without one, do nothing."""
+    if (work := _current_report.get()) is not None:
         work.tell(phase, done, total, noun)
 
 
 def tell_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
-    """Tell the scores of candidates that have come to a rung."""
-    if (work := _now.get()) is None or not scores:
+    """Report the scores of the candidates that have reached a rung of a search."""
+    if (work := _current_report.get()) is None or not scores:
         return
     work.rung(scores)
-    best = max((told["score"] for told in scores if told["score"] == told["score"]), default=None)
+    # NaN, which is not equal to itself, is the score of a failed candidate.
+    best = max((one["score"] for one in scores if one["score"] == one["score"]), default=None)
     shown = "" if best is None else f", best score {best:.4g}"
     work.note(f"{name}: {len(scores)} candidates{shown}")

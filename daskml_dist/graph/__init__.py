@@ -1,4 +1,4 @@
-"""Graphs as frames of edges: ranks, components, and iterations of one's own."""
+"""Graph algorithms on frames of edges: PageRank, connected components, vertex programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of graphs: PageRank, connected components, and iterations along edges of one's own.
+"""Graph algorithms: PageRank, connected components, and vertex programs of a user's own.
 
 Each reads a frame of edges as entries of two keys (`_open_fit`), lets a solver of
 `solvers/graph.py` iterate over the vertices, and returns a frame with a value for each vertex.
@@ -56,12 +56,12 @@ def _open_fit(
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
     more = None if vertices is None else convert_ids(vertices, "vertices")
-    told = CallbackList(callbacks)
-    return KeyedJob(read_frame_entries(edges, columns, sides, more), client, settings, told)
+    entries = read_frame_entries(edges, columns, sides, more)
+    return KeyedJob(entries, client, settings, CallbackList(callbacks))
 
 
 def _find_vertex_shares(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares | None:
-    """Return the shares that a user gives some vertices, by the vertices' numbers; None of None."""
+    """Return the shares of the vertices that a user names, in the order of their numbers."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -130,7 +130,7 @@ def connected_components(
 ) -> Any:
     """Find the connected components of a graph, whichever way its edges point.
 
-    The rounds that it takes grow with the logarithm of the longest way in the graph.
+    The number of rounds grows with the logarithm of the graph's diameter.
 
     Parameters
     ----------
@@ -193,34 +193,34 @@ def pagerank(
     """Rank the vertices of a graph by PageRank.
 
     The parameters are those of :func:`networkx.pagerank`, and so are the ranks of its directed
-    (multi)graphs. Each worker holds ranges of the vertices, with all edges that end at these; in
-    every iteration it fetches the ranks that they touch. The edges must fit in the memory of all
-    workers together (about 4 bytes an edge, 12 with weights; some three times as many while they
-    are sorted); a lost worker costs some iterations at most, and changes no digit.
+    (multi)graphs. Each worker holds ranges of the vertices, with all edges that end there; in
+    every iteration it fetches the ranks of the edges' sources. The edges must fit in the memory of
+    all workers together (about 4 bytes an edge, 12 with weights; some three times as many while
+    they are sorted); a lost worker costs some iterations at most, and changes no digit.
 
     Parameters
     ----------
     edges : pandas.DataFrame or dask DataFrame
         A row for each edge. Edges that come several times count as often; their weights add up.
     damping : float, default=0.85
-        How often a surfer follows an edge, rather than jump; networkx calls it `alpha`.
+        Probability that a surfer follows an edge rather than jumps; networkx calls it `alpha`.
     personalization : dict or Series, default=None
-        Shares of some vertices, at which the surfer arrives who jumps. None: all alike.
+        Probabilities of some vertices, as shares, as targets of a jump. None: all are equal.
     max_iter : int, default=100
     tol : float, default=1e-6
         The iteration ends where the absolute changes of all ranks add up to less than `tol` times
         the number of vertices.
     nstart : dict or Series, default=None
-        Ranks of some vertices to start from. None: all alike.
+        Initial ranks of some vertices. None: all are equal.
     dangling : dict or Series, default=None
-        Shares of some vertices, at which the surfer arrives who finds no edge to follow. None: as
+        Shares of some vertices, as targets from vertices without outgoing edges. None: as
         `personalization`.
     source, target : str, default="source", "target"
         Columns that hold the vertices' ids: numbers or text, not both.
     weight : str, default=None
         Column that holds the edges' weights, at least 0; None: all are alike.
     vertices : array-like, default=None
-        Ids of vertices that there are besides, which may have no edge.
+        Ids of further vertices, which may have no edge.
     run : Run or None, default=None
         `n_lanes`, ranges of vertices: with a number the ranks do not depend on the workers, to the
         bit. None: one a worker thread.
@@ -280,23 +280,23 @@ def pagerank(
 
 
 class VertexProgram(ABC):
-    """Base class of iterations along the edges of a graph, of a user's own.
+    """Base class of vertex programs: iterations along the edges of a graph, in three methods.
 
-    Every vertex has a number. In each iteration it gathers messages along its edges, which are
-    combined, and makes its next number of its old one and of these; until no number changes. The
-    methods take arrays, of many edges or vertices at once, and must not look at anything else: so
-    a program gives the same numbers on any workers, and after a loss.
+    Every vertex has a value. In each iteration it gathers messages along its edges, combines them,
+    and computes its next value from the old one and the combined messages, until no value changes.
+    The methods take arrays, of many edges or vertices at once, and must depend on nothing else, so
+    that a program gives the same values on any workers, and after the loss of one.
 
     Attributes
     ----------
     direction : {"in", "out", "both"}, default="in"
         Along which edges a vertex gathers: those that end at it, those that begin at it, or both.
     combine : {"sum", "min", "max"}, default="sum"
-        How its messages come together.
+        How the messages of a vertex are combined.
     max_iter : int, default=100
-        Iterations at most.
+        Most iterations.
     tol : float, default=0.0
-        A number that moves by at most so much counts as unchanged.
+        Largest change of a value that counts as unchanged.
 
     See Also
     --------
@@ -309,7 +309,7 @@ class VertexProgram(ABC):
 
     Examples
     --------
-    Lengths of the shortest ways from a vertex:
+    Lengths of the shortest paths from a vertex:
 
     >>> import numpy as np
     >>> import pandas as pd
@@ -341,7 +341,7 @@ class VertexProgram(ABC):
 
     @abstractmethod
     def start(self, vertices: NDArray[Any], degree: NDArray[np.float64]) -> Any:
-        """Return the first numbers of some vertices.
+        """Return the initial values of some vertices.
 
         Parameters
         ----------
@@ -359,14 +359,14 @@ class VertexProgram(ABC):
     def gather(
         self, value: NDArray[np.float64], degree: NDArray[np.float64], weight: NDArray[np.float64]
     ) -> Any:
-        """Return the messages along some edges: by default the senders' numbers.
+        """Return the messages along some edges; by default the senders' values.
 
         Parameters
         ----------
         value, degree : ndarray of float64 of shape (n,)
-            Of the vertex that sends along each edge.
+            Value and degree of the vertex that sends along each edge.
         weight : ndarray of float64 of shape (n,)
-            Of the edges; ones without weights.
+            Weights of the edges; ones if there are none.
 
         Returns
         -------
@@ -376,14 +376,14 @@ class VertexProgram(ABC):
 
     @abstractmethod
     def apply(self, old: NDArray[np.float64], total: NDArray[np.float64]) -> Any:
-        """Return the next numbers of some vertices.
+        """Return the next values of some vertices.
 
         Parameters
         ----------
         old : ndarray of float64 of shape (n,)
         total : ndarray of float64 of shape (n,)
-            Their messages combined; without any 0 for ``"sum"``, infinity for ``"min"`` and minus
-            infinity for ``"max"``.
+            Their combined messages; for vertices without any 0 for ``"sum"``, infinity for
+            ``"min"`` and minus infinity for ``"max"``.
 
         Returns
         -------
@@ -402,7 +402,7 @@ class VertexProgram(ABC):
         callbacks: Any = None,
         client: Any = None,
     ) -> Any:
-        """Iterate over a graph until no number changes, or `max_iter` times.
+        """Iterate over a graph until no value changes, or `max_iter` times.
 
         Parameters
         ----------
@@ -419,7 +419,7 @@ class VertexProgram(ABC):
         InvalidParameterError, InvalidDataError
             Before any iteration, naming the remedy.
         DivergedError
-            A number became NaN.
+            A value became NaN.
         """
         name = type(self).__name__
         check_one_of("direction", self.direction, tuple(DIRECTIONS))

@@ -1,4 +1,4 @@
-"""`DecisionTreeClassifier` and `DecisionTreeRegressor`: a forest of one tree, grown on all rows.
+"""Decision trees: each is a forest of one tree, grown on all rows.
 
 Forests return their trees as these estimators too (`BaseDecisionTree.from_forest`).
 """
@@ -32,8 +32,8 @@ class BaseDecisionTree(BaseTrees):
     Parameters
     ----------
     splitter : {"best", "random"}, default="best"
-        ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
-        largest value.
+        ``"random"``: for each feature, one threshold is drawn uniformly between a node's smallest
+        and largest value.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class BaseDecisionTree(BaseTrees):
         return self._trees.tree(0).n_leaves
 
     def cost_complexity_pruning_path(self, X: Any, y: Any, sample_weight: Any = None) -> Bunch:
-        """Fit a tree and prune it step by step, as growing `ccp_alpha` does.
+        """Fit a tree, and compute its sequence of pruned trees for growing `ccp_alpha`.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class BaseDecisionTree(BaseTrees):
         leaves = tree.children_left < 0
         path = [(0.0, float(cost[leaves].sum()))]
         links = prune_weakest_links(tree.children_left, tree.children_right, cost)
-        path += [(alpha, whole) for alpha, _, whole in links]
+        path += [(alpha, total) for alpha, _, total in links]
         alphas, impurities = np.array(path).T
         return Bunch(ccp_alphas=alphas, impurities=impurities)
 
@@ -119,7 +119,7 @@ class BaseDecisionTree(BaseTrees):
         return None
 
     def decision_path(self, X: Any) -> csr_matrix:
-        """Return the nodes that each row passes.
+        """Return the nodes on the path of each row.
 
         Parameters
         ----------
@@ -135,15 +135,15 @@ class BaseDecisionTree(BaseTrees):
 class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
     """Classification tree.
 
-    Grown on all rows. Features are binned, a byte an entry, and what decides is sums of whole
-    numbers and draws hashed from the seed: the tree is the same on any number of workers and lanes,
-    under either `decomposition`, and after any loss.
+    Grown on all rows, with features binned to a byte an entry. Splits depend on sums of integers
+    and on draws hashed from the seed alone, so the tree is the same on any number of workers and
+    lanes, under either `decomposition`, and after the loss of a worker.
 
     Parameters
     ----------
     class_weight : dict, list of dict, "balanced" or None, default=None
-        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
-        multiplied.
+        Weights of the classes, which multiply those of the rows; for several outputs a dict each,
+        which are multiplied too.
 
     Attributes
     ----------
@@ -211,9 +211,9 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
 class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
     """Regression tree.
 
-    Grown on all rows. Features are binned, a byte an entry, and what decides is sums of whole
-    numbers and draws hashed from the seed: the tree is the same on any number of workers and lanes,
-    under either `decomposition`, and after any loss.
+    Grown on all rows, with features binned to a byte an entry. Splits depend on sums of integers
+    and on draws hashed from the seed alone, so the tree is the same on any number of workers and
+    lanes, under either `decomposition`, and after the loss of a worker.
 
     Attributes
     ----------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from daskml_dist.diagnostics.display import Snapshot, make_status_html, make_summary_html
-from daskml_dist.diagnostics.status import _MOST_RECORDS, Status
+from daskml_dist.diagnostics.status import _MAX_RECORDS, Status
 
 FIT = """
 import numpy as np, IPython
@@ -58,13 +58,13 @@ def test_html_of_phases_and_passes() -> None:
 
 def test_very_many_passes_keep_their_curve_short() -> None:
     status = Status(None)
-    for number in range(1, 5 * _MOST_RECORDS):
+    for number in range(1, 5 * _MAX_RECORDS):
         status.add(_record(number))
-    assert _MOST_RECORDS / 3 < len(status.records) <= _MOST_RECORDS
+    assert _MAX_RECORDS / 3 < len(status.records) <= _MAX_RECORDS
     passes = [record["pass"] for record in status.records]
     assert passes[0] == 1
     assert passes == sorted(set(passes))
-    assert passes[-1] > 4.9 * _MOST_RECORDS
+    assert passes[-1] > 4.9 * _MAX_RECORDS
 
 
 def test_a_notebook_shows_one_output_rewritten_in_place(tmp_path: Path) -> None:

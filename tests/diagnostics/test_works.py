@@ -22,7 +22,7 @@ from daskml_dist.data import computing
 from daskml_dist.diagnostics import works
 from daskml_dist.diagnostics.live import feed as page_feed
 from daskml_dist.diagnostics.live.fits import RecentFits, make_rung_table
-from daskml_dist.diagnostics.live.page import _make_fit_list, _make_header, _name
+from daskml_dist.diagnostics.live.page import _format_fit_name, _make_fit_list, _make_header
 from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.metrics import accuracy_score
@@ -82,7 +82,7 @@ def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
     assert best[0] == pytest.approx(search.best_score_)
     assert "HyperbandSearchCV" in _make_header(fit)
     assert "lanes" not in _make_header(fit)
-    assert _name(fit).endswith("HyperbandSearchCV")
+    assert _format_fit_name(fit).endswith("HyperbandSearchCV")
     assert "HyperbandSearchCV" in _make_fit_list(fits.all())
 
 

@@ -1,4 +1,4 @@
-"""The feed of the page: a callback of every fit, and one line to the scheduler a client."""
+"""Client side of the dashboard's page: callbacks of fits, and their events to the scheduler."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Feed", "SearchFeed", "get_scheduler_line", "guard_hook", "to_plain_v
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two messages, before the first of a fit, and that a message may take.
-_EVERY, _FIRST, _CALL = 1.0, 0.25, 5.0
-#: Events that wait for a message at most; of more the oldest are left out.
-_MOST = 20_000
+#: Seconds between two messages, before the first one, and until a message times out.
+_SEND_INTERVAL, _FIRST_DELAY, _SEND_TIMEOUT = 1.0, 0.25, 5.0
+#: Most events that wait for a message; beyond, the oldest are dropped.
+_MAX_EVENTS = 20_000
 
 _lines: WeakKeyDictionary[Any, _SchedulerLine] = WeakKeyDictionary()
 
@@ -42,9 +42,9 @@ def guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class Feed:
-    """Callback that tells the page how a fit on a cluster goes on; of others it tells nothing.
+    """Callback that reports a fit on a cluster to the page; fits in one process are not reported.
 
-    It appends to a list; what sends it runs in the client's event loop.
+    Hooks append to a queue, which is sent from the client's event loop.
 
     Parameters
     ----------
@@ -61,18 +61,18 @@ class Feed:
         self._fit = ""
         self._began = 0.0
         self._lanes: list[str] = []
-        #: Name of the present part of the fit.
+        #: Run id of the present part of the fit: one that trains in parts has several.
         self._part = ""
 
     @guard_hook
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
-        """Tell what a fit that has begun does now."""
+        """Report the phase of a fit that has begun."""
         if self._client is not None:
             self._tell("phase", text=phase)
 
     @guard_hook
     def on_fit_begin(self, run: Any) -> None:
-        """Tell what begins."""
+        """Report the begin of a fit and its size."""
         self._client = run.client
         if self._client is None:
             return
@@ -92,7 +92,7 @@ class Feed:
 
     @guard_hook
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell of a pass."""
+        """Report a pass."""
         if self._client is not None:
             if run.run_id != self._part:
                 self._part = run.run_id
@@ -101,19 +101,19 @@ class Feed:
             self._tell("pass", record=to_plain_values(record))
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell of a pass that takes the place of one told before."""
+        """Report a repeated pass, which replaces its first report."""
         self.on_pass_end(run, record)
 
     @guard_hook
     def on_generation(self, run: Any, event: Any) -> None:
-        """Tell of another membership."""
+        """Report a change of membership."""
         if self._client is not None:
             self._tell("generation", text=str(event), n_passes=run.n_passes)
             self._tell_lanes(run)
 
     @guard_hook
     def on_fit_end(self, run: Any) -> None:
-        """Tell of the end."""
+        """Report the end of the fit, and how it ended."""
         client, error = self._client, run.error
         if client is None:
             return
@@ -125,7 +125,7 @@ class Feed:
     def _tell_lanes(self, run: Any) -> None:
         lanes = [address for _, address in sorted(run.lane_addresses.items())]
         if lanes != self._lanes:
-            # Lanes first have their places where the fit begins.
+            # The first lanes are shown from the begin of the fit on.
             at = None if self._lanes else 0.0
             self._lanes = lanes
             self._tell("lanes", at=at, lanes=lanes)
@@ -138,28 +138,28 @@ class Feed:
 
 
 def get_scheduler_line(client: Any) -> _SchedulerLine:
-    """Return the connection of a client to its scheduler."""
+    """Return the queue of events of a client for its scheduler."""
     return _lines.setdefault(client, _SchedulerLine())
 
 
 class _SchedulerLine:
-    """A client's way to the scheduler: a message a second at most, and one as a fit ends."""
+    """Queue of a client's events, sent once a second at most, and as a fit ends."""
 
     def __init__(self) -> None:
-        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST)
-        #: Whether the scheduler has the page; None: not asked yet.
+        self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        #: Whether the scheduler shows the page; None: it has not been asked.
         self._has_page: bool | None = None
         self._is_sending = False
-        self._at_once = asyncio.Event()
-        self._sent = self._hurried = -_EVERY
+        self._send_early = asyncio.Event()
+        self._last_sent = self._last_early_send = -_SEND_INTERVAL
 
     def tell(self, client: Any, event: dict[str, Any]) -> None:
-        """Put an event on the line; in any thread."""
+        """Queue an event; called from any thread."""
         if self._has_page is False:
             return
         self._events.append(event)
         if event["kind"] == "end":
-            client.loop.add_callback(self._at_once.set)
+            client.loop.add_callback(self._send_early.set)
         if not self._is_sending:
             client.loop.add_callback(self._send_all, client)
 
@@ -172,36 +172,36 @@ class _SchedulerLine:
         try:
             while self._events and self._has_page is not False:
                 await self._wait_for_turn()
-                await asyncio.wait_for(self._send(client), _CALL)
+                await asyncio.wait_for(self._send(client), _SEND_TIMEOUT)
         except Exception:
             logger.debug("The scheduler does not take what a fit tells", exc_info=True)
             self._events.clear()
-            self._has_page = None  # it may be another scheduler
+            self._has_page = None  # a restarted scheduler must be asked again
         finally:
             self._is_sending = False
         if self._has_page is False:
             self._events.clear()
-        elif self._events:  # that came between the last look and the line above
+        elif self._events:  # queued after the loop's last check
             client.loop.add_callback(self._send_all, client)
 
     async def _wait_for_turn(self) -> None:
-        wait = max(_FIRST, self._sent + _EVERY - time.monotonic())
+        wait = max(_FIRST_DELAY, self._last_sent + _SEND_INTERVAL - time.monotonic())
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._at_once.wait(), wait)
-            # Of many short fits not each has a message of its own.
-            await asyncio.sleep(max(0.0, self._hurried + _EVERY - time.monotonic()))
-            self._hurried = time.monotonic()
-        self._at_once.clear()
+            await asyncio.wait_for(self._send_early.wait(), wait)
+            # The end of a fit is sent early, but not more often than once in an interval.
+            await asyncio.sleep(max(0.0, self._last_early_send + _SEND_INTERVAL - time.monotonic()))
+            self._last_early_send = time.monotonic()
+        self._send_early.clear()
 
     async def _send(self, client: Any) -> None:
         if self._has_page is None:
             self._has_page = await client.run_on_scheduler(_make_page_opener())
         events = list(self._events)
         self._events.clear()
-        self._at_once.clear()
+        self._send_early.clear()
         if self._has_page:
             await getattr(client.scheduler, HANDLER)(events=events)
-            self._sent = time.monotonic()
+            self._last_sent = time.monotonic()
 
 
 def _make_page_opener() -> Callable[..., bool]:
@@ -218,7 +218,7 @@ def _make_page_opener() -> Callable[..., bool]:
 
 
 def to_plain_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's numbers, texts and lists without NumPy's types, other values left out."""
+    """Return the numbers, texts and lists of a record as Python objects; others are left out."""
     values = {key: getattr(value, "item", lambda v=value: v)() for key, value in record.items()}
     return {
         k: v
@@ -228,12 +228,12 @@ def to_plain_values(record: dict[str, Any]) -> dict[str, Any]:
 
 
 class SearchFeed:
-    """Feed of the page about a work, where there is a current client; else nothing.
+    """Reporter of a search to the page of the current client's scheduler, if there is one.
 
     Parameters
     ----------
     name : str
-        Of the estimator's class.
+        Name of the estimator's class.
     """
 
     def __init__(self, name: str) -> None:
@@ -254,14 +254,15 @@ class SearchFeed:
 
     @guard_hook
     def phase(self, text: str) -> None:
-        """Tell what it does now."""
+        """Report the present phase."""
         self._tell("phase", text=text)
 
     @guard_hook
     def rung(self, scores: Sequence[dict[str, Any]]) -> None:
-        """Tell the scores of some candidates: ``candidate``, ``bracket``, ``resource``, ``score``.
+        """Report the scores of some candidates: ``candidate``, ``bracket``, ``resource``,
+        ``score``.
 
-        A score that is NaN is of a candidate that failed.
+        A score of NaN marks a failed candidate.
         """
         plain = [
             [
@@ -276,7 +277,7 @@ class SearchFeed:
 
     @guard_hook
     def end(self, how: str) -> None:
-        """Tell the end."""
+        """Report the end."""
         self._tell("end", how=how)
         self._client = None
 

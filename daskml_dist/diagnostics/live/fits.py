@@ -1,4 +1,4 @@
-"""The last fits of a cluster, as their clients have told them, and the tables of the page."""
+"""Recent fits of a cluster as reported by their clients, and the tables of the page's figures."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ __all__ = [
     "make_staleness_table",
 ]
 
-#: Name of the scheduler's handler that takes what clients tell.
+#: Name of the scheduler's handler of the clients' events.
 HANDLER = "daskml_dist_training"
-#: Fits that are kept, and of each the last passes, changes of membership, and lanes in a picture.
+#: Most fits that are kept, and for each the last passes, changes of membership, lanes in a figure
+#: and scores of rungs.
 N_FITS, N_PASSES, N_CHANGES, N_LANES, N_RUNGS = 20, 2000, 100, 256, 2000
-#: Passes that speed and remaining time are told from.
-_RECENT = 5
+#: Last passes whose speed gives rates and remaining time.
+_N_RECENT_PASSES = 5
 #: Colours of workers: Okabe and Ito's, which colour-blind people tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
-#: Measures whose axis does not begin at 0, and all that a record holds.
+#: Measures whose axis need not contain 0, and all measures of a record.
 LEVELS = ("loss", "val_score", "eval_score")
 _COLUMNS = (*LEVELS, "staleness_mean", "staleness_max")
 
 
 @dataclass
 class Fit:
-    """A fit, as far as its client has told of it.
+    """State of a fit, built from the events of its client.
 
     Parameters
     ----------
@@ -62,26 +63,26 @@ class Fit:
     n_servers: int
     began: float
     state: str = "running"
-    #: Seconds from its begin to what was told last.
+    #: Seconds from the begin to the last event or report.
     at: float = 0.0
-    #: Changes with each event.
+    #: Raised by each event, so that the page knows when to redraw.
     version: int = 0
     records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=N_PASSES))
     #: Seconds and words of changes of membership; seconds and the worker of each lane.
     generations: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
     lanes: deque[tuple[float, list[str]]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
-    #: What it does now.
+    #: Present phase.
     phase: str = ""
-    #: Candidate, bracket, resource and score, as searches tell of them.
+    #: Candidate, bracket, resource and score, as searches report them.
     rungs: deque[tuple[int, int, float, float]] = field(
         default_factory=lambda: deque(maxlen=N_RUNGS)
     )
     pulses: Pulses = field(default_factory=Pulses)
-    #: When it began, by the clock of this process, as far as messages tell.
+    #: Begin by the clock of this process; the earliest that an event implies.
     here: float = math.inf
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take an event in."""
+        """Update the state with an event."""
         at, kind = event["at"], event["kind"]
         self.at, self.version = max(self.at, at), self.version + 1
         self.here = min(self.here, time.monotonic() - at)
@@ -102,14 +103,14 @@ class Fit:
             self.state = event["how"]
 
     def hear(self, told: dict[str, Any]) -> None:
-        """Take what a worker tells of its trainers."""
+        """Update the rates with a worker's report."""
         if self.state == "running":
             self.at = max(self.at, time.monotonic() - self.here)
             if self.pulses.hear(self.at, told):
                 self.version += 1
 
     def _take_back(self, n_passes: int) -> None:
-        """Forget what was told of later passes: they are made again."""
+        """Drop later passes, which are repeated."""
         while self.records and self.records[-1]["pass"] > n_passes:
             self.records.pop()
 
@@ -140,7 +141,7 @@ class Fit:
     @property
     def _recent(self) -> tuple[float, float, int]:
         """Rows, seconds and number of the last passes."""
-        recent = list(self.records)[-_RECENT:]
+        recent = list(self.records)[-_N_RECENT_PASSES:]
         rows, seconds = (
             float(sum(record[key] for record in recent)) for key in ("rows", "seconds")
         )
@@ -148,15 +149,15 @@ class Fit:
 
 
 class RecentFits:
-    """The last fits, oldest first."""
+    """The most recent fits, oldest first."""
 
     def __init__(self) -> None:
         self._fits: dict[str, Fit] = {}
-        #: The fit that a run is a part of.
+        #: The fit to which each run belongs.
         self._fit_of: dict[str, str] = {}
 
     def take(self, events: list[dict[str, Any]]) -> None:
-        """Take what a client tells; of a fit that is not known, nothing."""
+        """Apply the events of a client; those of unknown fits are ignored."""
         for event in events:
             name = event["fit"]
             if event["kind"] == "begin":
@@ -172,7 +173,7 @@ class RecentFits:
                 self._fits[name].take(event)
 
     def hear(self, told: dict[str, Any]) -> None:
-        """Take what a worker tells of its trainers; of a run that is not known, nothing."""
+        """Apply the report of a worker; those of unknown runs are ignored."""
         fit = self._fits.get(self._fit_of.get(told["run"], ""))
         if fit is not None:
             fit.hear(told)

@@ -1,4 +1,4 @@
-"""Pulses of a fit, which trainers tell each second: made into rates, kept for its whole time."""
+"""Rates of a fit over time, made from the reports that trainers send each second."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ __all__ = [
     "make_speed_table",
 ]
 
-#: Topic of what workers tell; that of `daskml_dist.training.worker.notifications`.
+#: Topic of the workers' reports, as in `daskml_dist.training.worker.notifications`.
 PULSES = "daskml_dist_pulses"
-#: Moments that are kept of a fit: once there are as many, every second one goes.
+#: Most moments that are kept of a fit: beyond, every second one is dropped.
 N_PULSES = 400
-#: Lanes whose speed is kept.
+#: Lanes whose speed is kept, from lane 0 on.
 N_SPEEDS = 32
-#: Times that a worker may be silent for as long as it takes from report to report: after that it is
-#: taken for gone. One is usual where the scheduler is busy.
-_SILENCES = 2.5
-#: Ways of messages, by the names of columns.
+#: Intervals between reports after which a silent worker counts as lost. One late report is usual
+#: where the scheduler is busy.
+_MAX_SILENT_INTERVALS = 2.5
+#: Columns of the load table, by transport.
 TRANSPORTS = {"sockets": "sockets", "shared memory": "shared_memory", "NCCL": "nccl"}
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """Rates and sums of one moment.
+    """Rates and totals of all workers at one moment.
 
     Parameters
     ----------
     at : float
         Seconds from the begin of the fit.
     speeds : tuple of (int, str, float, float)
-        Lane, its worker, seconds from the begin of the fit, and the lane's steps a second since the
-        worker's report before.
+        Lane, its worker, seconds since the begin of the fit, and the lane's steps a second between
+        the worker's last two reports.
     traffic : dict of str to float
-        Bytes a second, by transport; empty where no worker has told twice.
+        Bytes a second, by transport; empty until some worker has reported twice.
     sums : dict of str to float
         ``rows_here``, ``rows_streamed``, ``memory`` and ``spilled`` of all workers.
     """
@@ -57,7 +57,7 @@ class Pulse:
 
 @dataclass(frozen=True)
 class _Report:
-    """Report of a worker, with the rates since its report before.
+    """Report of a worker, with the rates since its previous report.
 
     Parameters
     ----------
@@ -83,56 +83,55 @@ class _Report:
 
 
 class Pulses:
-    """The moments of a fit.
+    """Moments of a fit, oldest first.
 
-    Reports are late or come several at once where the scheduler is busy. Rates are therefore taken
-    by the clock of the worker that counted, and a worker that has not told within a moment counts
-    in its sums as it last told.
+    A busy scheduler delivers reports late, or several at once. So rates are taken by the clock of
+    the worker that counted, and a worker without a report in a moment counts with its last one.
     """
 
     def __init__(self) -> None:
         self.kept: list[Pulse] = []
-        #: The last report of each worker, and the workers that have told in the present moment.
+        #: The last report of each worker, and the workers that have reported in the present moment.
         self._last: dict[str, _Report] = {}
         self._open: list[str] = []
 
     def hear(self, at: float, told: dict[str, Any]) -> bool:
-        """Take what a worker tells; True where it is the first of a moment, and ends the last."""
+        """Record a worker's report; return whether it opens a new moment and so ends the last."""
         worker = told["worker"]
         ends = worker in self._open
         if ends:
             self._close()
-        self._last[worker] = _report(at, told, self._last.get(worker))
+        self._last[worker] = _make_report(at, told, self._last.get(worker))
         self._open.append(worker)
         return ends
 
     def forget_others(self, workers: Collection[str]) -> None:
-        """Forget workers that have no lane any more: others tell of the rows that they had."""
+        """Forget workers without lanes: the workers that took over their rows count these."""
         if self._open and not self._last.keys() <= set(workers):
             self._close()
         self._last = {name: one for name, one in self._last.items() if name in workers}
 
     def _close(self) -> None:
-        """End the present moment, with what each worker has told last."""
+        """End the present moment, with the last report of each worker."""
         at = max(self._last[worker].at for worker in self._open)
-        # A worker that is silent for longer may be gone.
-        there = {
+        # Workers that have been silent for longer are not counted.
+        heard = {
             name: report
             for name, report in self._last.items()
-            if report.at > at - _SILENCES * report.told["every"]
+            if report.at > at - _MAX_SILENT_INTERVALS * report.told["every"]
         }
         speeds = [
-            (lane, name, there[name].at, speed)
+            (lane, name, heard[name].at, speed)
             for name in self._open
-            if name in there
-            for lane, speed in there[name].speeds.items()
+            if name in heard
+            for lane, speed in heard[name].speeds.items()
         ]
         traffic: Counter[str] = Counter()
-        for report in there.values():
+        for report in heard.values():
             traffic.update(report.traffic)
         names = ("rows_here", "rows_streamed", "memory", "spilled")
-        sums = {name: float(sum(one.told[name] for one in there.values())) for name in names}
-        if self.kept and at <= self.kept[-1].at:  # reports that came late, many at once
+        sums = {name: float(sum(one.told[name] for one in heard.values())) for name in names}
+        if self.kept and at <= self.kept[-1].at:  # several late reports of one moment: merged
             last = self.kept.pop()
             at, speeds = last.at, [*last.speeds, *speeds]
         self.kept.append(Pulse(at, tuple(sorted(speeds)), dict(traffic), sums))
@@ -141,14 +140,14 @@ class Pulses:
             del self.kept[1::2]
 
 
-def _report(at: float, told: dict[str, Any], before: _Report | None) -> _Report:
-    """Return a worker's report with its rates, which take another report before it."""
+def _make_report(at: float, told: dict[str, Any], before: _Report | None) -> _Report:
+    """Return a worker's report with its rates; the first one has none."""
     clock, steps = told["clock"], {lane: n for lane, n in told["steps"] if lane < N_SPEEDS}
     if before is None or (passed := clock - before.told["clock"]) <= 0:
         return _Report(at, at - clock, told, steps, {}, {})
-    # The report that was the least time on its way tells best how the two clocks differ.
+    # The report with the shortest delivery gives the best estimate of the clocks' difference.
     offset = min(before.offset, at - clock)
-    # Lanes come from other workers, and each generation counts from 0.
+    # No speed for a lane that has moved here, or whose counter a new generation has reset.
     speeds = {
         lane: (n - before.steps[lane]) / passed
         for lane, n in steps.items()

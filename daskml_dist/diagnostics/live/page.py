@@ -1,4 +1,4 @@
-"""The page itself, drawn with bokeh; each browser that looks at it has a document of its own."""
+"""Page of the dashboard, drawn with bokeh; each browser has a document of its own."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = ["is_empty", "show"]
 
 logger = logging.getLogger(__name__)
 
-#: Milliseconds between two looks at the fits.
-_LOOK = 500
+#: Milliseconds between two updates of the page.
+_UPDATE_INTERVAL = 500
 _NEWEST = "newest"
-#: Lines over the passes: the title of a figure, and the columns that it shows, with colours.
+#: Figures over passes: the title, and the columns that are drawn with their colours.
 _FIGURES = (
     ("Mean training loss", {"loss": "#0072b2"}),
     ("Score of validation rows and of eval_set", {"val_score": "#009e73", "eval_score": "#e69f00"}),
@@ -43,7 +43,7 @@ _FIGURES = (
     ("Staleness (versions)", {"staleness_mean": "#0072b2", "staleness_max": "#d55e00"}),
     ("Rows a second", {"rows_per_second": "#0072b2"}),
 )
-#: Words in a figure of no values, by its first column.
+#: Texts in figures without values, by the first column.
 _EMPTY = {
     "loss": "This fit records no loss.",
     "val_score": "Nothing is scored: set early_stopping=True, or give fit(..., eval_set=(X, y)).",
@@ -51,9 +51,9 @@ _EMPTY = {
     "staleness_mean": "This fit applies no gradients that could be old.",
     "rows_per_second": "No pass has ended yet.",
 }
-#: Place of the bars of staleness: after its lines.
-_AFTER = 4
-#: Lines over the seconds, alike.
+#: Position of the bars of staleness: after the figure of its mean and maximum.
+_STALENESS_POSITION = 4
+#: Figures over seconds, in the same form.
 _LOADS = (
     (
         "Traffic of the trainers (MB a second)",
@@ -63,12 +63,12 @@ _LOADS = (
     ("Memory of the workers (GB)", {"gb_in_memory": "#0072b2", "gb_spilled": "#d55e00"}),
 )
 
-#: A change of membership.
+#: Style of the marks at changes of membership.
 _MARK = {"color": "#d00000", "line_dash": "dashed", "line_width": 2}
 
 
 def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
-    """Fill a document of bokeh's with the page, and keep it up to date."""
+    """Fill a bokeh document with the page, and update it periodically."""
     from bokeh.core.properties import without_property_validation
     from bokeh.layouts import column, gridplot
     from bokeh.models import ColumnDataSource, Div, Select
@@ -79,12 +79,12 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
     figures = [_draw_lines(title, columns, sources["passes"]) for title, columns in _FIGURES]
-    words = {
-        next(iter(columns)): _words(plot, next(iter(columns)))
+    empty_labels = {
+        next(iter(columns)): _add_empty_label(plot, next(iter(columns)))
         for plot, (_, columns) in zip(figures, _FIGURES, strict=True)
     }
-    ages = _draw_staleness(sources["staleness"])
-    figures.insert(_AFTER, ages)
+    staleness = _draw_staleness(sources["staleness"])
+    figures.insert(_STALENESS_POSITION, staleness)
     over_time = [_draw_speeds(sources["speeds"])]
     over_time += [
         _draw_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS
@@ -96,30 +96,35 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     grid = gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_options={"logo": None})
     shown: list[Any] = []
 
-    def look() -> None:
+    def update() -> None:
         try:
             kept = fits.all()
-            now = [choice.value, *((fit.fit, fit.version) for fit in kept)]
-            if shown == now:
+            state = [choice.value, *((fit.fit, fit.version) for fit in kept)]
+            if shown == state:
                 return
-            shown[:] = now
+            shown[:] = state
             fit = next((f for f in kept if f.fit == choice.value), kept[-1] if kept else None)
             head.text, last.text = _make_header(fit), _make_fit_list(kept)
-            choice.options = [(_NEWEST, _NEWEST), *((f.fit, _name(f)) for f in reversed(kept))]
+            choice.options = [
+                (_NEWEST, _NEWEST),
+                *((f.fit, _format_fit_name(f)) for f in reversed(kept)),
+            ]
             grid.visible = fit is None or fit.n_lanes > 0
             rungs.visible = fit is not None and fit.n_lanes == 0
-            told = () if fit is None else fit.rungs
-            rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in told})
+            rungs_of_fit = () if fit is None else fit.rungs
+            rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in rungs_of_fit})
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
             for _, columns in _FIGURES:
-                words[next(iter(columns))].visible = is_empty(sources["passes"].data, columns)
-            ages.x_range.factors = list(sources["staleness"].data["versions"])
+                empty_labels[next(iter(columns))].visible = is_empty(
+                    sources["passes"].data, columns
+                )
+            staleness.x_range.factors = list(sources["staleness"].data["versions"])
         except Exception:
             logger.debug("The page of fits is not drawn", exc_info=True)
 
-    look()
-    document.add_periodic_callback(without_property_validation(look), _LOOK)
+    update()
+    document.add_periodic_callback(without_property_validation(update), _UPDATE_INTERVAL)
     document.title, document.theme = "Dask: Training", BOKEH_THEME
     document.add_root(column(head, choice, grid, rungs, last, sizing_mode="stretch_width"))
     document.template = env.get_template("simple.html")
@@ -131,8 +136,8 @@ def is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bo
     return bool(table["pass"]) and all(math.isnan(v) for name in columns for v in table[name])
 
 
-def _words(plot: Any, column: str) -> Any:
-    """Add the words for no values to a figure."""
+def _add_empty_label(plot: Any, column: str) -> Any:
+    """Add a hidden label to a figure, which is shown while it has no values."""
     from bokeh.models import Label
 
     place = {"x": 10, "y": 90, "x_units": "screen", "y_units": "screen"}
@@ -141,18 +146,18 @@ def _words(plot: Any, column: str) -> Any:
     return label
 
 
-def _speeds_of(fit: Fit | None) -> dict[str, list[Any]]:
+def _make_speeds(fit: Fit | None) -> dict[str, list[Any]]:
     return make_speed_table(None if fit is None else fit.pulses, assign_colours(fit))
 
 
-def _load_of(fit: Fit | None) -> dict[str, list[float]]:
+def _make_load(fit: Fit | None) -> dict[str, list[float]]:
     return make_load_table(None if fit is None else fit.pulses)
 
 
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
     "passes": make_pass_table, "lanes": make_lane_table, "marks": make_mark_table,
-    "speeds": _speeds_of, "rungs": make_rung_table, "staleness": make_staleness_table,
-    "load": _load_of,
+    "speeds": _make_speeds, "rungs": make_rung_table, "staleness": make_staleness_table,
+    "load": _make_load,
 }  # fmt: skip
 
 
@@ -253,7 +258,7 @@ def _draw_rungs(source: Any) -> Any:
     return plot
 
 
-def _name(fit: Fit) -> str:
+def _format_fit_name(fit: Fit) -> str:
     began = time.strftime("%H:%M:%S", time.localtime(fit.began))
     return ", ".join([f"{began} {fit.estimator}", *([fit.policy] if fit.policy else [])])
 
@@ -294,9 +299,9 @@ def _make_fit_list(fits: list[Fit]) -> str:
         )
         for fit in reversed(fits)
     ]
-    lines = [_line("th", titles), *(_line("td", row) for row in rows)]
+    lines = [_make_table_row("th", titles), *(_make_table_row("td", row) for row in rows)]
     return f"<b>Last fits</b><table style='border-spacing:12px 2px'>{''.join(lines)}</table>"
 
 
-def _line(tag: str, cells: tuple[str, ...]) -> str:
+def _make_table_row(tag: str, cells: tuple[str, ...]) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -1,4 +1,4 @@
-"""The scheduler's side: it keeps the last fits, and puts their page into Dask's dashboard."""
+"""Scheduler plugin that keeps the recent fits and adds their page to Dask's dashboard."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
 
 logger = logging.getLogger(__name__)
 
-#: Of the plugin, at the scheduler; of the page, in the dashboard.
+#: Name of the plugin at the scheduler, and of the page in the dashboard.
 NAME, PAGE = "daskml-dist-training", "training"
-#: The page that the tab stands behind.
-_BEFORE = "system"
+#: Page of the dashboard after which the tab is placed.
+_PRECEDING_PAGE = "system"
 
 
 class TrainingPage(SchedulerPlugin):
-    """Keeper of the last fits of a cluster.
+    """Plugin that keeps the recent fits of a cluster.
 
     Attributes
     ----------
@@ -36,14 +36,14 @@ class TrainingPage(SchedulerPlugin):
         self.fits = RecentFits()
 
     def take(self, events: list[dict[str, Any]]) -> None:
-        """Take what a client tells."""
+        """Apply events of a client; errors are logged, since a scheduler must not fail by them."""
         try:
             self.fits.take(events)
         except Exception:
             logger.debug("What a fit tells cannot be read", exc_info=True)
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take what a worker tells of its trainers."""
+        """Apply a worker's report; errors are logged, since a scheduler must not fail by them."""
         if topic != PULSES:
             return
         try:
@@ -52,12 +52,12 @@ class TrainingPage(SchedulerPlugin):
             logger.debug("What a trainer tells cannot be read", exc_info=True)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """Note that the fits of a client are not told of any more."""
+        """Mark the running fits of a client that has left."""
         self.fits.leave(client)
 
 
 def open_page(scheduler: Any) -> bool:
-    """Put the page into a scheduler's dashboard, where it is not there yet."""
+    """Add the page to a scheduler's dashboard if it is missing; return whether it is there."""
     if NAME in scheduler.plugins:
         return True
     try:
@@ -75,7 +75,7 @@ def open_page(scheduler: Any) -> bool:
 
 
 def find_dashboard(scheduler: Any) -> Any:
-    """Return Dask's own bokeh application; None where it has none."""
+    """Return Dask's own bokeh application; None for a scheduler without dashboard."""
     if "bokeh" not in sys.modules:
         return None
     applications = getattr(getattr(scheduler, "http_application", None), "applications", ())
@@ -84,7 +84,7 @@ def find_dashboard(scheduler: Any) -> Any:
 
 
 def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
-    """Serve the page beside the dashboard's own, and name it in their bar."""
+    """Serve the page, and add its tab to the dashboard's navigation bar."""
     from tornado.ioloop import IOLoop
 
     from daskml_dist.dask_internals.dashboard import BokehApplication, template_variables
@@ -94,7 +94,7 @@ def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
         show(fits, extra, document)
 
     variables = template_variables(scheduler)
-    # The scheduler stops it as it closes, like its own.
+    # Added to the scheduler's applications, it is stopped with them.
     application = BokehApplication(
         {f"/{PAGE}": serve, f"/individual-{PAGE}": serve},
         scheduler,
@@ -106,4 +106,6 @@ def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
     scheduler.http_application.add_application(application)
     pages = variables["pages"]
     if PAGE not in pages:
-        pages.insert(pages.index(_BEFORE) + 1 if _BEFORE in pages else len(pages), PAGE)
+        pages.insert(
+            pages.index(_PRECEDING_PAGE) + 1 if _PRECEDING_PAGE in pages else len(pages), PAGE
+        )

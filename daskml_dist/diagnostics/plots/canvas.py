@@ -1,4 +1,4 @@
-"""Axes to draw on, and what is drawn: histories by their names."""
+"""Axes and named histories for plots."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def get_axes(ax: Axes | None, name: str) -> Axes:
 
 
 def keep_least_height(ax: Axes) -> None:
-    """Widen the axis of values that hardly move, so that their lines look flat."""
+    """Widen the y axis of values that hardly change, so that their lines look flat."""
     low, high = ax.dataLim.intervaly
     least = LEAST_SPAN * max(abs(low), abs(high))
     if high - low < least:  # not so where nothing is drawn: the limits are infinite then
@@ -53,7 +53,7 @@ def keep_least_height(ax: Axes) -> None:
 
 
 def whole_numbers(ax: Axes) -> None:
-    """Let marks of the axis of passes be whole numbers."""
+    """Put ticks of the x axis, which counts passes, at integers alone."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

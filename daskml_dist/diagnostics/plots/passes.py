@@ -1,4 +1,4 @@
-"""Measures of the passes of fits, side by side."""
+"""Plots of the passes of fits: learning curves, staleness, traffic, lanes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MEASURES = {
 _OVER = {"pass": "pass", "seconds": "wall time (s)", "rows": "rows", "bytes": "traffic (MB)"}
 #: Colour of the lines where a fit recovered from a loss.
 _RECOVERY = "#d00000"
-#: Workers that a legend names; of more it would hide the picture.
-_NAMED = 12
+#: Most workers that a legend names; more would hide the figure.
+_MAX_NAMED_WORKERS = 12
 
 
 def learning_curves(
@@ -107,7 +107,7 @@ def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float]
 
 
 def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw how old gradients were as they were applied: the mean of each pass, and the largest.
+    """Draw the staleness of applied gradients: mean and maximum of each pass.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
             [lane for lane, _, _ in of_worker],
             [max(0.0, end - begin) for _, begin, end in of_worker],
             left=left, height=0.9, color=COLOURS[number % len(COLOURS)],
-            label=worker if number < _NAMED else None,
+            label=worker if number < _MAX_NAMED_WORKERS else None,
         )  # fmt: skip
     for seating in seatings:
         if seating["generation"]:

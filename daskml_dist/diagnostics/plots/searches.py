@@ -1,4 +1,4 @@
-"""Results of a search for parameters."""
+"""Plots of searches: scores over parameters, rungs of successive halving, rates of a range test."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["learning_rates", "rungs", "search_results"]
+
+#: Ratio of the largest to the smallest value from which an axis is logarithmic.
+_MIN_LOG_RATIO = 100.0
 
 
 def search_results(
@@ -50,10 +53,10 @@ def search_results(
     >>> from daskml_dist.diagnostics import plots
     >>> ax = plots.search_results(search)  # doctest: +SKIP
     """
-    results = _results(search)
-    means = _column(results, f"mean_test_{score}")
+    results = _get_results(search)
+    means = _get_column(results, f"mean_test_{score}")
     candidates = results["params"]
-    names = _varying(candidates) if params is None else _as_names(params)
+    names = _find_varying_params(candidates) if params is None else _list_names(params)
     for name in names:
         if not any(name in candidate for candidate in candidates):
             known = ", ".join(sorted({key for candidate in candidates for key in candidate}))
@@ -83,7 +86,7 @@ def _draw_curve(ax: Axes, values: list[Any], means: Any, spread: Any) -> None:
     ax.fill_between(x, means - spread, means + spread, color=COLOURS[0], alpha=0.2)
     if not numbers:
         ax.set_xticks(range(len(values)), [str(v) for v in values])
-    elif min(values) > 0 and max(values) >= _FAR * min(values):
+    elif min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values):
         ax.set_xscale("log")
 
 
@@ -96,13 +99,13 @@ def _draw_map(ax: Axes, values: list[list[Any]], best: Any, means: Any, score: s
                 grid[row, column] = means[number]
     image = ax.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
     for axis, of_axis in zip((ax.set_xticks, ax.set_yticks), values, strict=True):
-        axis(range(len(of_axis)), [_text(v) for v in of_axis])
+        axis(range(len(of_axis)), [_format_value(v) for v in of_axis])
     if (figure := ax.get_figure()) is not None:
         figure.colorbar(image, ax=ax, label=f"mean test {score}")
 
 
 def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the rungs of a halving search or of Hyperband: a line a candidate, up to where it fell.
+    """Draw the rungs of a halving search or of Hyperband: a line for each candidate.
 
     Parameters
     ----------
@@ -112,8 +115,8 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib.axes.Axes
-        With a line of mean test scores over resources for each candidate, the best one's last and
-        thickest.
+        With a line of mean test scores over resources for each candidate, up to the rung where it
+        was dropped; the best one is drawn last and thickest.
 
     Raises
     ------
@@ -147,36 +150,40 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, float]], bool]], str]:
-    """Return the points of each candidate, which one is the best, and the name of the resource."""
-    told = getattr(search, "history_", None)
-    if isinstance(told, list) and told and "passes" in told[0]:
-        of: dict[Any, list[tuple[float, float]]] = {}
-        for row in told:
+    """Return (points, is_best) of each candidate, and the name of the resource."""
+    # Searches by partial fits keep a history of scores after some passes.
+    history = getattr(search, "history_", None)
+    if isinstance(history, list) and history and "passes" in history[0]:
+        by_number: dict[Any, list[tuple[float, float]]] = {}
+        for row in history:
             point = (row["passes"], row["mean_test_score"])
-            of.setdefault(row["candidate"], []).append(point)
+            by_number.setdefault(row["candidate"], []).append(point)
         best = search.best_index_
-        return [(sorted(points), number == best) for number, points in of.items()], "passes"
-    results = _results(search)
+        return [(sorted(points), number == best) for number, points in by_number.items()], "passes"
+    results = _get_results(search)
     if "n_resources" not in results:
         raise InvalidParameterError(
             f"{type(search).__name__} has no rungs: give a fitted halving search or Hyperband; of "
             "others draw search_results."
         )
     resource = str(getattr(search, "resource", "resources"))
-    by: dict[Any, list[tuple[float, float]]] = {}
+    # Halving searches list a candidate once for each rung, with other resources.
+    by_candidate: dict[Any, list[tuple[float, float]]] = {}
     for candidate, n, score in zip(
         results["params"], results["n_resources"], results["mean_test_score"], strict=True
     ):
-        by.setdefault(_candidate(candidate, resource), []).append((n, score))
-    best_key = _candidate(results["params"][search.best_index_], resource)
-    return [(sorted(points), key == best_key) for key, points in by.items()], resource
+        by_candidate.setdefault(_make_candidate_key(candidate, resource), []).append((n, score))
+    best_key = _make_candidate_key(results["params"][search.best_index_], resource)
+    return [(sorted(points), key == best_key) for key, points in by_candidate.items()], resource
 
 
-def _candidate(params: dict[str, Any], resource: str) -> Any:
+def _make_candidate_key(params: dict[str, Any], resource: str) -> Any:
+    """Return a value that identifies a candidate, whatever its resources."""
     return tuple(sorted((name, _make_key(v)) for name, v in params.items() if name != resource))
 
 
-def _results(search: Any) -> Any:
+def _get_results(search: Any) -> Any:
+    """Return the results of a search, or raise an error before its fit."""
     results = getattr(search, "cv_results_", None)
     if results is None:
         raise InvalidParameterError(
@@ -185,7 +192,8 @@ def _results(search: Any) -> Any:
     return results
 
 
-def _column(results: Any, name: str) -> Any:
+def _get_column(results: Any, name: str) -> Any:
+    """Return a column of the results, or raise an error that names the scores there are."""
     if name not in results:
         known = [key.removeprefix("mean_test_") for key in results if key.startswith("mean_test_")]
         raise InvalidParameterError(
@@ -194,11 +202,12 @@ def _column(results: Any, name: str) -> Any:
     return results[name]
 
 
-def _as_names(params: Any) -> list[str]:
+def _list_names(params: Any) -> list[str]:
     return [params] if isinstance(params, str) else list(params)
 
 
-def _varying(candidates: list[dict[str, Any]]) -> list[str]:
+def _find_varying_params(candidates: list[dict[str, Any]]) -> list[str]:
+    """Return the parameters that differ between candidates; the first one if none does."""
     names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
     several = [n for n in names if len({_make_key(c[n]) for c in candidates if n in c}) > 1]
     return several or names[:1]
@@ -223,7 +232,7 @@ def _list_values(given: list[Any]) -> list[Any]:
 
 
 def _find_best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any, ...], int]:
-    """Return the number of the best candidate of each combination of values."""
+    """Return the index of the best candidate for each combination of values."""
     best: dict[tuple[Any, ...], int] = {}
     for number, candidate in enumerate(candidates):
         if not all(name in candidate for name in names):
@@ -235,7 +244,7 @@ def _find_best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any,
     return best
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -288,7 +297,3 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("learning rate")
     ax.set_ylabel("mean training loss")
     return ax
-
-
-#: Numbers so far apart, and more, are drawn on an axis of logarithms.
-_FAR = 100.0
