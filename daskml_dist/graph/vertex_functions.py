@@ -79,6 +79,7 @@ def _find_vertex_shares(job: KeyedJob, side: str, given: Any, name: str) -> Vert
             f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
             "vertices that are the source or target of an edge, with ids of the same type."
         )
+    # In the order of the vertices' numbers; the shares add up to 1.
     order = np.argsort(numbers)
     return VertexShares(numbers[order], shares[order] / shares.sum())
 

@@ -155,6 +155,7 @@ def partial_dependence(
     )  # fmt: skip
     # scikit-learn's own function on a single row tells the number of outputs, and raises the errors
     # of parameters. The recursion needs no rows: with the whole grid, that is its result already.
+    # Two points of each feature are enough for a shape.
     max_points = 2 if tree_model is None else None
     points = {f: axis[:max_points] for f, axis in zip(features, grid.axes, strict=True)}
     one_row_result = _run_scikit_learn(
@@ -216,6 +217,7 @@ def _find_recursion_estimator(estimator: Any, method: str) -> Any:
         return estimator if recurses else None
     if method == "brute" or (method == "auto" and name not in _TREE_ESTIMATORS):
         return None
+    # The exported scikit-learn model takes the recursion, where its result would be right.
     reason = None
     if hasattr(estimator, "_trees") and (estimator._trees.nodes.category >= 0).any():
         reason = "its trees split categories, of which the recursion takes no notice"
@@ -358,6 +360,7 @@ def _make_grid(
         raise InvalidParameterError(f"percentiles={percentiles!r}: use two numbers of [0, 1].")
     columns = [_find_column(collection, feature) for feature in features]
     categorical_columns = _find_categorical_columns(collection, categorical, names)
+    # A feature with fewer distinct values than points takes these values as its points.
     max_values = {
         j: np.inf if j in categorical_columns else resolution - 1
         for j, feature in zip(columns, features, strict=True)
@@ -479,6 +482,7 @@ def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
     merged = {}
     for j, limit in max_values.items():
         blocks = [summaries[j] for _, summaries in filled]
+        # Distinct values of the column, unless some block alone has too many.
         values: Any = None
         if all(block.values is not None for block in blocks):
             values = np.unique(np.concatenate([block.values for block in blocks]))

@@ -293,6 +293,7 @@ def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> li
     if not np.array_equal(target.classes[at], y):
         raise InvalidDataError("y holds labels that the estimator does not know. Drop such rows.")
     probabilities = np.asarray(predicted, np.float64)
+    # Rows are scaled to add up to 1, and probabilities kept off 0 and 1, as scikit-learn does.
     own = np.take_along_axis(probabilities, at[:, None], axis=1)[:, 0] / probabilities.sum(axis=1)
     eps = np.finfo(predicted.dtype).eps
     return [w.sum(), w @ -np.log(np.clip(own, eps, 1 - eps))]
@@ -300,6 +301,7 @@ def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> li
 
 def _compute_r2(sums: Sums) -> float:
     weight, residual, deviation, squares = sums
+    # Total sum of squares around the weighted mean of the scored rows.
     total = squares - deviation**2 / weight
     return 1 - residual / total if total > 0 else float(residual == 0)
 
@@ -534,6 +536,8 @@ def _score_block(
             for sums in by_column:
                 sums.append(0.0)
             continue
+        # A copy, whose columns are permuted one at a time and restored, so that a single copy of
+        # the drawn rows serves all columns.
         some = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
         for sums, j, column in zip(by_column, gathered.numbers, gathered.values, strict=True):
             before = _swap_column(some, j, column, source)

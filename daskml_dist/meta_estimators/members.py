@@ -162,7 +162,7 @@ def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
     """Return whether X is known to be so small that one process fits it sooner than several."""
     # Dask DataFrames do not know their rows, lists of delayed blocks not even their columns.
     n_known, *row_shape = getattr(X, "shape", None) or (None, math.inf)
-    n = n_rows if n_rows is not None else n_known
+    n = n_rows if n_rows is not None else n_known  # may be NaN, for unknown chunk sizes
     return isinstance(n, int | np.integer) and n * math.prod(row_shape) <= _MAX_TASK_ENTRIES
 
 
@@ -170,6 +170,7 @@ def _fits_in_task(member: Any, few: bool) -> bool:
     """Return whether a member is fitted in one task, to rows that are gathered there."""
     if not takes_dask_collections(member):
         return True
+    # A frozen estimator is not fitted at all: gathering its rows would be for nothing.
     if not few or isinstance(member, FrozenEstimator):
         return False
     if isinstance(member, Pipeline):
@@ -221,7 +222,7 @@ def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[A
 def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
     """Return a task that gathers rows and fits a clone of a member to them."""
     unweighted_params = {name: value for name, value in params.items() if name != "sample_weight"}
-    columns = [list(of) for of in zip(*rows.parts, strict=True)]
+    columns = [list(blocks) for blocks in zip(*rows.parts, strict=True)]  # of X, y and weights
     task: Delayed = delayed(partial(_fit_gathered, unweighted_params), pure=False)(member, *columns)
     return task
 
@@ -263,9 +264,9 @@ def weights_of_rows(weight: Any, n_rows: int) -> Any:
 
 
 def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:
-    """Fit clones of an estimator to the training rows of each split, in one batched fit if
-    possible.
+    """Fit clones of an estimator to the training rows of each split.
 
+    Clones that take Dask collections are trained in one batched fit if their solver can do so.
     Where rows are few, each clone is fitted in a task; `few` is as of :func:`fit_members`.
     """
     few = has_few_entries(splits.inputs[0]) if few is None else few
@@ -276,6 +277,7 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
         tasks = [fit(member, splits.rows.gather_split(split)) for split in range(splits.n_splits)]
         tell(f"{len(tasks)} fits as tasks")
         return _compute_fits(tasks, splits.rows.columns.parts)
+    # None: no solver trains these as one, so they are fitted split by split.
     found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
         fits = splits.fits([member], {}, train_score=False, error_score="raise")

@@ -112,6 +112,7 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return mean probabilities; a member gives 0 to a class that its block did not hold."""
         probabilities = self._predict_each("predict_proba", X)
+        # Columns of a member are aligned to all classes by its own `classes_`.
         total = np.zeros((len(probabilities[0]), len(self.classes_)))
         for member, own in zip(self.estimators_, probabilities, strict=True):
             total[:, np.searchsorted(self.classes_, member.classes_)] += own

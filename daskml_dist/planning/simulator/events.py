@@ -80,6 +80,7 @@ class Stragglers:
         They depend on the seed alone, so that policies are compared on the same stragglers.
         """
         rng = np.random.default_rng(seed)
+        # Less half the variance, so that the lognormal factor has a mean of 1.
         factor = np.exp(self.noise * rng.standard_normal((workers, steps)) - self.noise**2 / 2)
         paused = rng.random((workers, steps)) < self.pause_share
         factor += paused * rng.exponential(self.pause or 1.0, (workers, steps))
@@ -191,6 +192,7 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     if n_bytes <= _MAX_MESH_BYTES or workers == 2:
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
+    # Ring all-reduce: each worker passes on a part, n - 1 times to sum and n - 1 times to share.
     part = n_bytes / workers
     hop = costs.latency + costs.peer + part / costs.bandwidth
     return 2 * others * hop + others * part * costs.add
@@ -443,6 +445,7 @@ class _ServerSimulation:
             worker.answers.append((start + self._costs.latency, self._transfer))
         if number == 0:
             self._give(worker, server.gate.clock(worker.number))
+        # A worker needs the shards of all servers for its next step.
         if len(worker.answers) == len(self._servers):
             self._begin(worker, self._received(worker))
 
@@ -473,6 +476,7 @@ class _ServerSimulation:
         result.seconds = end
         for worker in self._workers:
             result.busy += worker.busy
+        # Steps that were still being computed at the end.
         for _, _, worker, server, *_ in self._events:
             if server < 0:
                 result.busy += max(end - worker.began, 0.0)
