@@ -1,9 +1,9 @@
 """Limited-memory BFGS over sums: by SciPy, orthant-wise for l1 penalties, and batched.
 
-:class:`LBFGS` is the solver. :func:`minimize_orthant_wise` takes an l1 part, and vectors of which
-each process holds a range; :func:`minimize_side_by_side` minimises many small functions that are
-evaluated together. :class:`HuberScale` finds the coefficients under Huber's loss and its scale
-together.
+:class:`LBFGS` is the solver of penalised losses, by SciPy's L-BFGS-B or, with an l1 penalty or
+sharded vectors, by :func:`minimize_orthant_wise` (OWL-QN). :func:`minimize_side_by_side` minimises
+many small functions that are evaluated in one batch. :class:`HuberScale` minimises Huber's loss
+over the coefficients and the scale jointly.
 
 References
 ----------
@@ -61,36 +61,37 @@ __all__ = [
 ]
 
 
-#: Pairs of a step and its change of the gradient that are kept: SciPy's default.
+#: Curvature pairs (step, change of the gradient) that are kept: SciPy's default.
 _MAX_PAIRS = 10
-#: Share of the expected decrease that a step must bring (Armijo).
+#: Constant c1 of the Armijo condition (Nocedal and Wright 2006, chapter 3.1).
 _ARMIJO_SHARE = 1e-4
-#: Halvings of a step at most; a direction that needs more is no descent within rounding.
+#: Most halvings of a step: 2**-50 is near the rounding error of float64.
 _MAX_HALVINGS = 50
-#: Of batched L-BFGS: pairs that are kept, trials of a line search at most, and Armijo's share.
+#: Batched L-BFGS: curvature pairs, most trials of a line search, and Armijo's c1.
 _MAX_BATCH_PAIRS, _MAX_BATCH_TRIALS, _BATCH_ARMIJO = 10, 20, 1e-4
-#: Of batched L-BFGS: a function ends where a step gains less than this share of its first value, or
-#: its gradient is below this share of the first one.
+#: Batched L-BFGS: a function has converged if a step decreases it by less than this share of its
+#: first value, or its gradient's largest component is below this share of the first gradient's.
 _BATCH_FTOL, _BATCH_GTOL = 1e-5, 1e-4
-#: Values nearer to each other than this share are the same to the line search, as in scikit-learn.
+#: Relative decrease of the objective at which a fit has converged (`ftol`), as in scikit-learn.
 _RELATIVE_TOLERANCE = 64 * float(np.finfo(float).eps)
-#: Evaluations of one line search at most, as in scikit-learn.
+#: Most evaluations of one line search (`maxls`), as in scikit-learn.
 _MAX_LINE_SEARCH = 50
 
 
 @dataclass(frozen=True)
 class LBFGS(PenalisedSolver, RangedSolver):
-    """Quasi-Newton solver with the last ten gradients; each evaluation is one pass.
+    """Limited-memory BFGS, a quasi-Newton method; each evaluation is one pass over the data.
 
-    It stops once no component of the gradient is larger than `tol`. A penalty with an l1 part
-    takes orthant-wise steps, see :func:`minimize_orthant_wise`.
+    It stops if no component of the gradient is larger than `tol`, or if the objective decreases by
+    no more than rounding errors. With an l1 penalty the steps are those of OWL-QN, see
+    :func:`minimize_orthant_wise`.
 
     Parameters
     ----------
     penalty, max_iter, tol
         As of :class:`PenalisedSolver`.
     max_fun : int, default=15_000
-        Evaluations at most (but for an l1 part): SciPy's own bound.
+        Most evaluations, without an l1 penalty; SciPy's default.
 
     References
     ----------
@@ -111,7 +112,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
 
     @property
     def max_passes(self) -> int:
-        """Return the most evaluations: SciPy checks their number only after each line search."""
+        """Return the largest number of evaluations; SciPy checks it only after a line search."""
         return self.max_fun + _MAX_LINE_SEARCH
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -126,7 +127,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             value, gradient = objective.value_and_gradient(last)
             return value, gradient.ravel()
 
-        # SciPy's L-BFGS-B knows no l1 part: orthant-wise steps keep what is zero exactly zero.
+        # SciPy's L-BFGS-B has no l1 penalty; orthant-wise steps set coefficients to exactly 0.
         if self.penalty.l1:
             l1 = penalty_row_strengths(
                 model, self.penalty.l1, self.penalty.intercept_scaling, power=1
@@ -155,7 +156,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
         return dataclasses.replace(found, w=found.w.reshape(shape))
 
     def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
-        """Minimise with vectors of which each process holds a range.
+        """Minimise with sharded vectors: each process holds a range of every vector.
 
         The steps are those of :func:`minimize_orthant_wise`, with or without an l1 part.
 
@@ -172,10 +173,9 @@ class LBFGS(PenalisedSolver, RangedSolver):
         )
 
         def evaluate(w: Array) -> tuple[float, Array]:
-            # Every process needs all of w to read its rows; gradients come back as the own range
-            # alone.
+            # All-gather w, since rows need all of it; the gradient is reduce-scattered.
             loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(shape)))
-            # The l2 part, of the own range; `dot` sums it over the processes.
+            # The l2 penalty of the own range; `dot` sums over the processes.
             pull = l2 * w
             gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
@@ -203,7 +203,7 @@ def minimize_lbfgsb(
     on_step: Callable[[NDArray[Any]], None] = lambda flat: None,
     **options: Any,
 ) -> Solution:
-    """Minimise by SciPy's L-BFGS-B, which also stops where the user ends the fit."""
+    """Minimise by SciPy's L-BFGS-B; stop early if the user ends the fit (`sums.should_stop`)."""
 
     def callback(intermediate_result: OptimizeResult) -> None:
         on_step(intermediate_result.x)
@@ -241,10 +241,30 @@ def minimize_orthant_wise(
     on_step: Callable[[int, State | None], None] = lambda n_iter, state: None,
     kept: dict[str, Array] | None = None,
 ) -> Solution:
-    """Minimise ``evaluate(w) + sum(l1 * |w|)``; what the l1 part holds at zero is exactly 0.
+    """Minimise ``evaluate(w) + sum(l1 * |w|)`` by OWL-QN (Andrew and Gao 2007).
 
-    Everything but the two functions of `space` is elementwise, so that several processes may each
-    run this on a range of every vector: numbers, and with them decisions, are the same in all.
+    All operations but those of `space` are elementwise. Processes that hold a range of every vector
+    can therefore each run it on their range, and take the same decisions, since scalars are the
+    same in all.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Returns value and gradient of the smooth part at a point.
+    start : ndarray
+    l1 : ndarray of shape (start.size,)
+        Strength of the l1 penalty on each component.
+    max_iter : int
+    tol : float
+        Largest component of the pseudo-gradient at which it has converged.
+    should_stop : callable
+    space : VectorSpace, optional
+        None: vectors are whole.
+    on_step : callable
+        Called after each iteration with its number, and with a function that returns a snapshot
+        (None: after the last).
+    kept : dict of str to ndarray, optional
+        Snapshot to resume from.
     """
     space = space or _WholeVectors()
     pairs: deque[_CurvaturePair] = deque(maxlen=_MAX_PAIRS)
@@ -256,7 +276,7 @@ def minimize_orthant_wise(
         w, gradient, value, n_iter = _restore_orthant_state(kept, pairs)
     message = ""
     while True:
-        # The subgradient of least norm: the optimality measure and the search direction's source.
+        # It is 0 at the minimum, and takes the place of the gradient in the search direction.
         pseudo = pseudo_gradient(w, gradient, l1)
         if space.largest(pseudo) <= tol or should_stop():
             break
@@ -265,7 +285,7 @@ def minimize_orthant_wise(
             break
         found = _search_orthant(space, evaluate, w, value, pseudo, pairs, l1)
         if found is None and pairs:
-            # What is remembered misleads: go on along the gradient.
+            # No descent along the quasi-Newton direction: restart from steepest descent.
             pairs.clear()
             continue
         if found is None:
@@ -273,7 +293,7 @@ def minimize_orthant_wise(
             break
         n_iter += 1
         new, new_value, new_gradient = found
-        # Keep the pair only if its curvature is positive, so that the inverse Hessian stays so.
+        # Positive curvature keeps the approximate inverse Hessian positive definite.
         step, change = new - w, new_gradient - gradient
         curvature, square = space.dot(step, change), space.dot(change, change)
         if curvature > np.finfo(float).eps * square:
@@ -289,7 +309,7 @@ def minimize_orthant_wise(
 
 
 def pseudo_gradient(w: Array, gradient: Array, l1: Array) -> Array:
-    """Return the subgradient of least norm of the penalised objective."""
+    """Return the pseudo-gradient: the subgradient of least norm of the penalised objective."""
     right, left = gradient + l1, gradient - l1
     at_zero = np.where(right < 0, right, np.where(left > 0, left, 0.0))
     return np.where(w == 0, at_zero, gradient + l1 * np.sign(w))
@@ -317,7 +337,7 @@ class _CurvaturePair(NamedTuple):
 def _pack_orthant_state(
     w: Array, gradient: Array, value: float, n_iter: int, pairs: deque[_CurvaturePair]
 ) -> dict[str, Array]:
-    """Return the checkpoint of an iteration."""
+    """Return a snapshot of an iteration as arrays by name, for checkpoints."""
     return {
         "w": w,
         "gradient": gradient,
@@ -331,7 +351,7 @@ def _pack_orthant_state(
 def _restore_orthant_state(
     kept: dict[str, Array], pairs: deque[_CurvaturePair]
 ) -> tuple[Array, Array, float, int]:
-    """Undo `_pack_orthant_state`: point, gradient, value and iterations; `pairs` is filled."""
+    """Return point, gradient, value and iterations of a snapshot, and fill `pairs`."""
     rows = zip(kept["steps"], kept["changes"], kept["products"].tolist(), strict=True)
     pairs.extend(_CurvaturePair(step, change, *products) for step, change, products in rows)
     value, n_iter = kept["numbers"].tolist()
@@ -350,17 +370,18 @@ def _search_orthant(
     """Return a lower point along the quasi-Newton direction inside the orthant, or None."""
     direction = -_multiply_inverse_hessian(space, pseudo, pairs)
     penalised = l1 > 0
-    # Steps against the pseudo-gradient come of the curvature of other orthants.
+    # Constrain the direction to the signs of steepest descent: the approximate Hessian knows
+    # nothing of the l1 penalty.
     direction[penalised & (direction * pseudo >= 0)] = 0.0
     if not space.largest(direction):
         return None
-    # The orthant of the step: that of w, or where w is 0 the one that the slope points into.
+    # The orthant of w; for components at 0 the one that steepest descent enters.
     orthant = np.where(w == 0, -np.sign(pseudo), np.sign(w))
-    # Without curvature the first step has length 1.
+    # Without curvature pairs the first trial step has length 1.
     t = 1.0 if pairs else 1.0 / math.sqrt(space.dot(pseudo, pseudo))
     for _ in range(_MAX_HALVINGS):
         new = w + t * direction
-        # Project onto the orthant: components that would change their sign become exactly 0.
+        # Project onto the orthant: penalised components that would change their sign become 0.
         new[penalised & (new * orthant <= 0)] = 0.0
         smooth, gradient = evaluate(new)
         new_value = smooth + space.dot(l1, np.abs(new))
@@ -373,20 +394,23 @@ def _search_orthant(
 def _multiply_inverse_hessian(
     space: VectorSpace, vector: Array, pairs: deque[_CurvaturePair]
 ) -> Array:
-    """Apply the two-loop recursion of L-BFGS (Nocedal and Wright 2006, algorithm 7.4)."""
+    """Return the approximate inverse Hessian times a vector.
+
+    The two-loop recursion of L-BFGS (Nocedal and Wright 2006, algorithm 7.4).
+    """
     result = vector.copy()
-    shares = []
+    alphas = []
     # First loop: from the newest pair to the oldest.
     for pair in reversed(pairs):
-        share = space.dot(pair.step, result) / pair.curvature
-        result -= share * pair.change
-        shares.append(share)
-    # Initial inverse Hessian: the newest pair's curvature, times the identity.
+        alpha = space.dot(pair.step, result) / pair.curvature
+        result -= alpha * pair.change
+        alphas.append(alpha)
+    # Initial inverse Hessian: the identity times s'y / y'y of the newest pair (equation 7.20).
     if pairs:
         result *= pairs[-1].curvature / pairs[-1].square
     # Second loop: from the oldest pair to the newest.
-    for pair, share in zip(pairs, reversed(shares), strict=True):
-        result += pair.step * (share - space.dot(pair.change, result) / pair.curvature)
+    for pair, alpha in zip(pairs, reversed(alphas), strict=True):
+        result += pair.step * (alpha - space.dot(pair.change, result) / pair.curvature)
     return result
 
 
@@ -402,15 +426,22 @@ def minimize_side_by_side(
     Parameters
     ----------
     function : callable
-        Takes points of shape (n, n_parameters) and the numbers of the n functions; returns their
+        Takes points of shape (n, n_parameters) and the indices of n functions; returns their
         values, of shape (n,), and gradients.
     start : ndarray of float64 of shape (n_functions, n_parameters)
     max_iter : int
     tols : tuple of two ndarray of shape (n_functions,), optional
-        A function is at its end where a step gains less than the first, or no slope is larger than
-        the second; None: small shares of the value and of the slopes at the start.
+        Absolute `ftol` and `gtol` of each function: it has converged if a step decreases it by less
+        than the first, or if no component of its gradient is larger than the second. None:
+        relative to value and gradient at the start.
     share : float, default=1.0
-        Factor on these.
+        Factor on `tols`.
+
+    Returns
+    -------
+    points : ndarray of shape (n_functions, n_parameters)
+    tols : tuple of two ndarray
+        The tolerances before the factor `share`, for a later call.
     """
     v = start.astype(np.float64)
     value, slope = function(v, np.arange(len(v)))
@@ -418,27 +449,28 @@ def minimize_side_by_side(
     if tols is None:
         tols = _BATCH_FTOL * unit, _BATCH_GTOL * np.abs(slope).max(axis=1)
     ftol, gtol = (tol * share for tol in tols)
-    # So long a step along the first gradient is worth about the value itself.
+    # A first step whose expected decrease is the value itself.
     scale = unit / np.where(norm > 0, norm, 1.0)
+    #: Steps s, changes of the gradient y, and rho = 1 / s'y, of all functions.
     pairs: list[tuple[Array, Array, Array]] = []
     going = np.flatnonzero(np.isfinite(value) & (np.abs(slope).max(axis=1) > gtol))
     for _ in range(max_iter):
         if not len(going):
             break
-        # Quasi-Newton directions of the functions that are not at their end yet.
-        way = -_multiply_batch_inverse(pairs, going, scale, slope[going])
-        moved, new_value, new_slope = _search_batch(function, going, v, value, slope, way)
+        # Quasi-Newton directions of the functions that have not converged.
+        direction = -_multiply_batch_inverse(pairs, going, scale, slope[going])
+        moved, new_value, new_slope = _search_batch(function, going, v, value, slope, direction)
         s, y = moved - v[going], new_slope - slope[going]
-        bent = (s * y).sum(axis=1)
-        # Pairs without clear positive curvature count as none: their `rho` is 0.
-        good = bent > 1e-10 * (y * y).sum(axis=1) * scale[going]
+        curvature = (s * y).sum(axis=1)
+        # A pair without clearly positive curvature is disabled by rho = 0.
+        good = curvature > 1e-10 * (y * y).sum(axis=1) * scale[going]
         # Pairs are stored for all functions, so that they stay aligned as functions end.
         of_all = [np.zeros_like(v), np.zeros_like(v), np.zeros(len(v))]
         of_all[0][going], of_all[1][going] = s, y
-        of_all[2][going] = np.where(good, 1 / np.where(good, bent, 1.0), 0.0)
+        of_all[2][going] = np.where(good, 1 / np.where(good, curvature, 1.0), 0.0)
         pairs = [*pairs, (of_all[0], of_all[1], of_all[2])][-_MAX_BATCH_PAIRS:]
         squares = (y * y).sum(axis=1)
-        scale[going] = np.where(good, bent / np.where(good, squares, 1.0), scale[going])
+        scale[going] = np.where(good, curvature / np.where(good, squares, 1.0), scale[going])
         gain = value[going] - new_value
         v[going], value[going], slope[going] = moved, new_value, new_slope
         going = going[(gain >= ftol[going]) & (np.abs(new_slope).max(axis=1) > gtol[going])]
@@ -448,54 +480,60 @@ def minimize_side_by_side(
 def _multiply_batch_inverse(
     pairs: list[tuple[Array, Array, Array]], at: Any, scale: Array, q: Array
 ) -> Array:
-    """Apply the two-loop recursion of L-BFGS to the gradient of each function."""
-    q, known = q.copy(), []
+    """Return inverse Hessians times gradients of some functions, by the two-loop recursion."""
+    q, alphas = q.copy(), []
     for s, y, rho in reversed(pairs):
-        share = rho[at] * (s[at] * q).sum(axis=1)
-        q -= share[:, None] * y[at]
-        known.append(share)
+        alpha = rho[at] * (s[at] * q).sum(axis=1)
+        q -= alpha[:, None] * y[at]
+        alphas.append(alpha)
     q *= scale[at][:, None]
     for s, y, rho in pairs:
-        share = known.pop() - rho[at] * (y[at] * q).sum(axis=1)
-        q += share[:, None] * s[at]
+        difference = alphas.pop() - rho[at] * (y[at] * q).sum(axis=1)
+        q += difference[:, None] * s[at]
     return q
 
 
 def _search_batch(
-    function: Any, at: Any, v: Array, value: Array, slope: Array, way: Array
+    function: Any, at: Any, v: Array, value: Array, slope: Array, direction: Array
 ) -> tuple[Array, Array, Array]:
-    """Backtrack along each direction until Armijo's condition holds; return points and values."""
+    """Backtrack until Armijo's condition holds; return the points, values and gradients.
+
+    A function that finds no such step stays where it is.
+    """
     moved, new_value, new_slope = v[at], value[at], slope[at]
-    down, step = (slope[at] * way).sum(axis=1), np.ones(len(at))
-    left = np.flatnonzero(down < 0)
+    derivative, step = (slope[at] * direction).sum(axis=1), np.ones(len(at))
+    left = np.flatnonzero(derivative < 0)
     for _ in range(_MAX_BATCH_TRIALS):
         if not len(left):
             break
-        tried = v[at[left]] + step[left, None] * way[left]
+        tried = v[at[left]] + step[left, None] * direction[left]
         found, slopes = function(tried, at[left])
         # Armijo's condition, function by function.
-        enough = found <= value[at[left]] + _BATCH_ARMIJO * step[left] * down[left]
+        enough = found <= value[at[left]] + _BATCH_ARMIJO * step[left] * derivative[left]
         some = left[enough]
         moved[some], new_value[some], new_slope[some] = tried[enough], found[enough], slopes[enough]
         over, left, t = found[~enough], left[~enough], step[left[~enough]]
-        # The lowest point of the parabola through both values and the slope.
+        # Minimum of the quadratic interpolation (Nocedal and Wright 2006, equation 3.58), clipped
+        # to between a tenth and a half of the last step.
         with np.errstate(all="ignore"):
-            lowest = -down[left] * t**2 / (2 * (over - value[at[left]] - down[left] * t))
-        # Keep the step between a tenth and a half of the last one.
+            lowest = (
+                -derivative[left] * t**2 / (2 * (over - value[at[left]] - derivative[left] * t))
+            )
         step[left] = np.clip(np.where(np.isfinite(lowest), lowest, 0.0), 0.1 * t, 0.5 * t)
     return moved, new_value, new_slope
 
 
-#: The scale at least, as in scikit-learn: at zero the objective has no gradient.
+#: Least scale, as in scikit-learn: at 0 the objective has no gradient.
 _MIN_SCALE = 10 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False)
 class HuberSums(Statistic):
-    """``[loss, its derivative by the scale, *its gradient by w]``, of residuals r.
+    """Huber's loss of the residuals r: ``[loss, derivative by the scale, *gradient by w]``.
 
-    The loss is ``r**2 / scale`` for ``|r| <= epsilon * scale``, and goes on as a line. Some rows at
-    a time are made float64: near the optimum a line search needs more digits than float32 has.
+    The loss is ``r**2 / scale`` for ``|r| <= epsilon * scale``, and continues linearly. It is
+    computed in float64, a tile of rows at a time: near the optimum the line search needs more
+    digits than float32 has.
     """
 
     w: Array
@@ -529,7 +567,7 @@ class HuberSums(Statistic):
     def _at(self, residual: Any) -> tuple[Any, Any, Any]:
         """Return each row's loss, and its derivatives by the scale and by the raw prediction."""
         bound = self.epsilon * self.scale
-        # Residuals within `bound` count by their square, others linearly.
+        # (2 r - c) * c / scale with c = clip(r): r**2 / scale inside the bound, linear outside.
         inside = namespace(residual).clip(residual, -bound, bound)
         ratio = inside / self.scale
         losses = (2 * residual - inside) * ratio
@@ -538,17 +576,16 @@ class HuberSums(Statistic):
 
 @dataclass(frozen=True)
 class HuberScale(Solver):
-    """L-BFGS on the coefficients and the scale, which stays positive; a pass an evaluation.
+    """Solver of Huber regression: L-BFGS-B on the coefficients and the positive scale.
 
-    Like scikit-learn it stops by SciPy's own bound on small gains too: with a perfect fit the
-    scale goes to zero for ever.
-
-    The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``.
+    The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``. Like scikit-learn's, the
+    solver also stops by SciPy's default `ftol`: with a perfect fit the scale would decrease for
+    ever.
 
     Parameters
     ----------
     epsilon : float
-        Residuals of more scales than this are outliers.
+        Residuals larger than `epsilon` times the scale are outliers.
     alpha : float
     max_iter : int
     tol : float
@@ -556,7 +593,7 @@ class HuberScale(Solver):
     weight_sum : float
         Sum of the users' row weights.
     scale : float
-        To start from.
+        Initial scale.
 
     References
     ----------
@@ -575,7 +612,7 @@ class HuberScale(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Return SciPy's own bound on evaluations."""
+        """Return SciPy's default for the largest number of evaluations."""
         return 15_000
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -606,9 +643,11 @@ class HuberScale(Solver):
     def _objective(
         self, model: Any, sums: Sums, w: Array, scale: float
     ) -> tuple[float, NDArray[Any]]:
+        """Return value and gradient of the objective; the last component is that of the scale."""
+        # The engine scales weights to a mean of 1: scale the sums back to the user's weights.
         total = sums(HuberSums(w, scale, self.epsilon)) * (self.weight_sum / sums.n_rows)
         coef = w[: model.n_penalised]
-        # The scale's own term keeps it from growing, the loss from zero (Owen 2007).
+        # The term of the scale keeps it from growing, the loss from going to 0 (Owen 2007).
         value = self.weight_sum * scale + float(total[0] + self.alpha * np.vdot(coef, coef))
         gradient = total[2:].reshape(w.shape)
         gradient[: len(coef)] += 2 * self.alpha * coef
