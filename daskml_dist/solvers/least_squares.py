@@ -1,15 +1,14 @@
 r"""Least squares: all rows are reduced to a small problem, which SciPy or scikit-learn solves.
 
-:func:`reduce_rows` makes of all rows a problem with as many rows as features:
+:func:`reduce_rows` reduces the rows to a problem with as many rows as features:
 :math:`|X w - y|^2 = |R w - z|^2 + \mathrm{const}` for a square `R`, the Cholesky factor of the
-Gram matrix. The Gram matrix has the squared condition of `X`, so where too few digits are left the
-rows are read again: float32 rows in float64 and about their means, and then, seldom, any rows
-through the inverse of the factor found. That is shifted CholeskyQR (Fukaya et al., "Shifted
+Gram matrix. The condition number of the Gram matrix is the square of that of `X`. If too few
+digits are left, the rows are read again: float32 rows in float64 and centred; then, rarely, rows
+multiplied by the inverse of the factor. This is shifted CholeskyQR (Fukaya et al., "Shifted
 Cholesky QR for computing the QR factorization of ill-conditioned matrices", SIAM J. Sci. Comput.
-42, 2020): as exact as a QR of the rows, yet each reading is a plain sum over rows. The common
-case needs one, at the speed of a symmetric product; TSQR (Demmel et al., 2012) would cost several
-times that in every case,
-and is no sum.
+42, 2020): as accurate as a QR factorisation of the rows, though each pass is only a sum over rows.
+Usually one pass suffices, at the speed of a symmetric matrix product. TSQR (Demmel et al., 2012)
+would always cost several times as much, and is not a sum.
 """
 
 from __future__ import annotations
@@ -46,30 +45,30 @@ __all__ = [
     "solve_nonnegative",
 ]
 
-#: Bytes of a piece of a dense block (2 MiB): with its product it stays in a processor's cache.
+#: Bytes of a tile of a dense block (2 MiB): it stays in a processor's cache with its product.
 _PIECE_BYTES = 2**21
-#: Rows of a piece at least, so that adding its product costs little beside making it.
+#: Least rows of a tile, so that adding its product is cheap beside computing it.
 _MIN_PIECE_ROWS = 2048
-#: Passes at most: each resolves conditions about 1e7 times as large as the one before.
+#: Most passes: each resolves condition numbers about 1e7 times as large as the one before.
 MAX_REDUCTION_PASSES = 4
-#: The least eigenvalue over the error of the products, so that coefficients are right to about
-#: 1e-5 in float32 (measured over conditions and offsets); float64 has digits to spare for half
-#: of them.
+#: Least ratio of the smallest eigenvalue to `eps` at which float32 products give coefficients right
+#: to about 1e-5 (measured over condition numbers and offsets). For float64 the square root of `eps`
+#: is the larger bound.
 _MIN_EIGENVALUE_RATIO = 1e5
 #: Relative precision of float64.
 _EPS = float(np.finfo(np.float64).eps)
-#: Root mean squares from which on squares keep their digits, in float64 and float32.
+#: Least root mean square of a feature whose squares do not underflow, in float64 and float32.
 _MIN_RMS_DOUBLE, _MIN_RMS_SINGLE = 1e-146, 1e-15
-#: A singular value is surely not zero from this many roots of the products' error.
+#: Multiple of the square root of the products' error from which a singular value is not zero.
 _DISTINCT_ROOTS = 4.0
-#: Message that begins with scikit-learn's words.
+#: Warning that starts with scikit-learn's text, which users may filter by.
 _GAP_MESSAGE = (
     "Objective did not converge. You might want to increase the number of iterations. The duality "
     "gap is {:.3g}"
 )
-#: Singular values below this share of the largest are rounding.
+#: Singular values below this share of the largest are rounding errors.
 SINGULAR_CUTOFF = 1e-12
-#: Changes of the active set at most, for each feature: ten times SciPy's default.
+#: Most changes of the active set for each feature: ten times SciPy's default.
 _MAX_CHANGES_PER_FEATURE = 30
 
 
@@ -77,14 +76,15 @@ _MAX_CHANGES_PER_FEATURE = 30
 class SecondMoments(Statistic):
     """Upper triangle of ``A.T @ A`` for the rows ``A = [X, 1, y - y_shift]``, weighted.
 
-    Dense rows are multiplied in their own dtype at first sight, at the speed of BLAS. A second
-    look is in float64, and makes sparse rows dense, a few at a time: `A` then begins with
-    ``X - x_shift``, or with ``(X - x_shift) @ transform``.
+    In the first pass dense rows are multiplied in their own dtype, at the speed of BLAS. Later
+    passes have an `x_shift`: they replace X by ``X - x_shift``, or by
+    ``(X - x_shift) @ transform``, in float64, and make sparse rows dense, a tile at a time.
 
     Parameters
     ----------
     y_shift : ndarray of float64 of shape (n_targets,)
     x_shift : ndarray of float64 of shape (n_features,), or None
+        None: the first pass.
     transform : ndarray of float64 of shape (n_features, n_features), or None
     """
 
@@ -95,7 +95,7 @@ class SecondMoments(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return True: the sums have the squares."""
+        """Return True: the sums include the square of every entry."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -104,19 +104,18 @@ class SecondMoments(Statistic):
         return n, n
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Add the moments of some rows, piece by piece."""
-        again = self.x_shift is not None
-        # At first sight sparse rows add up in float64 whatever their number.
-        pieces = row_tiles(
-            rows.X, backend, dense=again, cached=_PIECE_BYTES, at_least=_MIN_PIECE_ROWS
+        """Add the moments of some rows, a tile at a time."""
+        is_shifted = self.x_shift is not None
+        tiles = row_tiles(
+            rows.X, backend, dense=is_shifted, cached=_PIECE_BYTES, at_least=_MIN_PIECE_ROWS
         )
-        with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-            # A later pass is in float64 and about the means, or through the factor found.
-            if again:
-                for at in pieces:
+        # The solver sees an overflow in the sums.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if is_shifted:
+                for at in tiles:
                     self._add_shifted(rows.part(at, backend), out, backend)
             else:
-                self._add_plain(rows, pieces, out, backend)
+                self._add_plain(rows, tiles, out, backend)
         return float("nan")
 
     def _add_plain(
@@ -139,7 +138,7 @@ class SecondMoments(Statistic):
             rows = rows @ backend.to_device(self.transform)
         rows = xp.concat([rows, side], axis=1)
         if weight is not None:
-            # The weight's root on both factors weighs their product.
+            # (sqrt(w) A).T @ (sqrt(w) A) = A.T @ diag(w) @ A
             rows *= xp.sqrt(cast(weight, rows.dtype))[:, None]
         out += rows.T @ rows
 
@@ -152,7 +151,7 @@ class SecondMoments(Statistic):
 
 @dataclass(frozen=True)
 class ReducedProblem:
-    """Least-squares problem of few rows, centred where the model has an intercept.
+    """Least-squares problem of few rows; centred if the model has an intercept.
 
     Parameters
     ----------
@@ -184,31 +183,46 @@ def reduce_rows(
     cut: float,
     dear: bool = False,
 ) -> ReducedProblem:
-    """Reduce all rows."""
+    """Return the reduced problem of all rows, with as many passes as its condition needs.
+
+    Parameters
+    ----------
+    model : Model
+    sums : Sums
+    eps : float
+        Relative precision of the products of the first pass.
+    l2 : float
+        Penalty on the sum of squares, which improves the condition.
+    cut : float
+        Singular values below this share of the largest count as 0; 0: none does.
+    dear : bool, default=False
+        Whether further passes are expensive (sparse rows): directions within the error of the
+        products then count as 0 too, if `cut` is not 0.
+    """
     y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
     try:
         seen = _sum_plain_rows(model, sums, SecondMoments(y_shift), eps)
     except DivergedError:
         if eps <= _EPS:
             raise
-        # Squares that float32 cannot hold.
+        # The squares overflow in float32: use float64.
         seen, eps = (
             _sum_plain_rows(model, sums, SecondMoments(y_shift, np.zeros(model.n_features))),
             _EPS,
         )
     floor = 0.0
     for n_looks in range(1, MAX_REDUCTION_PASSES + 1):
-        # The Gram matrix has about a unit diagonal; the penalty is brought to its scale.
+        # The Gram matrix is scaled to a diagonal of about 1; so is the penalty.
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
-        # An eigenvalue below this may be rounding of the products.
+        # Smaller eigenvalues may be rounding errors of the products.
         certain = max(_MIN_EIGENVALUE_RATIO * eps, np.sqrt(eps))
         if _smallest_eigenvalue(penalised) >= certain:
             floor = 0.0
             break
         floor = certain if cut else 0.0
-        # Too few digits: find which directions are known, and read the rows again for the others.
+        # Too few digits: unless the uncertain directions are negligible, read the rows again.
         values, vectors = linalg.eigh(penalised)
-        # No eigenvalue is wrong by more than this: the errors of all entries, in one direction.
+        # Shift by a bound on the eigenvalues' errors, the norm of errors `eps` of all entries.
         roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
         rows = roots[:, None] * (vectors.T @ seen.inverse)
         known = values > floor
@@ -219,7 +233,7 @@ def reduce_rows(
             or _are_negligible(rows, known, max(cut, least))
         ):
             break
-        # First more digits (float32 rows in float64), then preconditioned rows.
+        # First float32 rows in float64, then preconditioned rows.
         if eps > _EPS:
             seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
         else:
@@ -229,18 +243,18 @@ def reduce_rows(
 
 
 def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
-    """Return whether all directions that are not known surely count as zero."""
+    """Return whether the singular values of all directions that are not known are below the cut."""
     if not cut or not known.any():
         return False
-    # Twice: the norms are known only up to the errors of the products.
+    # A factor of 2 for the errors of the norms.
     return bool(2 * linalg.norm(rows[~known], 2) <= cut * linalg.norm(rows[known], 2))
 
 
 @dataclass(frozen=True)
 class _RowProducts:
-    """Products of the rows ``U = (X - x_mean) @ transform``; `inverse` undoes `transform`.
+    """Products of the rows ``U = (X - x_mean) @ transform``; `inverse` is that of `transform`.
 
-    Features that are zero everywhere are ones in `gram`, by `filler`, and zeros in the rest.
+    `filler` was added to `gram` for features that are zero everywhere, so that it is not singular.
     """
 
     gram: Array
@@ -255,11 +269,11 @@ class _RowProducts:
     def factor(self, floor: float) -> tuple[Array, Array]:
         """Return `R` and `z` of the directions whose eigenvalues are above `floor`."""
         if not floor:
-            # The common case: well conditioned, so R is the Cholesky factor itself.
+            # Well conditioned: R is the Cholesky factor.
             with suppress(linalg.LinAlgError):
                 root = linalg.cholesky(self.gram)
                 return root @ self.inverse, linalg.solve_triangular(root, self.xy, trans="T")
-        # Rank deficient: R is made of the eigenvectors that are kept.
+        # Rank deficient: R is V.T times the roots of the eigenvalues that are kept.
         values, vectors = linalg.eigh(self.gram)
         kept = values > floor
         roots, vectors = np.sqrt(values[kept])[:, None], vectors[:, kept]
@@ -269,7 +283,7 @@ class _RowProducts:
 def _sum_plain_rows(
     model: Any, sums: Sums, statistic: SecondMoments, eps: float = _EPS
 ) -> _RowProducts:
-    """Look at the rows as they are; each feature is scaled by its norm afterwards."""
+    """Return the products of the rows, with each feature scaled by its norm."""
     total = _sum_checked(sums, statistic)
     norms = np.sqrt(np.diag(total)[: model.n_features])
     _check_underflow(
@@ -294,8 +308,8 @@ def _sum_plain_rows(
 def _sum_transformed_rows(
     model: Any, sums: Sums, seen: _RowProducts, vectors: Array, roots: Array
 ) -> _RowProducts:
-    """Look through the inverse of the factor found: such rows are nearly orthonormal."""
-    # CholeskyQR's second step: rows times the inverse factor have a Gram matrix near identity.
+    """Return the products of the rows times the inverse of the factor of the last pass."""
+    # Second step of CholeskyQR: these rows are nearly orthonormal.
     transform = seen.transform @ vectors / roots
     inverse = roots[:, None] * (vectors.T @ seen.inverse)
     filler = vectors.T @ seen.filler @ vectors / np.outer(roots, roots)
@@ -306,6 +320,7 @@ def _sum_transformed_rows(
 
 
 def _sum_checked(sums: Sums, statistic: SecondMoments) -> Array:
+    """Return the symmetric matrix of second moments; raise if it is not finite."""
     total = sums(statistic)
     if not np.isfinite(total).all():
         raise DivergedError(
@@ -315,9 +330,9 @@ def _sum_checked(sums: Sums, statistic: SecondMoments) -> Array:
 
 
 def _check_underflow(norms: Array, total: Array, d: int, small: float) -> None:
-    """Check that no feature's squares vanish where its values do not."""
+    """Raise if the squares of a feature underflow though its values do not."""
     sums, n = np.abs(total[:d, d]), total[d, d]
-    # By Cauchy and Schwarz a mean is no larger than the root of the mean square.
+    # By the Cauchy-Schwarz inequality |sum| <= sqrt(n) * norm, unless squares underflowed.
     vanished = sums > 2 * np.sqrt(n) * norms
     vanished |= (norms > 0) & (norms < np.sqrt(n) * small)
     if vanished.any():
@@ -328,7 +343,7 @@ def _check_underflow(norms: Array, total: Array, d: int, small: float) -> None:
 
 
 def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the Gram matrix, products with y, squares of y, and the means they are about."""
+    """Return Gram matrix, products with y, squares of y, and means, centred with an intercept."""
     d = model.n_features
     n, mean = total[d, d], total[d] / total[d, d]
     if not model.fit_intercept:
@@ -340,7 +355,7 @@ def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Arr
 
 
 def _smallest_eigenvalue(gram: Array) -> float:
-    """Estimate the smallest eigenvalue by Cholesky; 0 where none is above zero."""
+    """Estimate the smallest eigenvalue by Cholesky; 0 if the matrix is not positive definite."""
     root, failed = lapack.dpotrf(gram)
     if failed:
         return 0.0
@@ -350,7 +365,7 @@ def _smallest_eigenvalue(gram: Array) -> float:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeastSquaresSolver(Solver):
-    """Base class of solvers that know the rows by their second moments alone.
+    """Base class of solvers that need only the second moments of the rows.
 
     Parameters
     ----------
@@ -358,7 +373,7 @@ class LeastSquaresSolver(Solver):
         Relative precision of the products of dense rows: that of their dtype; of sparse rows:
         float64's.
     sparse : bool
-        Whether there are sparse rows, which another look makes dense, some at a time.
+        Whether there are sparse rows, which further passes make dense, a tile at a time.
     """
 
     name = "least_squares"
@@ -367,12 +382,12 @@ class LeastSquaresSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Return the passes: one is made, unless too few digits are left."""
+        """Return the most passes; usually one suffices."""
         return MAX_REDUCTION_PASSES
 
     @property
     def _smallest_penalty(self) -> float:
-        """Return the penalty of the sum, beside which small directions need few digits."""
+        """Return the least penalty on the sum of squares, which improves the condition."""
         return 0.0
 
     @property
