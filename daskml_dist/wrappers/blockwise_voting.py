@@ -158,7 +158,7 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
     Notes
     -----
     Parameters are named as in ``dask_ml.ensemble.BlockwiseVotingClassifier``. `classes` must hold
-    every label of y: votes for others are not counted apart, and may be an error in `predict`.
+    every label of y: a vote for another one counts for the next of `classes`, or is an error.
 
     Examples
     --------
