@@ -1,7 +1,7 @@
-"""Command line: ``python -m daskml_dist COMMAND``. Each module here is a command of its name.
+"""Command line: ``python -m daskml_dist COMMAND``. Each public module here is a command.
 
-A command's module has `add_arguments(parser)` and `run(arguments)`, which returns the exit status,
-and its docstring is the help; modules that begin with an underscore are none.
+A command's module has `add_arguments(parser)` and `run(arguments)`, which returns the exit status;
+its docstring is the help text.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _run(module: Any, arguments: Any) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, whose errors name the nearest option or choice; options are given whole."""
+    """Parser whose errors suggest the nearest option or choice, and that takes no abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and what may have been meant, and exit with 2."""
+        """Print the error with a suggestion, and exit with status 2."""
         said = message
         if unknown := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
             said += (

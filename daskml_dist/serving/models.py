@@ -237,7 +237,7 @@ class Models:
         self._path = check_source_path(source)
         if not self._path.is_dir():
             registry.check_name(self._path.stem)
-            self._take_file(self._path)  # its errors are the caller's
+            self._take_file(self._path)  # raises: without the only file there is nothing to serve
             return
         self.refresh()
 
@@ -320,6 +320,7 @@ class Models:
         entry = self._entry(name)
         if len(entry.routes) == 1:
             return entry.routes[0]
+        # A point in [0, 1): its place among the cumulative shares chooses the version.
         if key is None:
             point = next(self._count) * _GOLDEN_RATIO % 1.0
         else:
@@ -333,7 +334,7 @@ class Models:
         except KeyError:
             pass
         known = ", ".join(self.names()) or "none"
-        name = name[:128]  # of a path, which may be as long as a head
+        name = name[:128]  # it comes from the path of a request, and may be very long
         hint = suggest_nearest(name, self._table)
         raise UnknownModelError(f"No model {name!r} is served; served: {known}.{hint}")
 
@@ -374,7 +375,7 @@ class Models:
             changed = []
             try:
                 names = registry.list_model_names(self._path)
-            except OSError as error:  # a mount that is away: what is in memory is served on
+            except OSError as error:  # a mount is away: models in memory stay served
                 if str(error) != self._away:
                     _LOG.warning("Cannot look at %s: %s", self._path, error)
                 self._away = str(error)
@@ -412,7 +413,7 @@ class Models:
             while not self._stop.wait(interval):
                 try:
                     self.refresh()
-                except Exception:  # what is in memory is served on
+                except Exception:  # models in memory stay served
                     _LOG.exception("Looking for new models failed; it goes on")
 
         self._watcher = threading.Thread(target=loop, name="daskml_dist-watch", daemon=True)

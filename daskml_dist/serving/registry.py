@@ -220,7 +220,7 @@ def publish(
     """
     check_name(name)
     check_keep(keep)
-    Predictor(model)  # what no server could serve is no version
+    Predictor(model)  # raises where the model could not be served
     home = Path(folder) / name
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
@@ -282,6 +282,7 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
         read_manifest(_find_version_file(folder, name, version))
         _set_current(home, version)
         return version
+    # Newest first: the last version before the current one whose checksums are right.
     now = read_current_version(folder, name)
     for one in reversed(list_version_names(folder, name)):
         if now is not None and int(one) >= int(now):
@@ -316,6 +317,7 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
             continue
         gone.append(one)
         shutil.rmtree(aside, ignore_errors=True)
+    # Hidden folders of publishers that were killed before they could delete them.
     for left in home.glob(".*"):
         if _HIDDEN_FOLDER.fullmatch(left.name) and _seconds_since_change(left) > _ABANDONED_SECONDS:
             shutil.rmtree(left, ignore_errors=True)

@@ -330,7 +330,7 @@ class SolverWork(FitWork):
 
     @property
     def remembers_course(self) -> bool:
-        """Return True: every trainer runs the solver, or keeps its sums."""
+        """Return True: every trainer runs the solver, or has the log of its sums."""
         return True
 
 

@@ -1,7 +1,8 @@
-"""Twins: estimators of scikit-learn's own that answer as fitted ones of this package do.
+"""Twins: estimators of scikit-learn that predict as fitted estimators of this package do.
 
-A twin is found by its name, its parameters by the names of its own constructor's, and fitted
-attributes are copied; what has other names there is set by :mod:`.finish`.
+The class of a twin is the one of the same name, or the one that `OTHER_KINDS` names. It gets the
+parameters that its constructor has, and copies of the fitted attributes; attributes that
+scikit-learn holds in another form are set by `sklearn_parts.finish`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from daskml_dist.losses import Loss
 __all__ = ["check_exportable", "check_fitted_if_ours", "check_is_estimator", "to_sklearn"]
 
 _PACKAGE = "daskml_dist"
-#: Attributes that tell of the fit, or serve Dask collections alone.
-_OWN = {"history_", "_drawn_rows", "_feature_dtypes", "_first_row"}
+#: Fitted attributes that scikit-learn has no use for.
+_NOT_EXPORTED = {"history_", "_drawn_rows", "_feature_dtypes", "_first_row"}
 _REMEDY = (
     "Export the parts of the model that have one, keep this one in Python (pickle it), or apply it "
     "before the exported model."
@@ -79,13 +80,13 @@ def to_sklearn(estimator: Any) -> Any:
 
 
 def check_exportable(estimator: Any) -> None:
-    """Check that an object is an estimator and, of this package, that it is fitted."""
+    """Raise where an object is no estimator, or one of this package that is not fitted."""
     check_is_estimator(estimator)
     check_fitted_if_ours(estimator, "export")
 
 
 def check_is_estimator(estimator: Any) -> None:
-    """Check that an object is an estimator, and no class of them."""
+    """Raise where an object is no estimator; a class of estimators is none."""
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
         kind = type(estimator).__name__
         raise ExportError(
@@ -96,7 +97,7 @@ def check_is_estimator(estimator: Any) -> None:
 
 
 def check_fitted_if_ours(estimator: Any, what: str) -> None:
-    """Check that an estimator of this package is fitted before one does something with it."""
+    """Raise where an estimator of this package is not fitted; `what` is the verb for the error."""
     if _is_ours(estimator) and not is_fitted(estimator):
         raise NotFittedError(
             f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {what}. "
@@ -105,14 +106,14 @@ def check_fitted_if_ours(estimator: Any, what: str) -> None:
 
 
 class _Converter:
-    """Way from estimators, and what holds some, to twins; what is met twice is made once."""
+    """Converter of estimators, and of objects that hold some, to twins; each object is made once."""
 
     def __init__(self) -> None:
-        self.made: dict[int, Any] = {}
-        self.kept: list[Any] = []  # so that no number of an object is given again
+        self.made: dict[int, Any] = {}  # by the `id` of the original
+        self.kept: list[Any] = []  # originals, kept alive so that no other object gets their `id`
 
     def of(self, value: Any) -> Any:
-        """The value with scikit-learn's in place of ours; a copy."""
+        """Return a copy of a value with twins in place of this package's estimators."""
         if id(value) not in self.made:
             self.kept.append(value)
             self.made[id(value)] = self._made(value)
@@ -150,18 +151,19 @@ class _Converter:
         if not is_fitted(estimator):
             return twin
         params = estimator.get_params(deep=False)
+        # A subclass of scikit-learn's class also has its private attributes.
         inherits = isinstance(estimator, kind)
         for name, value in vars(estimator).items():
             fitted = inherits or (name.endswith("_") and not name.startswith("_"))
             fitted |= name == "_sklearn_output_config"
-            if fitted and name not in params and name not in _OWN and not is_dask(value):
+            if fitted and name not in params and name not in _NOT_EXPORTED and not is_dask(value):
                 if not isinstance(inspect.getattr_static(kind, name, None), property):
                     setattr(twin, name, self.of(value))
         finish(estimator, twin)
         return twin
 
     def _params(self, estimator: Any, kind: type) -> dict[str, Any]:
-        """Return the parameters that scikit-learn's class has and accepts."""
+        """Return the estimator's parameters that scikit-learn's class has and accepts."""
         from daskml_dist.inference.export.sklearn_parts import find_loss_name
 
         known = inspect.signature(kind).parameters
@@ -185,7 +187,7 @@ def _is_of_package(kind: type) -> bool:
 
 
 def _check_exact(estimator: Any) -> None:
-    """Check that an estimator's class is the package's own: another's may answer otherwise."""
+    """Raise where an estimator's class is a user's subclass, which may predict otherwise."""
     kind = type(estimator)
     if not _is_of_package(kind):
         base = next(one for one in kind.__mro__ if _is_of_package(one))
@@ -196,18 +198,18 @@ def _check_exact(estimator: Any) -> None:
 
 
 def _find_sklearn_class(estimator: Any) -> type:
-    """Return the class of scikit-learn that answers as an estimator of this package does."""
+    """Return the class of scikit-learn that predicts as an estimator of this package does."""
     from daskml_dist.inference.export.sklearn_parts import OTHER_KINDS
 
     name = type(estimator).__name__
     for kind in type(estimator).__mro__:
         if kind.__name__ == name and kind.__module__.startswith("sklearn."):
             return kind
-    room = type(estimator).__module__.split(".")[1]
+    module = type(estimator).__module__.split(".")[1]
     if name in OTHER_KINDS:
-        room, name = OTHER_KINDS[name](estimator) or (room, name)
+        module, name = OTHER_KINDS[name](estimator) or (module, name)
     try:
-        found = getattr(importlib.import_module(f"sklearn.{room}"), name)
+        found = getattr(importlib.import_module(f"sklearn.{module}"), name)
     except (ImportError, AttributeError) as error:
         raise ExportError(
             f"scikit-learn has no {name}, so there is no twin of it. {_REMEDY}"
@@ -217,7 +219,7 @@ def _find_sklearn_class(estimator: Any) -> type:
 
 
 def _accepts_parameter(kind: type, name: str, value: Any) -> bool:
-    """Return whether a parameter of the twin's may have a value."""
+    """Return whether scikit-learn's class accepts a value of a parameter."""
     from daskml_dist.sklearn_internals import SklearnParameterError, validate_parameter_constraints
 
     constraints = getattr(kind, "_parameter_constraints", {})

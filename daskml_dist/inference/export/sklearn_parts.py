@@ -1,4 +1,4 @@
-"""Inner parts of twins, which have other names than those of this package's estimators."""
+"""Attributes of twins that scikit-learn holds in another form: trees, bins, losses, centroids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "set_tree",
 ]
 
-#: Fields of scikit-learn's nodes, and the names of ours by which they are called.
+#: Fields of scikit-learn's tree nodes, and this package's names of them.
 _FIELDS = {
     "left_child": "children_left",
     "right_child": "children_right",
@@ -80,7 +80,7 @@ def _make_sklearn_tree(view: Any) -> Any:
 
 
 def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
-    """Check that nodes of scikit-learn's have the fields that are known here."""
+    """Raise where nodes of the installed scikit-learn have other fields than those known here."""
     found = set(dtype.names or ())
     if found != known:
         import sklearn
@@ -101,7 +101,7 @@ _BOOSTED_NODE_FIELDS = {
 def set_boosting(estimator: Any, twin: Any) -> None:
     """Give a twin its trees, bins, categories and loss."""
     trees = estimator._trees
-    # Where scikit-learn puts categories first, features have other places.
+    # scikit-learn numbers categorical features first.
     order = _learn_categories(estimator, twin)
     twin.n_trees_per_iteration_ = trees.n_per_iteration
     twin._n_features = estimator.n_features_in_
@@ -129,7 +129,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
     bins = estimator._trees.bins
     mask = bins.categorical
     names = getattr(estimator, "feature_names_in_", None)
-    # The mask, whatever the user told it by.
+    # As a mask, in whatever form the user gave it.
     given, twin.categorical_features = twin.categorical_features, mask if mask.any() else None
     twin._preprocess_X(_make_category_rows(estimator, names), reset=True)
     twin.categorical_features = given
@@ -148,7 +148,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
 
 
 def _make_category_rows(estimator: Any, names: Any) -> Any:
-    """Return rows like those of the fit, in which every category is once at least."""
+    """Return rows like those of the fit that contain every category."""
     bins, of_frame = estimator._trees.bins, estimator._categories
     d = bins.n_features
     labels = np.arange(d) if names is None else names
@@ -189,18 +189,18 @@ def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
     nodes["bin_threshold"] = np.where(leaf, 0, np.clip(tree.bin, 0, 255))
     nodes["is_categorical"] = tree.category >= 0
     nodes["bitset_idx"] = np.maximum(tree.category, 0)
-    # Eight words of 32 bits, the lowest first, for four of 64.
+    # Each bitset of four 64-bit words becomes eight 32-bit words, the lowest first.
     words = tree.bitsets.astype("<u8").view("<u4").reshape(-1, 8).astype(np.uint32)
     return TreePredictor(nodes, words, words.copy())
 
 
 def finish(estimator: Any, twin: Any) -> None:
-    """Set the inner parts of a twin that has all parameters and fitted attributes."""
+    """Set the remaining attributes of a twin that has all parameters and copied attributes."""
     FINISH.get(type(estimator).__name__, _nothing)(estimator, twin)
 
 
 def find_stand_in(estimator: Any) -> Any:
-    """Return the estimator that another one wraps, or stands for, where there is one."""
+    """Return the estimator to export in place of another; None where it is exported itself."""
     if hasattr(estimator, "_as_sklearns"):
         return estimator._as_sklearns()
     return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
@@ -248,7 +248,7 @@ def _refuse_many_targets(estimator: Any) -> tuple[str, str] | None:
     return ("linear_model", "LinearRegression") if several else None
 
 
-#: Functions that tell in which cases the twin is of another name, and room.
+#: Functions that return the module and class of the twin where these differ, else None.
 OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
     "SGDClassifier": _refuse_many_classes,
     "SGDRegressor": _refuse_many_targets,
@@ -262,7 +262,7 @@ def _set_centres(estimator: Any, twin: Any) -> None:
 
     twin._n_threads = count_openmp_threads()
     if {*(getattr(estimator, "_feature_dtypes", None) or ())} == {"float32"}:
-        # scikit-learn's take rows of the dtype of their centres alone: that of the fit.
+        # scikit-learn accepts rows of the centroids' dtype only: use that of the fit.
         twin.cluster_centers_ = twin.cluster_centers_.astype(np.float32)
 
 
@@ -310,7 +310,7 @@ def _set_signs(estimator: Any, twin: Any) -> None:
     twin._label_binarizer = LabelBinarizer(pos_label=1, neg_label=-1).fit(labels)
 
 
-#: Functions that set the inner parts of a twin, by the name of the estimator's class.
+#: Functions that set the remaining attributes of a twin, by the name of the estimator's class.
 FINISH: dict[str, Callable[[Any, Any], None]] = {
     "BisectingKMeans": _set_bisecting,
     "DecisionTreeClassifier": set_tree,

@@ -36,10 +36,12 @@ class _LaneColumns:
     Parameters
     ----------
     lane : Lane
-    model : ColumnModel
+    model : ColumnPart
+        Part of the fit's model that belongs to these columns.
     start : int
-        First of its rows of the parameters.
+        First row of the lane's parameters in the whole matrix.
     shard : Shard
+        The lane's parameters.
     """
 
     lane: Lane
@@ -86,8 +88,8 @@ class ColumnSteps:
     def steps(self, clock: int, most: int) -> int:
         """Take the next step; return 1, the number of steps taken."""
         ranges = self._ranges
-        # Forward: products of all columns, summed. Backward: the slope, then each lane's own
-        # parameters.
+        # Forward: the products of all lanes' columns, summed. Backward: the loss's gradient by the
+        # products, then each lane's gradient by its own parameters.
         total = self._sum_products(self._context.map(self._compute_products, ranges))
         n_rows = 0 if total is None else total.shape[0]
         loss = 0.0
@@ -157,7 +159,7 @@ class ColumnSteps:
             loss, slope = model.head(head.w, total, rows, head.out, self._backend)
             given = [np.array(float(loss)), self._home.to_host(slope)]
             head.busy += time.perf_counter() - since
-        # One rank, the last lane's, has anything to say.
+        # Only the rank of the last lane has sent arrays.
         (found,) = (theirs for theirs in self._context.communicator.allgather(given) if theirs)
         return float(found[0]), self._to_compute_device(found[1])
 
@@ -221,7 +223,7 @@ class ColumnSteps:
             own.shard.restore(self._home.enter(lanes[own.lane.number].held))
 
     def left(self) -> InterruptedState | None:
-        """Return the parameters as far as they came, where one trainer holds all."""
+        """Return the parameters at an interruption, where one trainer holds all."""
         if len(self._ranges) <= self._last:
             return None
         state = StateParts.join([self.state()])
