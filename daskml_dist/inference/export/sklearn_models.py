@@ -106,7 +106,7 @@ def check_fitted_if_ours(estimator: Any, what: str) -> None:
 
 
 class _Converter:
-    """Converter of estimators, and of objects that hold some, to twins; each object is made once."""
+    """Converter of estimators, and of objects that hold some, to twins; each is made once."""
 
     def __init__(self) -> None:
         self.made: dict[int, Any] = {}  # by the `id` of the original

@@ -1,4 +1,4 @@
-"""Loops of a trainer, one a file, by the names in `Policy.loop` and `Work.loop`."""
+"""Loops that run a fit in a trainer, by the names that `Policy.loop` and `FitWork.loop` give."""
 
 from __future__ import annotations
 
