@@ -93,6 +93,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         if self.fit_intercept:
             parts.append(Part("intercept", (1, self.width), penalised=False))
         linear = LinearForm(self.loss, self.n_features, self.fit_intercept, self.few_entries)
+        # The dataclass is frozen.
         object.__setattr__(self, "parameters", Parameters(tuple(parts), self.width))
         object.__setattr__(self, "linear", linear)
 
@@ -130,6 +131,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             return y.astype(dtype, copy=False)
         if self.width > 1:
             return encode_labels(y, classes, np.int32)
+        # In place, without temporaries: 0 and 1 become -1 and +1.
         signs = np.asarray(y == classes[1]).astype(dtype)
         signs *= 2
         signs -= 1
@@ -176,6 +178,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
         If the shifts are equal, the bits are unchanged.
         """
+        # The origin comes from a checkpoint, so it is validated.
         known = isinstance(origin, list) and all(isinstance(value, float) for value in origin)
         sizes = (0, self.width) if self.fit_intercept else (0,)
         if not known or len(origin) not in sizes or not np.isfinite(origin).all():
@@ -231,6 +234,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         """
         X, y, weight = rows.X, rows.y, rows.weight
         kernel = self.linear.dense_kernel if is_host(X) else self.loss.kernel
+        # One pass over X that computes predictions, losses and the gradient.
         fused = backend.add_fused(kernel, w, X, y, weight, out, self.loss.parameters)
         if fused is not None:
             return fused

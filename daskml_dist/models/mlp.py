@@ -149,6 +149,7 @@ class MLP(StagedModel, ColumnModel):
 
     def __post_init__(self) -> None:
         parts: list[Part] = []
+        # pair is (inputs, outputs) of layer i.
         for i, pair in enumerate(pairwise(self.sizes)):
             parts.append(Part(f"coefs.{i}", pair))
             parts.append(Part(f"intercepts.{i}", pair[1:], penalised=False))
@@ -214,6 +215,7 @@ class MLP(StagedModel, ColumnModel):
             return column.astype(dtype, copy=False)
         if not self.several and self.n_outputs > 1:
             return encode_labels(y, classes, np.int32)
+        # In place, without temporaries: 0 and 1 become -1 and +1.
         signs = np.asarray(y == (1 if self.several else classes[-1])).astype(dtype)
         signs *= 2
         signs -= 1
@@ -385,6 +387,7 @@ class MLP(StagedModel, ColumnModel):
         residual = y64 - cast(self.loss.inverse_link(raw), xp.float64)
         columns = [weight @ residual**2, weight @ y64, weight @ y64**2]
         found = [np.atleast_1d(backend.to_numpy(column)) for column in columns]
+        # The weight is repeated for each output, so that the sums reshape to (4, n_outputs).
         return np.concatenate([np.full(len(found[0]), float(total(weight))), *found])
 
     def _find_correct(self, y: Any, raw: Any) -> Any:
@@ -515,6 +518,7 @@ class MLPColumns(StepModel, ColumnPart):
             at = slice(first, min(first + _DRAWS_AT_ONCE, own))
             w[at, 0] = rng.uniform(-bound, bound, at.stop - first)
         if self._is_last:
+            # The stream goes on as in the whole model: intercepts, then the further layers.
             w[own : own + width, 0] = rng.uniform(-bound, bound, width)
             w[own + width :] = self.model.init_some(rng, self._later, dtype)
         return w
