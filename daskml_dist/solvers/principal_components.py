@@ -1,8 +1,8 @@
 """Principal components and singular vectors of all rows.
 
-:class:`CovarianceEigenSolver` sums the covariance in one pass, each block about a point of its
-own so that no digits are lost. :class:`PowerIterations` suits wide rows: few passes, each a
-product with few vectors (randomised, with all passes' vectors as a Krylov space, or by ARPACK).
+:class:`CovarianceEigenSolver` computes the covariance in one pass; each block is shifted by a point
+near its mean, against cancellation. :class:`PowerIterations` is for many features: each of its few
+passes computes the product with few vectors (randomised, in a block Krylov space, or by ARPACK).
 
 References
 ----------
@@ -48,17 +48,17 @@ __all__ = [
     "sum_mean_covariance",
 ]
 
-#: Features up to which all eigenvectors are found, since that is quick.
+#: Most features for which all eigenvectors are computed, which is then cheap.
 _MAX_FULL_FEATURES = 500
-#: Rows of a block whose mean is near enough to the block's to keep all digits.
+#: First rows of a block whose mean is its shift: near enough to the block's mean.
 _SHIFT_ROWS = 1024
-#: Bytes of a piece of a dense block (2 MiB): with its product it stays in a processor's cache.
+#: Bytes of a tile of a dense block (2 MiB): it stays in a processor's cache with its product.
 _SCATTER_PIECE_BYTES = 2**21
-#: Rows of a piece at least, so that adding its product costs little beside making it.
+#: Least rows of a tile, so that adding its product is cheap beside computing it.
 _MIN_PIECE_ROWS = 2048
-#: Bytes of a piece of a dense block (2 MiB), which both products read from a processor's cache.
+#: Bytes of a tile of a dense block (2 MiB): a processor's cache holds it for both products.
 _PIECE_BYTES = 1 << 21
-#: Numbers of the Krylov space at most (1 GiB); a larger one is not kept, and takes more passes.
+#: Most numbers of a Krylov space that is kept (1 GiB); without it more passes are taken.
 _MAX_KEPT_NUMBERS = 1 << 27
 #: Ratio of the Cholesky factor's smallest to largest diagonal: below the first QR is used instead,
 #: below the second CholeskyQR is repeated.
@@ -72,16 +72,16 @@ _LANCZOS_FACTOR, _MAX_RESTARTS = 2, 100
 
 @dataclass(frozen=True, eq=False)
 class CovarianceEigenSolver(Solver):
-    """Eigenvectors of the covariance, by LAPACK; the covariance is one sum over all rows.
+    """Solver of the eigenvectors of the covariance, by LAPACK; the covariance takes one pass.
 
     Parameters
     ----------
     n_components : int or None
-        The largest ones that are asked for; None: all.
+        Number of eigenvectors, of the largest eigenvalues; None: all.
     double : bool
-        Whether products of float32 rows are made in float64.
+        Whether products of float32 rows are computed in float64.
     centred : bool, default=True
-        Whether the rows' mean is taken from them; else eigenvectors are those of their products.
+        Whether the mean is subtracted. False: eigenvectors of the uncentred second moments.
     """
 
     name = "covariance_eigh"
@@ -95,7 +95,7 @@ class CovarianceEigenSolver(Solver):
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them."""
+        """Return eigenvectors as rows, and eigenvalues and mean as `extra`."""
         mean, covariance = sum_mean_covariance(sums, double=self.double)
         variance = float(np.trace(covariance))
         if not self.centred:
@@ -123,18 +123,18 @@ def fix_vector_signs(vectors: Array) -> Array:
 class GramProducts(Statistic):
     """Products ``A.T @ (A @ vectors)`` of the rows ``A = X - shift``, and the sum of the rows.
 
-    The last column is the sum of the rows of A, the last row begins with the sum of their squares.
-    Neither is there where only products are asked for.
+    The last column is the sum of the rows of A; the first number of the last row is the sum of
+    their squares. With `bare` there is neither.
 
     Parameters
     ----------
     vectors : ndarray of shape (n_features, m)
     shift : ndarray of shape (n_features,) or None
-        Taken from each row; sparse rows stay as they are, and what they give is moved.
+        Subtracted from each row. Sparse rows stay sparse: the products are corrected instead.
     squares : bool, default=True
-        Whether squares are asked for; else there are zeros.
+        Whether to sum the squares; otherwise their place is 0.
     bare : bool, default=False
-        Whether only products are asked for, of rows without a shift.
+        Whether the result is only the products, of rows without a shift.
     """
 
     vectors: Array
@@ -145,7 +145,7 @@ class GramProducts(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return True: the sums have the products and the rows' sum."""
+        """Return True: the products and the sum of the rows include all entries."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ class GramProducts(Statistic):
     def _add_shifted_sparse(
         self, part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend
     ) -> None:
-        """Add what sparse rows give, and take what the shift does."""
+        """Add the products of shifted sparse rows."""
         X, xp, m = part.X, namespace(vectors), vectors.shape[1]
         # (X - s)' (X - s) V without making X dense: products with V and s, corrected by sums.
         found = _weighted_products(
