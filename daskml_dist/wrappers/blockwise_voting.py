@@ -67,6 +67,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
                 "the filter or the path that made the collection."
             )
+        self._check_members(members)
         self.estimators_ = members
         # An earlier fit may have left names that these rows do not have.
         for name in ("n_features_in_", "feature_names_in_"):
@@ -78,6 +79,9 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
 
     def _check_parameters(self, y: Any) -> None:
         """Check the parameters; a classifier finds `classes_` here."""
+
+    def _check_members(self, members: list[Any]) -> None:
+        """Raise where the fitted members cannot vote together."""
 
     def _predict_each(self, method: str, X: Any) -> list[NDArray[Any]]:
         """Return the predictions of each member for rows in memory."""
@@ -129,6 +133,16 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
             find_labels(y) if self.classes is None else np.sort(np.asarray(self.classes))
         )
 
+    def _check_members(self, members: list[Any]) -> None:
+        # A label is a place among `classes_`: one that is not there would vote for another.
+        labels = [getattr(member, "classes_", self.classes_) for member in members]
+        unknown = np.setdiff1d(np.concatenate(labels), self.classes_)
+        if len(unknown):
+            raise InvalidDataError(
+                f"y holds labels that classes={self.classes!r} lacks: {unknown[:5].tolist()}. "
+                "Name all labels of y in classes, or leave classes=None."
+            )
+
 
 class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
     """Vote of classifiers of any package, each fitted to one block.
@@ -158,7 +172,7 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
     Notes
     -----
     Parameters are named as in ``dask_ml.ensemble.BlockwiseVotingClassifier``. `classes` must hold
-    every label of y: a vote for another one counts for the next of `classes`, or is an error.
+    every label of y.
 
     Examples
     --------

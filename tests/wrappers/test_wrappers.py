@@ -264,5 +264,9 @@ def test_votes_name_the_block_that_is_refused():
         BlockwiseVotingClassifier(LinearSVC(), voting="soft").fit(lazy(X), lazy(LABELS))
     with pytest.raises(InvalidParameterError, match="voting"):
         BlockwiseVotingClassifier(LinearSVC(), voting="loud").fit(lazy(X), lazy(LABELS))
+    for voting in ("hard", "soft"):
+        model = BlockwiseVotingClassifier(GaussianNB(), voting=voting, classes=[0, 2])
+        with pytest.raises(InvalidDataError, match=r"classes=\[0, 2\] lacks: \[1\]"):
+            model.fit(lazy(X), lazy(THREE))
     with pytest.raises(NotFittedError):
         BlockwiseVotingRegressor(Ridge()).predict(lazy(X))
