@@ -483,12 +483,12 @@ class MLPColumns(StepModel, ColumnPart):
 
     @property
     def _is_last(self) -> bool:
-        """Whether the shard has the last columns."""
+        """Return whether the shard has the last columns."""
         return self.stop == self.sizes[0]
 
     @property
     def has_head(self) -> bool:  # type: ignore[override]
-        """Whether there are hidden layers, so that further layers follow the first."""
+        """Return whether there are hidden layers, so that further layers follow the first."""
         return len(self.sizes) > 2
 
     @property
