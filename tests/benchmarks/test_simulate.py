@@ -209,14 +209,14 @@ def test_no_worker_leads_by_more_than_the_bound(staleness: int, cached: bool) ->
 def test_nobody_waits_who_may_go(
     policy: Policy, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release, looks = events._Run._release, []
+    release, looks = events._ServerSimulation._release, []
 
     def checked(self: Any, server: Any, number: int, worker: Any) -> None:
         release(self, server, number, worker)
         looks.append(number)
         assert not any(server.gate.may_go(lane) for _, lane in server.waiting)
 
-    monkeypatch.setattr(events._Run, "_release", checked)
+    monkeypatch.setattr(events._ServerSimulation, "_release", checked)
     out = simulate(policy, COSTLY, 8, servers=servers, steps=40, stragglers=ROUGH)
     assert set(looks) == set(range(servers))
     assert out.steps >= 8 * 40
