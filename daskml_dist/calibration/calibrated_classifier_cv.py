@@ -27,7 +27,7 @@ from sklearn.utils.validation import has_fit_parameter
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host, take_rows
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import add_arrays, reduce_parts
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
@@ -562,7 +562,7 @@ def _minimize_log_losses(
     at = np.zeros(n_temperatures)
     for _ in range(_MAX_NEWTON_STEPS):
         slopes, curvatures = reduce_parts(
-            predictions, partial(_sum_derivatives, np.exp(at), are_decisions), _add_arrays
+            predictions, partial(_sum_derivatives, np.exp(at), are_decisions), add_arrays
         )
         # A negative slope tells that the minimum lies above.
         low, high = np.where(slopes < 0, at, low), np.where(slopes < 0, high, at)
@@ -608,7 +608,3 @@ def _convert_to_logits(scores: NDArray[np.float64], are_decisions: bool) -> NDAr
     probabilities = np.hstack([1 - scores, scores]) if scores.shape[1] == 1 else scores
     logits: NDArray[np.float64] = np.log(probabilities + 1e-12)  # 0 has no logarithm
     return logits
-
-
-def _add_arrays(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.asarray(np.sum(parts, axis=0), np.float64)

@@ -52,7 +52,6 @@ from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError
 
 __all__ = [
-    "AreaBuffer",
     "OneHostMeeting",
     "SharedGroup",
     "TellAll",
@@ -61,7 +60,6 @@ __all__ = [
     "find_shared_memory",
     "make_rank_memory",
     "open_rank_memory",
-    "round_to_lines",
 ]
 
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
@@ -167,14 +165,14 @@ class SharedGroup(Communicator):
     ) -> SharedBuffer | None:
         """Return the areas as a buffer of gradients that are summed in one turn, or in parts."""
         if n is None:
-            return AreaBuffer(self, self._places, _AREA_BYTES, lanes, _AREA_BYTES, False)
+            return _AreaBuffer(self, self._places, _AREA_BYTES, lanes, _AREA_BYTES, False)
         size = n * dtype.itemsize
         most = max(map(len, lanes)) if in_order else 1
-        if (self.size > 2 and size > _MAX_ONE_TURN_BYTES) or most * round_to_lines(
+        if (self.size > 2 and size > _MAX_ONE_TURN_BYTES) or most * _round_to_lines(
             size
         ) > _AREA_BYTES:
             return None
-        return AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
+        return _AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
 
     def took(self, turns: int, written: int) -> None:
         """Count turns that a loop has taken, and the bytes that this rank has written in them."""
@@ -394,12 +392,12 @@ class _BufferGroup(Protocol):
     def took(self, turns: int, written: int) -> None: ...
 
 
-def round_to_lines(size: int) -> int:
+def _round_to_lines(size: int) -> int:
     """Return a size in bytes, rounded up to whole cache lines."""
     return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
-class AreaBuffer(SharedBuffer):
+class _AreaBuffer(SharedBuffer):
     """The areas of a group as a board; each rank's gradients lie there one after the other.
 
     Parameters
@@ -434,8 +432,8 @@ class AreaBuffer(SharedBuffer):
             [
                 (
                     number,
-                    s.find_address(area + k * round_to_lines(size)),
-                    s.find_address(k * round_to_lines(size)),
+                    s.find_address(area + k * _round_to_lines(size)),
+                    s.find_address(k * _round_to_lines(size)),
                 )
                 for k, number in enumerate(some)
             ]

@@ -26,7 +26,6 @@ from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, Invalid
 from daskml_dist.errors.stack_level import user_stack_level
 
 __all__ = [
-    "NamedColumns",
     "as_array_block",
     "as_column",
     "as_rows",
@@ -39,16 +38,13 @@ __all__ = [
     "choose_float_dtype",
     "choose_tensor_dtype",
     "convert_foreign",
-    "convert_frame_to_csr",
     "convert_missing_to_nan",
     "convert_named_columns",
     "convert_object_columns",
     "convert_object_values",
-    "convert_pydata_sparse",
     "convert_sparse_bools",
     "convert_to_host",
     "convert_to_numbers",
-    "copy_other_gpu_to_host",
     "copy_to_host",
     "densify_columns",
     "describe_block",
@@ -58,9 +54,7 @@ __all__ = [
     "describe_values_remedy",
     "find_device",
     "get_column_names",
-    "is_sparse_frame",
     "load_pandas",
-    "other_gpu_library",
     "restore_chunk_sizes",
     "take_rows",
     "warn_of_target_column",
@@ -77,7 +71,7 @@ _REMEDIES = {
 }
 
 
-class NamedColumns(da.Array):
+class _NamedColumns(da.Array):
     """A Dask Array whose columns have names: the data of an xarray.DataArray.
 
     What Dask makes of it is a plain Dask Array, so names are checked before rows go anywhere, and
@@ -98,21 +92,21 @@ def _convert_container(value: Any) -> Any:
     if isinstance(value, da.Array):
         if not _is_pydata_sparse(value._meta):
             return value
-        meta = convert_pydata_sparse(value._meta)
-        return da.map_blocks(convert_pydata_sparse, value, dtype=value.dtype, meta=meta)
+        meta = _convert_pydata_sparse(value._meta)
+        return da.map_blocks(_convert_pydata_sparse, value, dtype=value.dtype, meta=meta)
     # Compiled parts of a library live in modules such as `_duckdb`.
     package = type(value).__module__.partition(".")[0].lstrip("_")
     if package == "sparse":
-        return convert_pydata_sparse(value)
+        return _convert_pydata_sparse(value)
     kind = type(value).__name__
     if package == "xarray" and kind == "DataArray":
         return _extract_xarray_data(value)
     if remedy := _REMEDIES.get((package, kind)):
         raise InvalidTypeError(f"{package}.{kind} {remedy}.")
-    return copy_other_gpu_to_host(value)
+    return _copy_other_gpu_to_host(value)
 
 
-def other_gpu_library(value: Any) -> str:
+def _other_gpu_library(value: Any) -> str:
     """Return the library of an array or frame on a GPU that is not CuPy's; empty for all else."""
     package = type(value).__module__.partition(".")[0]
     if package == "torch":
@@ -121,9 +115,9 @@ def other_gpu_library(value: Any) -> str:
     return package if package in _HOST_COPIES else ""
 
 
-def copy_other_gpu_to_host(value: Any) -> Any:
+def _copy_other_gpu_to_host(value: Any) -> Any:
     """Copy a tensor of torch, a frame or column of cuDF, or an array of numba from its GPU."""
-    package = other_gpu_library(value)
+    package = _other_gpu_library(value)
     return _HOST_COPIES[package](value) if package else value
 
 
@@ -136,12 +130,12 @@ _HOST_COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 def get_column_names(values: Any) -> NDArray[Any] | None:
-    """Return the names of the columns of a :class:`NamedColumns`; None for anything else."""
-    return values.column_names if isinstance(values, NamedColumns) else None
+    """Return the names of the columns of a :class:`_NamedColumns`; None for anything else."""
+    return values.column_names if isinstance(values, _NamedColumns) else None
 
 
 def convert_named_columns(X: Any, *beside: Any) -> Any:
-    """Return a :class:`NamedColumns` as a dask DataFrame, whose blocks have the names."""
+    """Return a :class:`_NamedColumns` as a dask DataFrame, whose blocks have the names."""
     found: tuple[Any, ...] = (X, *beside)
     if (names := get_column_names(X)) is not None:
         import dask.dataframe as dd
@@ -176,7 +170,7 @@ def _extract_xarray_data(array: Any) -> Any:
     if names is None or not all(isinstance(name, str) for name in names):
         return data
     if isinstance(data, da.Array):
-        make: Any = NamedColumns  # Dask gives its arrays no types
+        make: Any = _NamedColumns  # Dask gives its arrays no types
         named = make(data.dask, data.name, data.chunks, meta=data._meta)
         named.column_names = np.asarray(names, dtype=object)
         return named
@@ -192,7 +186,7 @@ def _is_pydata_sparse(value: Any) -> bool:
     return type(value).__module__.startswith("sparse.")
 
 
-def convert_pydata_sparse(value: Any) -> Any:
+def _convert_pydata_sparse(value: Any) -> Any:
     """Convert an array of pydata/sparse to a CSR array of SciPy; all else stays as it is.
 
     An array of another number of dimensions than two, or whose fill value is not zero, for which
@@ -210,12 +204,12 @@ def convert_pydata_sparse(value: Any) -> Any:
 # --- sparse columns of pandas ----------------------------------------------------------------
 
 
-def convert_frame_to_csr(frame: Any) -> Any:
+def _convert_frame_to_csr(frame: Any) -> Any:
     """Return the CSR matrix of a frame all of whose columns are sparse with zeros left out."""
-    return frame.sparse.to_coo().tocsr() if is_sparse_frame(frame) else None
+    return frame.sparse.to_coo().tocsr() if _is_sparse_frame(frame) else None
 
 
-def is_sparse_frame(frame: Any) -> bool:
+def _is_sparse_frame(frame: Any) -> bool:
     """Return whether all columns of a frame are sparse numbers whose zeros are left out."""
     # Frames of many columns have few dtypes.
     kinds = set(frame.dtypes)
@@ -296,7 +290,7 @@ def as_rows(
     X = copy_to_host(X)
     kept = choose_tensor_dtype if tensors else choose_float_dtype
     if is_dataframe_like(X):
-        if (entries := convert_frame_to_csr(X)) is None:
+        if (entries := _convert_frame_to_csr(X)) is None:
             return _convert_frame(X, dtype, index, kept, any_order)
         X = entries
     # Of the sparse formats only CSR can be cut by rows.
@@ -337,7 +331,7 @@ def as_column(
 
 def find_device(values: Any) -> str:
     """Return where an array's memory is: "gpu" of arrays and matrices of CuPy, else "cpu"."""
-    if other_gpu_library(values):
+    if _other_gpu_library(values):
         return "cpu"  # such arrays have CuPy's interface, and none of its methods: they are copied
     # A sparse matrix of CuPy has no such interface itself, but its array of values has.
     data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
@@ -348,7 +342,7 @@ def copy_to_host(values: Any) -> Any:
     """Copy rows on a GPU to the host, make an array of pydata/sparse SciPy's; keep all else."""
     if find_device(values) == "gpu":
         return values.get()
-    return convert_pydata_sparse(copy_other_gpu_to_host(values))
+    return _convert_pydata_sparse(_copy_other_gpu_to_host(values))
 
 
 def convert_to_host(*values: Any) -> Any:
@@ -456,7 +450,7 @@ def convert_missing_to_nan(X: Any) -> Any:
         return X
     check_unique_names(X)
     # scikit-learn reads a frame of sparse columns as a sparse matrix, any other as a dense one.
-    X = X if is_sparse_frame(X) else densify_columns(X)
+    X = X if _is_sparse_frame(X) else densify_columns(X)
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
         # Only nullable and Arrow dtypes hold pandas.NA; NumPy's have NaN already.

@@ -404,13 +404,10 @@ def keeping_lazy(kind: _Kind) -> _Kind:
 
 
 def _wrapped_by_theirs(method: Any) -> Any:
-    """Return scikit-learn's innermost wrapper in a method, which others may wrap; None without."""
-    found = None
-    while method is not None:
-        # An inherited method that was wrapped to translate its errors is wrapped for output twice.
-        found = method if is_wrapped_for_output(method) else found
+    """Return the wrapper of scikit-learn's in a method, which others may wrap; None without one."""
+    while method is not None and not is_wrapped_for_output(method):
         method = getattr(method, "__wrapped__", None)
-    return found
+    return method
 
 
 def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..., Any]:

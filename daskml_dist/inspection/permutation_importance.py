@@ -19,7 +19,7 @@ from sklearn.utils import Bunch
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import convert_named_columns
 from daskml_dist.data.permutations import PermutedRows
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -150,7 +150,7 @@ def permutation_importance(
         columns = summary.columns
         if columns is None:
             columns = _join_columns(
-                reduce_parts(collection, partial(_take_group, group), _concatenate_lists)
+                reduce_parts(collection, partial(_take_group, group), concatenate_lists)
             )
         gathered = _GatheredColumns(group, columns)
         given = gathered if collection.kind == "memory" else share_in_graph(gathered)
@@ -398,7 +398,7 @@ def _summarize_data(collection: Collection, budget: int) -> _DataSummary:
     """Read all blocks once; gather their columns too where these are known to fit the budget."""
     known = collection.nbytes
     gather = collection.kind == "memory" or (known is not None and sum(known) <= budget)
-    blocks = reduce_parts(collection, partial(_summarize_block, gather), _concatenate_lists)
+    blocks = reduce_parts(collection, partial(_summarize_block, gather), concatenate_lists)
     blocks.sort(key=lambda block: block[0])
     filled = [block for block in blocks if block[1]]
     if not filled:
@@ -442,10 +442,6 @@ def _take_group(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
     """Return the index and a group's columns of a block that has rows, as a list."""
     rows = read_rows(X, index)
     return [(index, [_take_column(rows, j) for j in group])] if rows.shape[0] else []
-
-
-def _concatenate_lists(parts: list[list[Any]]) -> list[Any]:
-    return [one for part in parts for one in part]
 
 
 def _join_columns(parts: list[tuple[int, list[Any]]]) -> list[Any]:

@@ -63,15 +63,13 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 __all__ = [
     "BaseRidgeCV",
-    "LeftOutValues",
     "RidgeCV",
     "RidgeClassifierCV",
-    "map_left_out_values",
 ]
 
 
 @dataclass(frozen=True, eq=False)
-class LeftOutValues:
+class _LeftOutValues:
     """Leave-one-out predictions of rows, or their squared errors, under each penalty.
 
     Parameters
@@ -95,14 +93,14 @@ class LeftOutValues:
         return np.asarray(array[:, 0] if self.flat else array)
 
 
-def map_left_out_values(
+def _map_left_out_values(
     collection: Collection,
     left_out: LeaveOneOutErrors,
     model: LinearModel,
     rows: DatasetInfo,
     *,
     squares: bool,
-) -> LeftOutValues:
+) -> _LeftOutValues:
     """Return leave-one-out predictions, or with `squares` the weighted squared errors.
 
     They are lazy where the rows are a Dask collection.
@@ -114,7 +112,7 @@ def map_left_out_values(
     flat = model.n_targets is None and rows.classes is None
     if collection.kind == "memory":
         block = collection.block_maker(0, *collection.parts[0])
-        return LeftOutValues(of_block(block), flat)
+        return _LeftOutValues(of_block(block), flat)
     shape = model.width, len(left_out.w)
     # Partitions of a dask DataFrame may have unknown lengths: NaN, as dask has it.
     counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
@@ -123,7 +121,7 @@ def map_left_out_values(
         da.from_delayed(of_lazy_block(block), (n, *shape), dtype=np.float64)
         for n, block in zip(counts, collection.delayed_blocks(), strict=True)
     ]
-    return LeftOutValues(da.concatenate(chunks), flat)
+    return _LeftOutValues(da.concatenate(chunks), flat)
 
 
 def _compute_weights(
@@ -304,7 +302,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             return
         X, y, weight = self._prepare_inputs(X, y, sample_weight)
         collection = self._align_inputs(X, y, weight)
-        values = map_left_out_values(collection, left_out, model, rows, squares=scorer is None)
+        values = _map_left_out_values(collection, left_out, model, rows, squares=scorer is None)
         if scorer is not None:
             scores = [
                 self._score_left_out(scorer, y, values.of_penalty(i), weight)

@@ -51,11 +51,7 @@ from daskml_dist.solvers.penalty_paths import (
 
 __all__ = [
     "ElasticNetCV",
-    "ElasticPaths",
-    "GramPaths",
     "LassoCV",
-    "PathSettings",
-    "QuasiNewtonPaths",
 ]
 
 #: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
@@ -66,7 +62,7 @@ _VECTORS_PER_CANDIDATE = 24
 
 
 @dataclass(frozen=True)
-class PathSettings:
+class _PathSettings:
     """Settings of the paths, as :class:`ElasticNetCV` has them.
 
     Parameters
@@ -97,7 +93,7 @@ class PathSettings:
     seed: int
 
 
-class ElasticPaths(ABC):
+class _ElasticPaths(ABC):
     """Elastic nets for each alpha, `l1_ratio` and training set of a split.
 
     Attributes
@@ -119,17 +115,17 @@ class ElasticPaths(ABC):
         """Return the fit to all rows with the chosen penalty."""
 
 
-class GramPaths(ElasticPaths):
+class _GramPaths(_ElasticPaths):
     """Paths by coordinate descent on the Gram matrix of each split's training rows.
 
     Parameters
     ----------
     stack : BatchedModels
     model : LinearModel
-    settings : PathSettings
+    settings : _PathSettings
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, settings: PathSettings) -> None:
+    def __init__(self, stack: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
         self._model, self._settings, self._moments = model, settings, moments_of(stack.rows)
         # One pass gives the moments of all training sets. Where these are not exact enough for the
         # smallest alpha (or for the grid's), further passes refine them.
@@ -178,7 +174,7 @@ class GramPaths(ElasticPaths):
         return solver.of_reduced(self._model, self._full_problem, self._n_rows)
 
 
-class QuasiNewtonPaths(ElasticPaths):
+class _QuasiNewtonPaths(_ElasticPaths):
     """Paths by orthant-wise quasi-Newton steps (OWL-QN), for many features.
 
     Candidates (an alpha on a split) are solved together in chunks of consecutive alphas, as many as
@@ -189,7 +185,7 @@ class QuasiNewtonPaths(ElasticPaths):
     ----------
     stack : BatchedModels
     model : LinearModel
-    settings : PathSettings
+    settings : _PathSettings
 
     Raises
     ------
@@ -197,7 +193,7 @@ class QuasiNewtonPaths(ElasticPaths):
         If ``positive=True``.
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, settings: PathSettings) -> None:
+    def __init__(self, stack: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
         if settings.positive:
             raise InvalidParameterError(
                 f"positive=True needs the Gram matrix of {model.n_features} features, for which "
@@ -435,7 +431,7 @@ class ElasticNetCV(LinearRegressor):
         if isinstance(self.alphas, Integral):
             grid = AlphaGrid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
         given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
-        settings = PathSettings(
+        settings = _PathSettings(
             ratios=ratios,
             grid=grid,
             given=np.sort(given)[::-1],
@@ -447,7 +443,7 @@ class ElasticNetCV(LinearRegressor):
             seed=seed_of(self.random_state),
         )
         has_memory = gram_fits(model.n_features, stack.roles.n_splits)
-        paths = (GramPaths if has_memory else QuasiNewtonPaths)(stack, model, settings)
+        paths = (_GramPaths if has_memory else _QuasiNewtonPaths)(stack, model, settings)
         # Weights and weighted squared errors of the test rows, for each split and candidate.
         statistic = PathErrorSums(paths.w, TEST)
         sums = stack(stack.model(model), SinglePassSolver(statistic)).w[..., 0, :]

@@ -42,7 +42,6 @@ from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS,
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 
 __all__ = [
-    "LogisticPaths",
     "LogisticRegressionCV",
 ]
 
@@ -52,7 +51,7 @@ _MAX_FITS_TOGETHER = 512
 _ABSENT_LABEL_LOG_ODDS = 18.0
 
 
-class LogisticPaths:
+class _LogisticPaths:
     """Fits of all candidates to the training rows of all splits.
 
     Parameters
@@ -350,7 +349,7 @@ class LogisticRegressionCV(LinearClassifier):
             plain, _ = self._make_estimator(1.0, 0.0)._problem(stack.rows)
             label_weights = stack(stack.model(plain), SinglePassSolver(SplitLabelWeights())).w
             class_weight = self._resolve_class_weight(stack, label_weights[-1])
-            paths = LogisticPaths(stack, plain, label_weights, class_weight)
+            paths = _LogisticPaths(stack, plain, label_weights, class_weight)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
             scores = self._score_splits(paths, splits, weigh)
             model = paths.model.each
@@ -430,7 +429,7 @@ class LogisticRegressionCV(LinearClassifier):
         name = "accuracy" if self.scoring is None else self.scoring
         return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 
-    def _score_splits(self, paths: LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
+    def _score_splits(self, paths: _LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
         """Return the scores of test rows, of shape (n_splits, n_candidates)."""
         # From the cheapest way to the dearest: sums that came with the fits, one pass that ranks
         # the rows for all fits, or a pass for each fit.
@@ -460,7 +459,7 @@ class LogisticRegressionCV(LinearClassifier):
     # -- attributes -----------------------------------------------------------------------------
 
     def _set_paths(
-        self, paths: LogisticPaths, scores: NDArray[np.float64], chosen: NDArray[np.intp]
+        self, paths: _LogisticPaths, scores: NDArray[np.float64], chosen: NDArray[np.intp]
     ) -> None:
         """Set scikit-learn's attributes of the paths; `chosen` is the candidate of each split."""
         values, ratios = self._values, self._ratios

@@ -1,7 +1,7 @@
 """Candidates and splits as batched fits: linear models whose fits are columns of one.
 
 `fit_batched` fits and scores candidates on all splits at once where the estimators allow it, and
-`fit_batched_pipelines` does so with the last steps of pipelines, one batched fit a split. Scores
+`_fit_batched_pipelines` does so with the last steps of pipelines, one batched fit a split. Scores
 come from sums that the fit itself makes where there are such; others read the rows once more.
 """
 
@@ -86,7 +86,6 @@ __all__ = [
     "find_batched_score",
     "fit_batched",
     "fit_batched_or_pipelines",
-    "fit_batched_pipelines",
     "list_score_parts",
     "name_scores",
     "resolve_class_weights",
@@ -223,7 +222,7 @@ def fit_batched_or_pipelines(
 
     Scores count the weights of rows.
     """
-    fit = fit_batched_pipelines if can_batch_pipelines(estimators) else fit_batched
+    fit = _fit_batched_pipelines if can_batch_pipelines(estimators) else fit_batched
     try:
         return fit(
             estimators, splits, scoring, scorers, train_score=train_score, error_score=error_score
@@ -234,7 +233,7 @@ def fit_batched_or_pipelines(
         return None  # fits by themselves tell which of them have failed
 
 
-def fit_batched_pipelines(
+def _fit_batched_pipelines(
     estimators: Sequence[Any],
     splits: Splits,
     scoring: Mapping[str, Any],

@@ -54,7 +54,6 @@ __all__ = [
     "cross_val_score",
     "cross_validate",
     "learning_curve",
-    "predict_out_of_fold",
     "validation_curve",
 ]
 
@@ -280,7 +279,7 @@ def cross_val_predict(
     resolve_score_weights(estimator, {}, fit_params, False)
     splits = Splits(estimator, X, y, groups, fit_params, cv)
     (fits,) = splits.fits([estimator], {}, train_score=False, error_score="raise")
-    return predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
+    return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
 
 
 # --- predictions of test rows ------------------------------------------------------------------
@@ -291,7 +290,7 @@ def cross_val_predict(
 _UNMET_SCORES = {"predict_proba": 0.0, "decision_function": None, "predict_log_proba": None}
 
 
-def predict_out_of_fold(rows: RowsOfSplits, fitted: Sequence[Any], method: str) -> da.Array:
+def _predict_out_of_fold(rows: RowsOfSplits, fitted: Sequence[Any], method: str) -> da.Array:
     """Return for each row, lazily, the answer of the fit that has not seen it."""
     classes = _find_every_class(fitted, method)
     parts = [part[0] for part in rows.columns.parts]

@@ -47,15 +47,12 @@ __all__ = [
     "SpreadSplits",
     "TableRoles",
     "ThinnedCodes",
-    "ThinnedRoles",
     "TrainedRows",
     "count_labels",
     "count_rows",
     "count_rows_of_block",
     "count_training_rows",
-    "encode_labels",
     "join_blocks",
-    "spread_roles",
     "thin_rows",
 ]
 
@@ -120,7 +117,7 @@ class DigitRoles(FoldAssignment):
 
 
 @dataclass(frozen=True, eq=False)
-class ThinnedRoles(FoldAssignment):
+class _ThinnedRoles(FoldAssignment):
     """Roles of codes that are counted from 1; the code 0 has no role in any split.
 
     Parameters
@@ -171,7 +168,7 @@ class RowOrder:
             return np.asarray(self.first[index] + at, np.int64)
         # Rows of a label follow each other: the place is that of the block's first row of this
         # label, plus the row's rank among the block's rows of it.
-        code = encode_labels(self.labels, column)
+        code = _encode_labels(self.labels, column)
         found = np.empty(n_rows, np.int64)
         by_label = np.lexsort((at, code))
         counts = np.bincount(code, minlength=len(self.labels))
@@ -190,7 +187,7 @@ class RowOrder:
         return starts, stops
 
 
-def encode_labels(labels: NDArray[Any], column: Any) -> Ints:
+def _encode_labels(labels: NDArray[Any], column: Any) -> Ints:
     """Return the position of each row's label among `labels`, which need not be sorted."""
     order = np.argsort(labels)
     codes: Ints = order[np.searchsorted(labels, np.asarray(column), sorter=order)]
@@ -209,7 +206,7 @@ class FoldCodes(ABC):
         return None
 
 
-def spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np.int8]:
+def _spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np.int8]:
     """Return the roles of places, `n_test` held out and `n_train` trained on, evenly spread."""
     # As Bresenham's line: a place is held out where the running quotient takes a step.
     before = places * n_test // n
@@ -295,7 +292,7 @@ class FoldsByGroup(FoldCodes):
 
     def make(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
-        return self.folds[encode_labels(self.groups, column)]
+        return self.folds[_encode_labels(self.groups, column)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,11 +319,11 @@ class SpreadSplits(FoldCodes):
         found = []
         for split in range(self.roles.n_splits):
             places = self.order.find_places(index, column, n_rows, split)
-            found.append(spread_roles(places, self.n_rows, self.n_test, self.n_train))
+            found.append(_spread_roles(places, self.n_rows, self.n_test, self.n_train))
         return self.roles.encode(found)
 
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
-        """Return how many rows of each block play a role: `spread_roles`, counted by ranges."""
+        """Return how many rows of each block play a role: `_spread_roles`, counted by ranges."""
         rest = max(self.n_rows - self.n_test, 1)
 
         def count_held(places: Ints) -> Ints:
@@ -677,4 +674,4 @@ def thin_rows(rows: RowsOfSplits, fraction: float, seed: int) -> RowsOfSplits:
     counts = count_rows(rows.columns)
     first = counts.cumsum() - counts
     codes = ThinnedCodes(rows.codes, RowOrder(first, seed), fraction)
-    return replace(rows, codes=codes, roles=ThinnedRoles(rows.roles))
+    return replace(rows, codes=codes, roles=_ThinnedRoles(rows.roles))

@@ -69,7 +69,6 @@ __all__ = [
     "GridSearchCV",
     "HalvingGridSearchCV",
     "HalvingRandomSearchCV",
-    "HalvingSearch",
     "RandomizedSearchCV",
     "check_best_index",
     "make_cv_results",
@@ -386,7 +385,7 @@ refit_time_, multimetric_
 # --- successive halving ------------------------------------------------------------------------
 
 
-class HalvingSearch(DaskSearch):
+class _HalvingSearch(DaskSearch):
     """Base class of searches by successive halving (Karnin, Koren and Somekh, ICML 2013).
 
     Each rung is a search of its own over the candidates that are left: one batched fit, where they
@@ -553,7 +552,7 @@ class HalvingSearch(DaskSearch):
         return min(int(self.factor**power * self.min_resources_), int(self.max_resources_))
 
 
-class HalvingGridSearchCV(HalvingSearch, model_selection.HalvingGridSearchCV):
+class HalvingGridSearchCV(_HalvingSearch, model_selection.HalvingGridSearchCV):
     """Search over every combination of given values, by successive halving.
 
     Parameters
@@ -592,7 +591,7 @@ refit_time_, multimetric_
         return list(model_selection.ParameterGrid(self.param_grid))
 
 
-class HalvingRandomSearchCV(HalvingSearch, model_selection.HalvingRandomSearchCV):
+class HalvingRandomSearchCV(_HalvingSearch, model_selection.HalvingRandomSearchCV):
     """Search over combinations drawn from given values or distributions, by successive halving.
 
     Parameters

@@ -72,21 +72,16 @@ from daskml_dist.sklearn_internals import take_rows_or_columns
 __all__ = [
     "SplitFit",
     "Splits",
-    "assign_folds",
     "check_cv",
     "check_one_role_each",
     "check_splitter",
     "check_target",
-    "encode_splits",
     "fit_clone",
     "guard_scorers",
     "has_several_columns",
-    "have_one_role_each",
     "is_routing_metadata",
-    "list_splits",
     "merge_fit_params",
     "prepare_inputs",
-    "report_failures",
     "resolve_score_weights",
     "score_fitted",
     "score_sides",
@@ -197,19 +192,19 @@ class Splits:
         self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
             get_computing_client("cross-validation")  # one of an event loop is told
-            self._rows = assign_folds(splitter, self.inputs, y, groups)
+            self._rows = _assign_folds(splitter, self.inputs, y, groups)
             self.roles: FoldAssignment = self._rows.roles
         else:
-            self.indices = list_splits(splitter, X, y, groups)
+            self.indices = _list_splits(splitter, X, y, groups)
             self._encode_indices()
         self.n_splits = self.roles.n_splits
 
     def _encode_indices(self) -> None:
         """Set the codes of rows in memory, as far as these tell the splits."""
         n = count_rows_of_block(self.inputs[0])
-        self.by_roles = have_one_role_each(self.indices, n)
+        self.by_roles = _have_one_role_each(self.indices, n)
         if self.by_roles:
-            self.codes, self.roles = encode_splits(self.indices, n)
+            self.codes, self.roles = _encode_splits(self.indices, n)
         else:
             self.codes = np.zeros(n, np.int64)
             self.roles = TableRoles(np.full((1, len(self.indices)), NEITHER, np.int8))
@@ -380,7 +375,7 @@ class Splits:
             task = delayed(partial(_fit_gathered, params, scorers, options), pure=False)
             tell(f"{len(every)} fits as tasks")
             found = self._compute_fits([task(e, rows[split]) for e, split in every])
-        report_failures([fit.error for fit in found], error_score)
+        _report_failures([fit.error for fit in found], error_score)
         n = self.n_splits
         return [found[i : i + n] for i in range(0, len(found), n)]
 
@@ -585,7 +580,7 @@ def takes_dask_collections(estimator: Any) -> bool:
     return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
 
 
-def assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> RowsOfSplits:
+def _assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> RowsOfSplits:
     """Return the rows of Dask inputs (X first) with the codes of a splitter's splits.
 
     A splitter of another package is asked for row numbers, of rows that it does not see.
@@ -596,14 +591,14 @@ def assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) ->
     counts = count_rows(columns)
     n = int(counts.sum())
     given = [None if value is None else np.asarray(_compute_value(value)) for value in (y, groups)]
-    splits = list_splits(splitter, np.empty((n, 1)), *given)
-    codes, roles = encode_splits(splits, n)
+    splits = _list_splits(splitter, np.empty((n, 1)), *given)
+    codes, roles = _encode_splits(splits, n)
     stops = counts.cumsum()
     blocks = tuple(codes[stop - m : stop] for m, stop in zip(counts, stops, strict=True))
     return RowsOfSplits(inputs, columns, GivenCodes(blocks), roles)
 
 
-def list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, Any]]:
+def _list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, Any]]:
     """Return a splitter's (train, test) row numbers."""
     splits = list(splitter.split(X, y, groups))
     if not splits:
@@ -620,7 +615,7 @@ def list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, A
     return splits
 
 
-def have_one_role_each(splits: list[tuple[Any, Any]], n: int) -> bool:
+def _have_one_role_each(splits: list[tuple[Any, Any]], n: int) -> bool:
     """Return whether every row has at most one role in each split, once, as a code can tell."""
     rows = np.arange(n)
     sides = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
@@ -637,9 +632,9 @@ def check_one_role_each(told: bool) -> None:
         )
 
 
-def encode_splits(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssignment]:
+def _encode_splits(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssignment]:
     """Return the codes of rows and their roles, of (train, test) row numbers or masks."""
-    check_one_role_each(have_one_role_each(splits, n))
+    check_one_role_each(_have_one_role_each(splits, n))
     table = np.full((n, len(splits)), NEITHER, np.int8)
     for split, (train, test) in enumerate(splits):
         table[np.asarray(train), split] = TRAIN
@@ -655,7 +650,7 @@ def encode_splits(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssig
 # --- failures ----------------------------------------------------------------------------------
 
 
-def report_failures(errors: Sequence[str | None], error_score: Any) -> None:
+def _report_failures(errors: Sequence[str | None], error_score: Any) -> None:
     """Warn of failed fits once, whatever their number; raise an error where all failed."""
     failed = [error for error in errors if error is not None]
     if not failed:

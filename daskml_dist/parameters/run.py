@@ -111,7 +111,7 @@ class Run(NamedParameters):
         return self
 
     def changed(self) -> dict[str, Any]:
-        """Those parameters that differ from their defaults, by name."""
+        """Return the parameters that differ from their defaults, by name."""
         defaults = {field.name: field.default for field in fields(self)}
         return {n: v for n, v in self.get_params().items() if repr(v) != repr(defaults[n])}
 

@@ -27,7 +27,7 @@ from daskml_dist.inference.block_mapping import map_blocks
 __all__ = ["Categorizer", "DummyEncoder"]
 
 
-class _FrameTransformer(LazyTransformerMixin, EstimatorMixin, BaseEstimator):
+class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
     """Base class of transformers from a frame to a frame, block by block."""
 
     def fit(self, X: Any, y: Any = None) -> Self:

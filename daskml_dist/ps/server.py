@@ -394,7 +394,7 @@ ReadyAnswers = list[Callable[[], Any]]
 
 
 class WaitingCallers:
-    """Those who wait for a server, and what they wait for.
+    """Callers whose answers a server holds back until its state lets them go.
 
     Not thread-safe: the server that holds it guards it.
     """

@@ -24,11 +24,8 @@ from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
 __all__ = [
-    "GroupSteps",
     "Shard",
     "TouchedRowSteps",
-    "find_group_rows",
-    "is_builtin_optimizer",
 ]
 
 #: Entries of a slice that is stepped at once on the host: the temporary arrays (128 KiB of float64)
@@ -61,7 +58,7 @@ class _RowSlice:
     l1: Any
 
 
-class GroupSteps:
+class _GroupSteps:
     """Steps of all rows of a group along a dense gradient, summed over the rows of a batch.
 
     Parameters
@@ -107,7 +104,7 @@ class GroupSteps:
         self._can_fuse = (
             group.descends
             and not group.rates
-            and (is_builtin_optimizer(group.optimizer) or backend.device == "cpu")
+            and (_is_builtin_optimizer(group.optimizer) or backend.device == "cpu")
         )
         self._update: Callable[[Any, float, float, int], bool] | None = None
 
@@ -191,12 +188,12 @@ def _make_l1_strengths(group: ParameterGroup, w: Any) -> Any:
     return strengths
 
 
-def is_builtin_optimizer(optimizer: Optimizer) -> bool:
+def _is_builtin_optimizer(optimizer: Optimizer) -> bool:
     """Return whether an optimizer is one of the package itself: a subclass may step otherwise."""
     return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
 
-def find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
+def _find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
     """Return the slice of a sorted array of row numbers that falls into the group."""
     start, stop = np.searchsorted(index, (group.start, group.stop)).tolist()
     return slice(start, stop)
@@ -248,7 +245,7 @@ class TouchedRowSteps:
         group = self._group
         # Keep the rows of this group; each other group takes its own.
         if not self._covers_shard:
-            own = find_group_rows(group, index)
+            own = _find_group_rows(group, index)
             grad, index = grad[own], index[own] - group.start
             if not len(index):
                 return
@@ -348,7 +345,7 @@ class Shard:
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()
         # The package's own make a step to the same bits, one operation at a time or compiled.
-        self._any_way = all(is_builtin_optimizer(group.optimizer) for group in self._groups)
+        self._any_way = all(_is_builtin_optimizer(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and what it was when the penalty of each row was last
         # applied: the difference is the penalty that is pending (lazy regularisation).
         self._rate_sum = 0.0
@@ -362,13 +359,13 @@ class Shard:
             xp = namespace(state.average)
             self._sum = cast(state.average, xp.float64) * state.n_averaged
 
-    def _bind_steps(self) -> list[GroupSteps]:
+    def _bind_steps(self) -> list[_GroupSteps]:
         """Return the steps of the groups, in the arrays that hold the parameters now."""
         few = self.rule.coordinates
         #: Steps in few rows of each group; None: none has been made.
         self._few: list[TouchedRowSteps] | None = None
         return [
-            GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
+            _GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
         ]
 
     def change_rule(self, rule: UpdateRule) -> None:
@@ -445,7 +442,7 @@ class Shard:
         """Return whether several steps may be made at once, where the state lies."""
         if not self.on_device:
             return self.rule.steps_alone
-        return self.rule.can_run_in_kernels and is_builtin_optimizer(self.rule.groups[0].optimizer)
+        return self.rule.can_run_in_kernels and _is_builtin_optimizer(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
         """Return the next step, of no rows, which changes nothing."""
@@ -517,7 +514,7 @@ class Shard:
         xp = namespace(grad)
         # Running means and sums are no gradients, and have no part in the norm.
         own = [group for group in self._groups if group.descends]
-        at = [group.rows if index is None else find_group_rows(group, index) for group in own]
+        at = [group.rows if index is None else _find_group_rows(group, index) for group in own]
         parts = [grad[some, ...] for some in at]
         total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
         # The gradient is a sum over rows: its mean has the norm that is bounded.

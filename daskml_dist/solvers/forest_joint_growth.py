@@ -4,7 +4,7 @@ Trees grow level by level. The histograms of a level are reduce-scattered by ran
 feature) pairs, whose owners find the best cuts. The rows of a node that has become small are sent
 to one trainer, which grows the subtree below it alone (:class:`JointGrower`). A device that holds
 all rows of its nodes takes one call of each kernel a level, for any number of nodes and trees
-(:func:`grow_by_levels`).
+(:func:`_grow_by_levels`).
 
 A row in a tree's bootstrap sample is a *line* of integers: the index and the class of the row, its
 weight in the sample (with a 1 in the low bits, so that sums count rows too), and the numbers that
@@ -34,12 +34,8 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 __all__ = [
     "JointGrower",
-    "find_best_cuts",
     "flatten_parts",
-    "grow_by_levels",
-    "grow_tree_parts",
     "grow_whole_trees",
-    "sum_root_lines",
     "unpack_part",
 ]
 
@@ -57,7 +53,7 @@ _MORE_FEATURES = 8
 _DRAWN_FEATURES_COLUMN = 7
 
 
-def grow_by_levels(
+def _grow_by_levels(
     device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: NDArray[np.int64],
     least: NDArray[np.float64], roots: Nodes, depth: NDArray[np.int32],
 ) -> list[GrownTree]:  # fmt: skip
@@ -87,7 +83,7 @@ def grow_by_levels(
     return _LevelGrower(device, lane, facts, of_trees, least).grow(roots, depth)
 
 
-def find_best_cuts(
+def _find_best_cuts(
     look: FindCuts, n: int, facts: ForestFacts, m: int, most: int
 ) -> NDArray[np.int64]:
     """Return the best cut of each of some nodes.
@@ -215,7 +211,7 @@ class _LevelStore:
 
 
 class _LevelGrower:
-    """Grower of the subtrees below some nodes, a level at a time; arguments of `grow_by_levels`."""
+    """Grower of the subtrees below some nodes by levels; arguments of `_grow_by_levels`."""
 
     def __init__(
         self, device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: Array,
@@ -293,7 +289,7 @@ class _LevelGrower:
             told = device.find_cuts(some, features, hist, jobs, own, facts, self._of_trees)
             return device.choose_best_cuts(told, features, one)
 
-        return find_best_cuts(
+        return _find_best_cuts(
             look,
             len(nodes),
             facts,
@@ -319,10 +315,10 @@ def grow_whole_trees(
         some = numbers[len(found) : len(found) + many]
         with device.guard_memory(n_rows):
             n = _draw_tree_lines(lane, growing, some)
-            sums, _ = sum_root_lines(lane, growing, n)
+            sums, _ = _sum_root_lines(lane, growing, n)
             facts, least = growing.pack_all_settings(sums[:, -2])
             paths = np.array([growing.make_tree_keys(t)[1] for t in some], np.uint64)
-            grown = grow_by_levels(
+            grown = _grow_by_levels(
                 device, lane, growing.shared, facts, least, _make_roots(growing, n, paths),
                 np.zeros(len(n), np.int32),
             )  # fmt: skip
@@ -330,7 +326,7 @@ def grow_whole_trees(
     return found
 
 
-def grow_tree_parts(
+def _grow_tree_parts(
     device: ForestDevice,
     growing: ForestContext,
     bins: Array,
@@ -355,7 +351,7 @@ def grow_tree_parts(
     ends : ndarray of int64 of shape (n_nodes + 1,)
         Offsets of the nodes' lines.
     facts, least, paths, depths, bounds
-        An entry or row for each node, as of `grow_by_levels` and `Nodes`.
+        An entry or row for each node, as of `_grow_by_levels` and `Nodes`.
     """
     n, none = len(paths), np.empty(0, np.int64)
     room = ForestRows(
@@ -366,10 +362,10 @@ def grow_tree_parts(
         lane = device.open_lane(room, growing.shared, np.zeros)
         lane.hold_lines(lines, np.ascontiguousarray(ends[:-1]))
         nodes = Nodes(np.arange(n), np.zeros(n, np.int64), np.diff(ends), paths, bounds, 0)
-        return grow_by_levels(device, lane, growing.shared, facts, least, nodes, depths)
+        return _grow_by_levels(device, lane, growing.shared, facts, least, nodes, depths)
 
 
-def sum_root_lines(
+def _sum_root_lines(
     lane: ForestLane, growing: ForestContext, n: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the sums and target ranges of all lines of some trees."""
@@ -386,7 +382,7 @@ def _draw_tree_lines(lane: ForestLane, growing: ForestContext, numbers: Sequence
     n = lane.draw_lines(keys, None)
     if growing.growth.balanced:
         # class_weight="balanced_subsample": the weights depend on the classes drawn.
-        sums, _ = sum_root_lines(lane, growing, n)
+        sums, _ = _sum_root_lines(lane, growing, n)
         n = lane.draw_lines(keys, growing.balance_classes(sums))
     return n
 
@@ -431,7 +427,7 @@ class _JointNode:
     feature : int
         Feature of the cut; -1: none yet.
     told : ndarray of int64
-        The other columns of the best cut (`find_best_cuts`).
+        The other columns of the best cut (`_find_best_cuts`).
     """
 
     tree: int
@@ -512,7 +508,7 @@ class JointGrower:
             return drawn
         # class_weight="balanced_subsample": the weights depend on the classes drawn.
         sums = sum(
-            sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
+            _sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
         )
         factor = growing.balance_classes(self._rows.sum_trainers(np.asarray(sums)))
         return self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
@@ -571,7 +567,7 @@ class JointGrower:
         def look(which: Array, of: slice, one: bool) -> Array:
             return self._find_feature_cuts([nodes[k] for k in which], of, one)
 
-        return find_best_cuts(
+        return _find_best_cuts(
             look, len(nodes), self._growing.shared, self._growth.max_features, _MESSAGE_BYTES
         )
 
@@ -746,7 +742,7 @@ class JointGrower:
         for (_, lines), first in zip(given, ends.tolist(), strict=False):
             lines[:, 0] += first
         trees = np.array([node.tree for node in nodes])
-        return grow_tree_parts(
+        return _grow_tree_parts(
             self._device, self._growing, np.concatenate([bins for bins, _ in given]),
             np.concatenate([lines for _, lines in given]), ends, self._facts[trees],
             self._least[trees],

@@ -3,7 +3,7 @@
 :class:`KMeansSolver` is the whole fit. Fits by mini-batches make one pass before them
 (:class:`RowSampleSolver`, initial centroids) and one after them (:class:`InertiaSolver`). Samples
 do not depend on the order in which rows are read: each row draws a random key, and the rows with
-the largest keys are the sample (:class:`TopKRows`). :class:`SeedSample` draws candidates with
+the largest keys are the sample (:class:`_TopKRows`). :class:`SeedSample` draws candidates with
 probabilities proportional to their squared distance to the candidates so far (k-means||), and
 :func:`choose_centroids` clusters the weighted candidates (k-means++).
 
@@ -51,17 +51,13 @@ from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 __all__ = [
     "CandidateWeights",
     "CentroidAssignment",
-    "ClosestCandidate",
     "FarthestRows",
     "InertiaSolver",
     "KMeansSolver",
     "RowBounds",
     "RowSampleSolver",
     "SeedSample",
-    "TopKRows",
     "choose_centroids",
-    "draw_keys",
-    "iterate_row_chunks",
     "round_to_float32",
 ]
 
@@ -74,7 +70,7 @@ _MAX_RETRY_PRODUCTS = 10**5
 
 
 @dataclass(frozen=True, eq=False)
-class TopKRows(Statistic):
+class _TopKRows(Statistic):
     """Base class of reductions to the `n_rows` rows with the largest keys.
 
     The result has a row ``[key, *facts, *features]`` for each, by descending keys. Keys must be
@@ -137,7 +133,7 @@ class TopKRows(Statistic):
         out[...] = backend.to_device(found)
 
 
-def draw_keys(
+def _draw_keys(
     rows: BatchRows, mass: Array, last: float, *seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Draw keys for weighted sampling without replacement (Efraimidis and Spirakis 2006).
@@ -162,7 +158,7 @@ def draw_keys(
     return at, mass[at] / exponential
 
 
-def iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows]:
+def _iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows]:
     """Yield the rows in chunks whose temporary arrays fit a cache; sparse rows as one chunk."""
     n, d = rows.X.shape
     step = max(_CHUNK_ROWS, backend.entries_at_once // max(d, 1))
@@ -181,7 +177,7 @@ def _take_rows(rows: Any, at: NDArray[np.intp], backend: Backend) -> NDArray[Any
 
 
 @dataclass(frozen=True, eq=False)
-class ClosestCandidate(RowState):
+class _ClosestCandidate(RowState):
     """Squared distance of each row to the closest candidate, and the index of that candidate.
 
     Parameters
@@ -223,7 +219,7 @@ class _CandidateStatistic(Statistic):
     Parameters
     ----------
     groups, shift
-        As of `ClosestCandidate`.
+        As of `_ClosestCandidate`.
     """
 
     groups: SeedGroups
@@ -231,20 +227,20 @@ class _CandidateStatistic(Statistic):
     in_parts: ClassVar[bool] = True
 
     @property
-    def state(self) -> ClosestCandidate | None:
+    def state(self) -> _ClosestCandidate | None:
         """Return the distances to the candidates before the last round."""
-        return ClosestCandidate(self.groups[:-1], self.shift) if self.groups else None
+        return _ClosestCandidate(self.groups[:-1], self.shift) if self.groups else None
 
     def _meet_last_group(self, rows: BatchRows, backend: Backend) -> Any:
         """Update the state by the last round; return the sum of the weighted squared distances."""
-        closest = ClosestCandidate(self.groups, self.shift)
+        closest = _ClosestCandidate(self.groups, self.shift)
         closest.meet(rows.state, rows, len(self.groups) - 1, backend)
         squares = cast(rows.state[:, 0], namespace(rows.state).float64)
         return total(squares if rows.weight is None else squares * rows.weight)
 
 
 @dataclass(frozen=True, eq=False)
-class SeedSample(_CandidateStatistic, TopKRows):
+class SeedSample(_CandidateStatistic, _TopKRows):
     """Sample with probabilities proportional to weight times squared distance (D^2 sampling).
 
     The distance is that to the closest candidate. Without candidates, the probabilities are
@@ -256,7 +252,7 @@ class SeedSample(_CandidateStatistic, TopKRows):
     seed, round : int
         Seed of the draw.
     groups, shift
-        As of `ClosestCandidate`.
+        As of `_ClosestCandidate`.
     """
 
     seed: int
@@ -264,14 +260,14 @@ class SeedSample(_CandidateStatistic, TopKRows):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0 if self.groups else float("nan")
-        for part in iterate_row_chunks(rows, backend) if self.groups else (rows,):
+        for part in _iterate_row_chunks(rows, backend) if self.groups else (rows,):
             mass = np.ones(part.X.shape[0])
             if self.groups:
                 loss = loss + self._meet_last_group(part, backend)
                 mass = backend.to_numpy(part.state[:, 0])
             if part.weight is not None:
                 mass = mass * backend.to_numpy(part.weight)
-            at, keys = draw_keys(part, mass, float(out[-1, 0]), self.seed, self.round)
+            at, keys = _draw_keys(part, mass, float(out[-1, 0]), self.seed, self.round)
             self.keep(at, keys, [], part.X, out, backend)
         return scalar(loss)
 
@@ -283,7 +279,7 @@ class CandidateWeights(_CandidateStatistic):
     Parameters
     ----------
     groups, shift
-        As of `ClosestCandidate`.
+        As of `_ClosestCandidate`.
     """
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -291,7 +287,7 @@ class CandidateWeights(_CandidateStatistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0
-        for part in iterate_row_chunks(rows, backend):
+        for part in _iterate_row_chunks(rows, backend):
             loss = loss + self._meet_last_group(part, backend)
             labels = cast(part.state[:, 1], namespace(part.state).int64)
             each = ones((labels.shape[0], 1), part.state.dtype, like=labels)
@@ -406,7 +402,7 @@ class CentroidAssignment(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class FarthestRows(TopKRows):
+class FarthestRows(_TopKRows):
     """Rows farthest from their centroids: ``[squared distance, centroid, weight, *features]``.
 
     Parameters
@@ -424,7 +420,7 @@ class FarthestRows(TopKRows):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         centroids = to_rows_dtype(self.centroids, rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
-        for part in iterate_row_chunks(rows, backend):
+        for part in _iterate_row_chunks(rows, backend):
             found = backend.nearest(part.X, shift, centroids)
             labels, squares = (backend.to_numpy(array) for array in found)
             weight = np.ones(len(squares)) if part.weight is None else backend.to_numpy(part.weight)

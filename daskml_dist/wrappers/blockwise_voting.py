@@ -13,7 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
 from daskml_dist.data.feature_names import remember_dtypes
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
@@ -61,7 +61,9 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
         self._check_parameters(y)
         rows = as_collection(X, y, sample_weight, numeric=False, multi_output=True)
         with reading(type(self).__name__):
-            members = reduce_parts(rows, partial(_fit_block, clone(self.estimator)), _chain_lists)
+            members = reduce_parts(
+                rows, partial(_fit_block, clone(self.estimator)), concatenate_lists
+            )
         if not members:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
@@ -237,7 +239,3 @@ def _fit_block(estimator: Any, index: int, X: Any, y: Any, weight: Any) -> list[
     fitted = clone(estimator)
     teach_block(fitted.fit, {}, index, X, y, weight)
     return [fitted]
-
-
-def _chain_lists(parts: list[list[Any]]) -> list[Any]:
-    return [one for part in parts for one in part]

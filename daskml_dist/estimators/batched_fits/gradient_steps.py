@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.errors import DaskMLDistError, DivergedError
 from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError, SolverFits
 from daskml_dist.estimators.linear.sgd import BaseSGD
@@ -313,7 +313,9 @@ class CandidatePlans:
             of_blocks = self.job.engine.map_kept_blocks(look)
         else:
             make = collection.block_maker
-            of_blocks = reduce_parts(collection, partial(_make_and_apply, make, look), _join_lists)
+            of_blocks = reduce_parts(
+                collection, partial(_make_and_apply, make, look), concatenate_lists
+            )
         return [
             replace(rows, survey=DataSummary([of_block[split] for of_block in of_blocks]))
             for split in range(n_splits)
@@ -404,11 +406,6 @@ def _make_and_apply(
     make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any
 ) -> Any:
     return [look(make(i, *part))]
-
-
-def _join_lists(parts: Sequence[list[Any]]) -> list[Any]:
-    """Return the items of all lists."""
-    return [one for part in parts for one in part]
 
 
 def _stack_parameters(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -254,7 +254,7 @@ class _RawPrediction:
         return self._shifted(self._in_dtype(get_backend("cpu").dot(X, w)))
 
     def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """As :meth:`for_dtype`, of rows that are each alone."""
+        """Return the function of :meth:`for_dtype` for rows that are each computed alone."""
         return self.for_dtype(dtype, multiply_each_row)
 
     def for_dtype(

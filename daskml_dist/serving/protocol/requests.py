@@ -94,7 +94,7 @@ def list_values(values: NDArray[Any]) -> list[Any]:
 
 
 class BinaryParameters(msgspec.Struct):
-    """Those of the binary extension; others are passed over."""
+    """Parameters of the protocol's binary extension; a request's others are ignored."""
 
     binary_data: bool | None = None
     binary_data_size: int | None = None
