@@ -28,6 +28,14 @@ PRIVATE_NAMES = {
         "sklearn.ensemble._hist_gradient_boosting.common:PREDICTOR_RECORD_DTYPE",
         "export of gradient boosting",
     ),
+    "CalibratedClassifier": (
+        "sklearn.calibration:_CalibratedClassifier",
+        "CalibratedClassifierCV on Dask collections",
+    ),
+    "SigmoidCalibration": (
+        "sklearn.calibration:_SigmoidCalibration",
+        "CalibratedClassifierCV(method='sigmoid') on Dask collections",
+    ),
     "SklearnParameterError": (
         "sklearn.utils._param_validation:InvalidParameterError",
         "translation of scikit-learn's errors",

@@ -35,6 +35,7 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.members import (
+    copy_feature_attributes,
     count_labels,
     encode_labels,
     fit_folds,
@@ -47,7 +48,11 @@ from daskml_dist.metrics._runs import ScoreRun, make_score_run, merge_score_runs
 from daskml_dist.model_selection._fold_rows import TEST, FoldAssignment, count_rows_of_block
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.parameters.checks import taking_client
-from daskml_dist.sklearn_internals import is_metadata_routing_enabled
+from daskml_dist.sklearn_internals import (
+    CalibratedClassifier,
+    SigmoidCalibration,
+    is_metadata_routing_enabled,
+)
 from daskml_dist.svm import LinearSVC
 
 __all__ = ["CalibratedClassifierCV", "HeldOutPredictions", "fit_label_calibrators"]
@@ -212,16 +217,10 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 labels = [self._find_column_classes(one, classes) for one in final]
                 found = fit_label_calibrators(predictions, labels, self.method)
         self.calibrated_classifiers_ = [
-            calibration._CalibratedClassifier(
-                fitted, calibrators, method=self.method, classes=self.classes_
-            )
+            CalibratedClassifier(fitted, calibrators, method=self.method, classes=self.classes_)
             for fitted, calibrators in zip(final, found, strict=True)
         ]
-        # An earlier fit may have left names that this one's classifier does not have.
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-            if hasattr(final[0], name):
-                setattr(self, name, getattr(final[0], name))
+        copy_feature_attributes(self, final[0])
 
     @staticmethod
     def _find_column_classes(fitted: Any, classes: Any) -> list[int]:
@@ -520,9 +519,7 @@ def _fit_sigmoid(run: ScoreRun, dtype: Any) -> Any:
     labels = np.repeat([0.0, 1.0], len(scores))
     label_weights, label_scores = weights.T.ravel(), np.tile(scores, 2)
     kept = label_weights > 0
-    return calibration._SigmoidCalibration().fit(
-        label_scores[kept], labels[kept], label_weights[kept]
-    )
+    return SigmoidCalibration().fit(label_scores[kept], labels[kept], label_weights[kept])
 
 
 # --- temperature: one calibrator for all classes ------------------------------------------------

@@ -65,6 +65,7 @@ __all__ = [
     "check_given",
     "check_indicators",
     "check_weighable",
+    "copy_feature_attributes",
     "count_labels",
     "encode_labels",
     "find_labels",
@@ -256,6 +257,14 @@ def _fit_catching_warnings(
         warnings.simplefilter("always")
         fitted = mark_own_errors(fit_clone, member, X, y, params)
     return fitted, [(str(one.message), one.category) for one in found]
+
+
+def copy_feature_attributes(fitted: Any, member: Any) -> None:
+    """Set the number and names of features that a member has, instead of an earlier fit's."""
+    for name in ("n_features_in_", "feature_names_in_"):
+        fitted.__dict__.pop(name, None)
+        if hasattr(member, name):
+            setattr(fitted, name, getattr(member, name))
 
 
 def weights_of_rows(weight: Any, n_rows: int) -> Any:

@@ -17,7 +17,12 @@ from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
-from daskml_dist.meta_estimators.members import check_given, check_weighable, find_labels
+from daskml_dist.meta_estimators.members import (
+    check_given,
+    check_weighable,
+    copy_feature_attributes,
+    find_labels,
+)
 from daskml_dist.parameters.checks import check_one_of, taking_client
 from daskml_dist.wrappers._blocks import teach_block
 
@@ -71,11 +76,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
             )
         self._check_members(members)
         self.estimators_ = members
-        # An earlier fit may have left names that these rows do not have.
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-            if hasattr(members[0], name):
-                setattr(self, name, getattr(members[0], name))
+        copy_feature_attributes(self, members[0])
         remember_dtypes(self, X)
         return self
 

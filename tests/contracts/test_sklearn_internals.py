@@ -45,3 +45,26 @@ def test_no_other_module_imports_a_private_name() -> None:
         if any(part.startswith("_") for part in (*module.split("."), name))
     }
     assert not found
+
+
+def test_no_other_module_reads_a_private_name() -> None:
+    """As an attribute of a module or class of scikit-learn that it imports by a public name."""
+    found = set[str]()
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        theirs = {
+            alias.asname or alias.name
+            for node in imports
+            if (node.module or "").startswith("sklearn")
+            for alias in node.names
+        }
+        found |= {
+            f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            if node.value.id in theirs
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        }
+    assert not found
