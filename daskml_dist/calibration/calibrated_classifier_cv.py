@@ -55,8 +55,6 @@ from daskml_dist.sklearn_internals import (
 )
 from daskml_dist.svm import LinearSVC
 
-__all__ = ["CalibratedClassifierCV", "HeldOutPredictions", "fit_label_calibrators"]
-
 #: Distinct scores that are kept of a column, 32 bytes each; beyond, neighbours share a bin.
 MAX_SCORES = 2**18
 #: Bound of the logarithm of an inverse temperature, either way.

@@ -17,8 +17,6 @@ from daskml_dist.metrics.displays import (
 )
 from daskml_dist.metrics.ranking import calibration_curve
 
-__all__ = ["CalibrationDisplay"]
-
 
 class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
     """scikit-learn's display of shares of the positive label over their probabilities.

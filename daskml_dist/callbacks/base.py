@@ -7,8 +7,6 @@ from typing import Any, Self
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-__all__ = ["FitCallback", "find_fit_facts", "find_measure", "find_numbers", "is_more_better"]
-
 
 class FitCallback(NamedParameters):
     """Base class of callbacks that hold the state of one fit, such as an open file.

@@ -16,8 +16,6 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics import get_scorer
 from daskml_dist.metrics._columns import find_all_labels
 
-__all__ = ["EvalMonitor", "make_eval_monitors", "name_eval_sets", "name_scores", "record_keys"]
-
 
 class EvalMonitor(FitCallback):
     """Callback that scores the model on rows of one's own after each pass.

@@ -9,8 +9,6 @@ from typing import Any
 from daskml_dist.callbacks.base import FitCallback, find_fit_facts, find_numbers
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 
-__all__ = ["CSVLogger", "MLflow", "TensorBoard"]
-
 
 class CSVLogger(FitCallback):
     """Callback that writes each pass as a line of a CSV file, as soon as the pass ends.

@@ -13,8 +13,6 @@ from dask.utils import parse_timedelta
 from daskml_dist.callbacks.base import FitCallback, find_measure, is_more_better
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 
-__all__ = ["EarlyStopping", "OptunaPruning", "TimeLimit"]
-
 
 class TimeLimit(FitCallback):
     """Callback that ends a fit before it takes longer than a limit.

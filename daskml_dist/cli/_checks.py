@@ -19,8 +19,6 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["CHECKS", "Check", "Finding", "run_check_apart"]
-
 #: Prefix of the line of output with the finding of a check's process.
 _MARK = "daskml_dist finding: "
 _BUSY = "Is the machine very busy? Give the check longer: --limit 300."

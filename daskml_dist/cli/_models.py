@@ -18,8 +18,6 @@ import daskml_dist
 from daskml_dist.errors import InvalidParameterError, ModelFileError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = ["check_output", "encoding_columns", "list_estimators", "load", "make_estimator", "save"]
-
 
 def _pickle(model: Any, path: Path) -> str:
     path.write_bytes(pickle.dumps(model))

@@ -9,8 +9,6 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, TrainingError
 
-__all__ = ["add_arguments", "connect_client", "open_client"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say where to compute."""

@@ -21,20 +21,6 @@ from sklearn.datasets import load_svmlight_file
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = [
-    "FileRows",
-    "add_arguments",
-    "add_columns_of_texts",
-    "add_files",
-    "check_gaps",
-    "mask_whole_rows",
-    "name_gap_option",
-    "read_features",
-    "read_here",
-    "read_rows",
-]
-
-
 #: Suffixes of files of svmlight's text format, whose rows are sparse and hold their target.
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)

@@ -17,8 +17,6 @@ from daskml_dist.cli._checks import CHECKS, run_check_apart
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = ["add_arguments", "run"]
-
 #: Checks that are made at a time.
 _AT_ONCE = 2
 

@@ -25,8 +25,6 @@ from daskml_dist.cli._rows import (
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""

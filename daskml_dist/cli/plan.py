@@ -13,8 +13,6 @@ from daskml_dist.cli._places import open_client
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.cli._rows import read_here, read_rows
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""

@@ -26,8 +26,6 @@ from daskml_dist.cli._rows import add_files, read_features, read_here
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = ["add_arguments", "run"]
-
 _METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 _SUFFIXES = (".csv", ".parquet", ".npy")
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["KEY_PASSWORD", "TOKEN", "add_arguments", "run"]
-
 #: Variables of the environment that hold the token, and the password of the private key.
 TOKEN, KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
 _FILES = {

@@ -30,8 +30,6 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseCentroidEstimator", "BaseCentroidSolver"]
-
 
 class BaseCentroidEstimator(
     ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMixin, BaseOnRows

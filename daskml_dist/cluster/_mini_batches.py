@@ -17,15 +17,6 @@ from daskml_dist.solvers.k_means import RowSampleSolver, choose_centroids
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec
 
-__all__ = [
-    "OVERFLOW",
-    "CentroidsSettled",
-    "choose_first_centroids",
-    "compute_shift",
-    "count_step_rows",
-    "reassign_low_centroids",
-]
-
 _Array = NDArray[np.float64]
 
 #: Message of the error for rows whose squared distances are not finite.

@@ -17,8 +17,6 @@ from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ClusterCentroidSteps"]
-
 
 class ClusterCentroidSteps(ClusterSteps):
     """Steps of centroids by lanes on workers; the client, which has the rows, reassigns after them.

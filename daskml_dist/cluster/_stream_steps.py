@@ -18,8 +18,6 @@ from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.job import INLINE, FitJob
 from daskml_dist.training.spec import FitSpec, RunSettings
 
-__all__ = ["CentroidSteps", "ReassignmentSchedule", "StartedCentroidStream"]
-
 
 @dataclass
 class ReassignmentSchedule:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.start import StartedStream
     from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ROWS_PER_REASSIGNMENT", "StreamedCentroids"]
-
 #: Rows per centroid from one reassignment of low centroids to the next; scikit-learn's number.
 ROWS_PER_REASSIGNMENT = 10
 

@@ -22,8 +22,6 @@ from daskml_dist.solvers.bisecting_k_means import BisectingSolver, LeafAssignmen
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BisectingKMeans"]
-
 
 class BisectingKMeans(BaseCentroidSolver):
     """k-means by splits: one cluster at a time is split in two, until there are enough.

@@ -16,8 +16,6 @@ from daskml_dist.solvers import Solution
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["KMeans"]
-
 _INITS = ("k-means||", "k-means++", "random")
 
 

@@ -38,8 +38,6 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import FitSpec, Settings
 
-__all__ = ["MiniBatchKMeans"]
-
 _INITS = ("k-means||", "k-means++", "random")
 #: Most entries (rows times features) of the sample that first centroids are chosen in: 16 MiB.
 _MAX_SAMPLE_ENTRIES = 1 << 21

@@ -24,21 +24,6 @@ from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 
-__all__ = [
-    "Arrays",
-    "Communicator",
-    "Endpoint",
-    "Merge",
-    "PendingSum",
-    "ReusedMemory",
-    "ServerConnection",
-    "Wait",
-    "find_children",
-    "find_parent",
-    "merge_in_pairs",
-    "raise_for_status",
-]
-
 #: Bytes from which it pays.
 _MIN_REUSED_BYTES = 1 << 20
 #: Bytes that wait for the next use at most.

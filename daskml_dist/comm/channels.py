@@ -35,20 +35,6 @@ from daskml_dist.comm.shared_memory import (
 from daskml_dist.comm.wire import Buffers
 from daskml_dist.errors import CommunicationError, DaskMLDistError, WaitTimeoutError
 
-__all__ = [
-    "RING_BYTES",
-    "SEND_SECONDS",
-    "Inbox",
-    "Outbox",
-    "Ring",
-    "RingInbox",
-    "RingOffer",
-    "RingOutbox",
-    "accept_ring_offer",
-    "close_socket",
-    "describe_lost_connection",
-]
-
 _BUFFER_BYTES = 1 << 16
 #: Seconds that one send may take before the other side counts as gone.
 SEND_SECONDS = 60.0

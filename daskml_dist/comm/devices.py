@@ -23,15 +23,6 @@ from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.comm.packing import make_malformed_error
 from daskml_dist.errors import CommunicationError
 
-__all__ = [
-    "DeviceCommunicator",
-    "DeviceGroup",
-    "DevicePlace",
-    "DeviceRoute",
-    "choose_route",
-    "make_device_communicator",
-]
-
 #: The first NCCL that has the calls of nccl4py: 2.23.
 _OLDEST_NCCL = 22300
 

@@ -22,19 +22,6 @@ import time
 
 from daskml_dist.comm.base import Endpoint
 
-__all__ = [
-    "DOWN",
-    "NAME_BYTES",
-    "PEER",
-    "UP",
-    "HandshakeDeadline",
-    "HandshakeSession",
-    "RunSecret",
-    "receive_hello",
-    "send_hello",
-    "verify_listener",
-]
-
 #: What a caller opens a socket for: to send to a server, to receive from it, to send to a trainer.
 UP, DOWN, PEER = b"U", b"D", b"P"
 #: Bytes of a caller's name.

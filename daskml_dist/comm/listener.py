@@ -45,18 +45,6 @@ from daskml_dist.comm.handshake import (
 )
 from daskml_dist.errors import CommunicationError
 
-__all__ = [
-    "ANSWER",
-    "CALLER",
-    "Channel",
-    "Credentials",
-    "Listener",
-    "call_listener",
-    "call_peer",
-    "do_tls_handshake",
-    "wrap_in_tls",
-]
-
 #: Words of the two sides after the handshake's first.
 CALLER, ANSWER = b"caller", b"answer"
 #: Sockets whose handshake is under way at a time.

@@ -51,17 +51,6 @@ from daskml_dist.comm.shared_memory import (
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError
 
-__all__ = [
-    "OneHostMeeting",
-    "SharedGroup",
-    "TellAll",
-    "TwoLevelGroup",
-    "choose_communicator",
-    "find_shared_memory",
-    "make_rank_memory",
-    "open_rank_memory",
-]
-
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
 _AREA_BYTES = 1 << 18
 #: Bytes of a rank's memory.

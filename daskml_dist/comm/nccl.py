@@ -17,8 +17,6 @@ from typing import Any
 from daskml_dist.comm.base import CHECK_SECONDS, Wait
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["NcclGroup", "find_gpu_and_nccl", "make_identifier"]
-
 #: Values of NCCL's ncclResult_t.
 _SUCCESS, _IN_PROGRESS = 0, 7
 #: Seconds to look without sleeping, longer than a small all-reduce; then between two looks.

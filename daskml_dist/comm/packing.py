@@ -24,26 +24,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import MessageError
 
-__all__ = [
-    "KnownClasses",
-    "MessageBounds",
-    "RepeatedObjects",
-    "check_array_layout",
-    "join_object",
-    "list_array_bytes",
-    "make_malformed_error",
-    "name_classes",
-    "pack_array_parts",
-    "pack_arrays",
-    "pack_ids",
-    "pack_object",
-    "pack_object_parts",
-    "split_object",
-    "unpack_arrays",
-    "unpack_ids",
-    "unpack_object",
-]
-
 #: Classes whose objects may travel, by their names.
 KnownClasses = Mapping[str, type]
 

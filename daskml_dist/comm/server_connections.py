@@ -50,19 +50,6 @@ from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, Ser
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardLayout
 
-__all__ = [
-    "LocalConnection",
-    "PulledParameters",
-    "RemoteConnection",
-    "ShardedConnection",
-    "SoloCommunicator",
-    "connect_to_server",
-    "count_servers",
-    "find_server",
-    "publish_server",
-    "serve_connection",
-]
-
 logger = logging.getLogger(__name__)
 
 _GOODBYE = "bye"

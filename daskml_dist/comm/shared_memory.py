@@ -30,22 +30,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import CHECK_SECONDS, Wait
 
-__all__ = [
-    "LONG_SPIN_SECONDS",
-    "SPIN_SECONDS",
-    "TOKEN_BYTES",
-    "WORDS_PER_LINE",
-    "PeerLife",
-    "PieceWriter",
-    "ProcessLife",
-    "SharedSegment",
-    "SocketLife",
-    "SpinningWait",
-    "WakePipe",
-    "fence_memory",
-    "identify_machine",
-]
-
 #: Bytes of the token that proves a segment.
 TOKEN_BYTES = 32
 #: Words (of 8 bytes) from one counter to the next: each has a cache line of its own.

@@ -35,8 +35,6 @@ from daskml_dist.comm.listener import Credentials, Listener, call_peer
 from daskml_dist.comm.packing import make_malformed_error, pack_array_parts, unpack_arrays
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["PairMessages", "PeerGroup", "PeerListener"]
-
 #: Bytes up to which a send surely fits the system's buffers, so that all may send first.
 _BUFFERED_BYTES = 1 << 15
 #: Bytes of an array up to which everyone sends to everyone.

@@ -32,17 +32,6 @@ from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES
 
-__all__ = [
-    "CALL",
-    "REPLY",
-    "REQUEST",
-    "FrameReader",
-    "PulledKeys",
-    "encode_call",
-    "encode_reply",
-    "encode_request",
-]
-
 REQUEST, REPLY, CALL = 1, 2, 3
 
 # kind, pull, whether progress follows, lanes, generation, clock, version, rows, loss; then the

@@ -23,8 +23,6 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
 
-__all__ = ["Blockwise"]
-
 #: Classes that learn at most the number of columns, though tags of some versions say otherwise.
 _STATELESS_CLASSES = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 

@@ -38,8 +38,6 @@ from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
-__all__ = ["ColumnTransformer", "make_column_transformer"]
-
 #: Rows of the first block that scikit-learn is fitted to: they decide on a dense or sparse result.
 _N_FIRST_ROWS = 1000
 

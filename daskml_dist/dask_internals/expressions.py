@@ -18,16 +18,6 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-__all__ = [
-    "lower_all_partitions",
-    "lower_or_fall_back",
-    "lower_partitions",
-    "lower_separately",
-    "lower_together",
-    "make_frame_from_tasks",
-    "split_partitions",
-]
-
 #: Lowered expressions that give rows in the order in which these happen to arrive.
 _UNORDERED_SHUFFLES = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
 

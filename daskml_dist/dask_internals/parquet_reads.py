@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["is_parquet_read", "is_plain_read", "parse_piece"]
-
 #: Options of Dask's reader that change no number.
 _HARMLESS_OPTIONS = {"schema", "convert_string", "dtype_backend"}
 

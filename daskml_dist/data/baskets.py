@@ -21,8 +21,6 @@ from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["make_baskets", "mark_known"]
-
 
 def make_baskets(
     frame: Any, basket: Any, item: Any, client: Any = None

@@ -17,16 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "SHUFFLED_BLOCKS",
-    "LaneRows",
-    "LaneSpec",
-    "RowRuns",
-    "Segment",
-    "count_held_out_rows",
-    "count_pass_steps",
-]
-
 #: Blocks whose rows are shuffled together, where memory allows.
 SHUFFLED_BLOCKS = 8
 #: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.

@@ -22,17 +22,6 @@ from daskml_dist.data.conversion import convert_object_columns, copy_to_host, de
 from daskml_dist.data.lazy import is_dask, is_from_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-__all__ = [
-    "META_MISMATCH_REMEDY",
-    "DeclaredNumbers",
-    "call_on_declared_blocks",
-    "find_declared_numbers",
-    "make_reading_error",
-    "make_unread_error",
-    "mark_own_errors",
-    "name_blocks_in_errors",
-]
-
 #: Attribute of errors that are not of the reading of rows.
 _OWN_ERROR_MARK = "_not_of_the_rows"
 #: Remedy for a block that is not what its collection says.

@@ -37,19 +37,6 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.row_checks import check_declared_shape, make_bad_value_error
 from daskml_dist.errors import InvalidDataError
 
-__all__ = [
-    "Block",
-    "BlockInfo",
-    "check_finite",
-    "check_finite_rows",
-    "check_length",
-    "convert_weights",
-    "find_first_nonfinite",
-    "inspect_block",
-    "join_column_infos",
-    "make_block",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Block:

@@ -55,15 +55,6 @@ from daskml_dist.data.row_checks import (
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = [
-    "Collection",
-    "as_collection",
-    "check_equal_lengths",
-    "cut_by_columns",
-    "cut_into_blocks",
-    "take_named_columns",
-]
-
 #: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
 _NO_FILES_HINT = (
     " Where it is read from files, no file may have matched the path: check the path and its "

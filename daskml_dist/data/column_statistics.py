@@ -21,23 +21,6 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import InvalidDataError
 
-__all__ = [
-    "QUANTILE_METHODS",
-    "SKETCH_SIZE",
-    "ColumnSketch",
-    "WeightedMoments",
-    "check_no_infinity",
-    "compute_column_moments",
-    "compute_column_ranges",
-    "compute_rank_error",
-    "count_whole_numbers",
-    "find_distinct_rows",
-    "merge_column_sketches",
-    "merge_sketches",
-    "sketch_column",
-    "sketch_columns",
-]
-
 #: Values that a sketch keeps of a column.
 SKETCH_SIZE = 8192
 #: Parameters alpha and beta of the continuous quantiles of Hyndman and Fan (1996), which lie at

@@ -32,22 +32,6 @@ from daskml_dist.errors import (
     WorkerLostError,
 )
 
-__all__ = [
-    "ACCEPTING_STATUSES",
-    "FIRST_TASK_NOTICE_SECONDS",
-    "Deadline",
-    "check_client",
-    "check_synchronous",
-    "compute_with_retries",
-    "flush_releases",
-    "get_computing_client",
-    "report_progress_to",
-    "scatter_values",
-    "use_client",
-    "wait_for_workers",
-    "watch_workers",
-]
-
 #: Times that a value is computed where Dask gives up.
 _MAX_ATTEMPTS = 4
 #: States of tasks that are not done.

@@ -18,8 +18,6 @@ from daskml_dist.data.plain_rows import RowsPlaceholder, is_small_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.sklearn_internals import compare_feature_names
 
-__all__ = ["check_feature_names", "drop_feature_names", "names_surely_match", "remember_dtypes"]
-
 #: Kinds of rows that have no names.
 _NAMELESS_TYPES = (np.ndarray, list)
 

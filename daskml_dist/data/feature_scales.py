@@ -12,8 +12,6 @@ from scipy import sparse
 from daskml_dist.data.blocks import Block
 from daskml_dist.errors import DivergedError
 
-__all__ = ["FeatureScales", "compute_block_scales", "join_scales", "merge_scales"]
-
 
 @dataclass(frozen=True, eq=False)
 class FeatureScales:

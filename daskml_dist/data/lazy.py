@@ -30,16 +30,6 @@ from daskml_dist.dask_internals.expressions import (
 from daskml_dist.dask_internals.task_graphs import Alias, find_shuffles
 from daskml_dist.errors import InvalidDataError
 
-__all__ = [
-    "align_partitions",
-    "has_fixed_row_order",
-    "is_dask",
-    "is_dask_frame",
-    "is_from_delayed",
-    "join_column_chunks",
-    "join_delayed",
-]
-
 logger = logging.getLogger(__name__)
 
 #: Beginning of the name of an array that `join_delayed` made.

@@ -24,8 +24,6 @@ from daskml_dist.dask_internals.parquet_reads import is_parquet_read, is_plain_r
 from daskml_dist.dask_internals.task_graphs import Alias, Task, TaskRef
 from daskml_dist.data.conversion import choose_float_dtype
 
-__all__ = ["ColumnRead", "WantedColumns", "read_columns"]
-
 #: Rows decoded together: a few megabytes of columns.
 _ROWS_PER_BATCH = 1 << 16
 #: Columns to be made rows of, or a single one.

@@ -8,8 +8,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Permutation", "PermutedRows", "hash_numbers"]
-
 Numbers = NDArray[np.int64]
 _FEISTEL_ROUNDS = 10
 

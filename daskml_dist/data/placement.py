@@ -11,19 +11,6 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.blocks import BlockInfo
 
-__all__ = [
-    "Placement",
-    "PlacementGain",
-    "make_column_lanes",
-    "make_even_lanes",
-    "make_whole_lanes",
-    "place_column_lanes",
-    "place_lanes",
-    "place_whole_blocks",
-    "reassign_lanes",
-    "split_rows",
-]  # fmt: skip
-
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
 _SNAP_SHARE = 0.25
 

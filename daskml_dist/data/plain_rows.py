@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.row_checks import RowShape
 
-__all__ = [
-    "FLOAT_DTYPES",
-    "MAX_FEW_ROWS",
-    "RowsPlaceholder",
-    "convert_few_rows",
-    "extract_frame_floats",
-    "extract_frame_words",
-    "has_few_rows",
-    "is_small_frame",
-]
-
 #: Rows up to which they are few: never cut into pieces.
 MAX_FEW_ROWS = 256
 FLOAT_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))

@@ -47,21 +47,6 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_array_block
 
-__all__ = [
-    "PassGenerator",
-    "ReductionPass",
-    "add_arrays",
-    "collect_by_block",
-    "compute_passes",
-    "concatenate_lists",
-    "fold_parts",
-    "fuse_by_block",
-    "reduce_lazily",
-    "reduce_parts",
-    "run_computation",
-    "run_in_lock_step",
-]
-
 S = TypeVar("S")
 Array = NDArray[Any]
 

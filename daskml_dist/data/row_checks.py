@@ -34,25 +34,6 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
 
-__all__ = [
-    "RowShape",
-    "check_declared_shape",
-    "check_holds_rows",
-    "check_holds_values",
-    "check_no_times",
-    "check_row_shape",
-    "check_rows",
-    "check_weight_shape",
-    "explain_row_errors",
-    "find_row_shape",
-    "holds_times",
-    "make_bad_value_error",
-    "make_unsupported_error",
-    "name_column_in_error",
-    "name_columns_in_errors",
-    "raise_row_error",
-]
-
 #: Shape of a row: ``(n_features,)``, or more dimensions of tensors; None where it is not known.
 RowShape = tuple[int, ...] | None
 

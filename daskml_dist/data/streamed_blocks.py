@@ -35,16 +35,6 @@ from daskml_dist.data.block_errors import make_reading_error
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-__all__ = [
-    "BlockRecipes",
-    "BlockStream",
-    "Bundle",
-    "group_into_bundles",
-    "make_bundle",
-    "make_recipes",
-    "unpack_bundles",
-]
-
 #: Bytes from which a bundle takes no more blocks: it moves, spills and is made again as one.
 _MAX_BUNDLE_BYTES = 2**24
 #: Least number of bundles for each thread, where the bytes of a block are not known.

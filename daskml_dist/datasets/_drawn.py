@@ -21,8 +21,6 @@ from sklearn.utils import check_random_state
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.parameters.checks import check_count, check_number
 
-__all__ = ["make_blobs", "make_classification", "make_counts", "make_regression"]
-
 Floats: TypeAlias = NDArray[np.float64]
 #: Draws X and y of some rows.
 Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]

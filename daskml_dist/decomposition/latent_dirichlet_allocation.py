@@ -23,8 +23,6 @@ from daskml_dist.solvers import Solution
 from daskml_dist.solvers.latent_dirichlet import LatentDirichletSolver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["LatentDirichletAllocation"]
-
 
 class LatentDirichletAllocation(BaseUnlabelledTransformer):
     """Topics of documents by variational Bayes, over all rows.

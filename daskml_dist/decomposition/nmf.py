@@ -34,8 +34,6 @@ from daskml_dist.solvers.nmf import (
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["NMF"]
-
 _INIT_METHODS = ("nndsvd", "nndsvda", "nndsvdar", "random", "custom")
 _BETAS_BY_NAME = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
 #: Sweeps of coordinate descent over the weights of a row in `transform`, at least allowed; and the

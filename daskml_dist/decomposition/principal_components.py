@@ -43,8 +43,6 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["PCA", "AffineProjection", "Array", "BaseComponents", "IncrementalPCA", "TruncatedSVD"]
-
 Array = NDArray[np.float64]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["CURVES", "LEAST_SPAN", "make_curves_html"]
-
 #: Size of a curve and margin around its line, in pixels.
 _WIDTH, _HEIGHT, _MARGIN = 320, 110, 8
 #: Most points of a curve; longer histories are thinned.

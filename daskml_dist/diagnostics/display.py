@@ -17,8 +17,6 @@ from rich.text import Text
 from daskml_dist.diagnostics.curves import make_curves_html
 from daskml_dist.diagnostics.status import Status
 
-__all__ = ["Display", "Snapshot", "make_status_html", "make_summary_html", "open_display"]
-
 #: Size in pixels, and colour, of a notebook's progress bar.
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_COLOUR = 160, 10, "#4c8bf5"
 #: Redraws of the display a second.

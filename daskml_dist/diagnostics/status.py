@@ -13,9 +13,6 @@ from rich.text import Text
 
 from daskml_dist.diagnostics.curves import CURVES
 
-__all__ = ["Status", "estimate_seconds_left"]
-
-
 #: Characters of a progress bar.
 _BAR_WIDTH = 16
 #: Most records that are kept for curves; beyond, every second one is dropped.

@@ -15,8 +15,6 @@ from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.live.feed import SearchFeed
 from daskml_dist.diagnostics.status import Status
 
-__all__ = ["doing", "reading", "tell", "tell_rung"]
-
 
 class _ProgressReport:
     """Reporter of an operation in progress, to a display and to the dashboard's page.

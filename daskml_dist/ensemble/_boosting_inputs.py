@@ -18,16 +18,6 @@ from numpy.typing import NDArray
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = [
-    "check_cardinality",
-    "encode_categories",
-    "find_categorical_features",
-    "find_categories",
-    "resolve_interaction_cst",
-    "resolve_monotonic_cst",
-    "suggest_categories",
-]
-
 Categories = dict[Any, NDArray[Any]]
 
 

@@ -30,16 +30,6 @@ from daskml_dist.solvers.binning import StratifiedHoldout
 from daskml_dist.solvers.boosting_scores import Scorer
 from daskml_dist.training.dataset_info import DataSummary
 
-__all__ = [
-    "JoinedRanges",
-    "ValidationSets",
-    "check_scoring",
-    "class_probabilities",
-    "draw_holdout",
-    "join_validation_sets",
-    "make_stopping_scorer",
-]
-
 Inputs = tuple[Any, Any, Any]
 
 

@@ -60,16 +60,6 @@ from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-__all__ = [
-    "BaggedRows",
-    "BaggingClassifier",
-    "BaggingMixin",
-    "BaggingRegressor",
-    "DrawAssignment",
-    "DrawnSamples",
-    "RowDraws",
-]
-
 #: Bits of a 64-bit hash beyond the 53 that a float64 holds, which are shifted out.
 _SURPLUS_HASH_BITS = np.uint64(11)
 #: Draws of one row that the table of Poisson probabilities goes up to: at 10 draws a row on

@@ -33,14 +33,6 @@ from daskml_dist.solvers.forest_growth import count_draws
 from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-__all__ = [
-    "BaseForest",
-    "ExtraTreesClassifier",
-    "ExtraTreesRegressor",
-    "RandomForestClassifier",
-    "RandomForestRegressor",
-]
-
 Array = NDArray[Any]
 
 

@@ -80,8 +80,6 @@ from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
 from daskml_dist.training.job import FitJob
 
-__all__ = ["BaseBoosting", "HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
-
 #: Rows above which ``early_stopping="auto"`` is on, as in scikit-learn.
 _AUTO_EARLY_STOPPING_ROWS = 10_000
 #: Arguments of `fit` that hold the rows to stop early by.

@@ -46,16 +46,6 @@ from daskml_dist.meta_estimators.members import (
 from daskml_dist.model_selection._validation import Splits, has_several_columns
 from daskml_dist.parameters.checks import taking_client
 
-__all__ = [
-    "NamedMembersMixin",
-    "StackingClassifier",
-    "StackingMixin",
-    "StackingRegressor",
-    "VotingClassifier",
-    "VotingMixin",
-    "VotingRegressor",
-]
-
 
 def _make_label_encoder(labels: Any) -> LabelEncoder:
     """Return scikit-learn's encoder of sorted labels."""

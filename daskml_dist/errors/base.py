@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DaskMLDistError"]
-
 
 class DaskMLDistError(Exception):
     """Base of every error that the package raises."""

@@ -6,8 +6,6 @@ import sklearn.exceptions
 
 from daskml_dist.errors.base import DaskMLDistError
 
-__all__ = ["NotFittedError"]
-
 
 class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):
     """The estimator was asked to predict before it was fitted."""

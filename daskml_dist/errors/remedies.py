@@ -9,8 +9,6 @@ import re
 
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = ["add_remedy"]
-
 _COLUMNS = "Name columns that X has, which a dataframe lists as X.columns."
 _CATEGORIES = (
     'Fit on rows that hold every category, or set handle_unknown ("ignore", '

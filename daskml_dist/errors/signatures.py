@@ -14,17 +14,6 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 from daskml_dist.errors import InvalidTypeError
 from daskml_dist.errors.suggestions import suggest_nearest, suggest_parameter
 
-__all__ = [
-    "ConstructorSignature",
-    "NamedParameters",
-    "check_n_positional",
-    "check_parameter_names",
-    "is_signature_error",
-    "list_parameter_names",
-    "make_argument_error",
-    "suggest_arguments",
-]
-
 
 class ConstructorSignature:
     """Descriptor of ``__signature__`` that returns the parameters of the class's ``__init__``.

@@ -33,14 +33,6 @@ from daskml_dist.errors.signatures import (
 )
 from daskml_dist.sklearn_internals import SklearnParameterError
 
-__all__ = [
-    "check_fitted",
-    "make_not_fitted_error",
-    "translate_errors",
-    "translate_parameter_errors",
-    "translate_sklearn_errors",
-]
-
 #: Packages whose plain errors are translated; errors of a user's own functions are left.
 _TRANSLATED_PACKAGES = {"sklearn", "daskml_dist"}
 #: Libraries that these call: an error counts as raised by the caller of the library.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["user_stack_level"]
-
 #: Packages whose frames lie between a user's call and a warning.
 _PACKAGES_INSIDE = {"contextlib", "daskml_dist", "joblib", "sklearn"}
 

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["suggest_nearest", "suggest_parameter"]
-
 #: Values by their names in other libraries, and their names here: the first valid one is suggested.
 _VALUES_OF_OTHERS: dict[str, tuple[str | None, ...]] = {
     "acc": ("accuracy",),

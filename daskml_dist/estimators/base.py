@@ -40,8 +40,6 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import RunSettings
 
-__all__ = ["BaseOnRows", "Supervised", "as_column", "as_columns"]
-
 
 @translate_sklearn_errors
 class BaseOnRows(BaseEstimator):

@@ -11,8 +11,6 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import Checkpoint
 
-__all__ = ["callback_list"]
-
 
 def callback_list(
     given: Any, name: str, max_iter: int | None, verbose: Any = 0,

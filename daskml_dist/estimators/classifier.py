@@ -19,8 +19,6 @@ from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
 from daskml_dist.training.dataset_info import DataSummary
 
-__all__ = ["BaseClassifier"]
-
 #: Number of labels above which scikit-learn's check is left out, since blocks are checked too.
 _MAX_CHECKED_LABELS = 1 << 16
 

@@ -15,15 +15,6 @@ import dask
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.sklearn_errors import translate_sklearn_errors
 
-__all__ = [
-    "EstimatorMixin",
-    "make_doc_link_params",
-    "make_doc_link_template",
-    "save",
-    "to_onnx",
-    "to_sklearn",
-]
-
 #: Pages below the site's address; docs/conf.py makes them.
 _PAGE = "reference/{estimator_module}.{estimator_name}.html"
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.session import Session
     from daskml_dist.streaming.start import StartedStream
 
-__all__ = ["BaseSteps", "make_step_settings"]
-
 
 class BaseSteps(BaseOnRows):
     """Base class of estimators trained by gradient steps under a policy.

@@ -12,8 +12,6 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-__all__ = ["inherit_documentation", "read_entries"]
-
 #: The title of a numpydoc section and its underline.
 _TITLE = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.parameters.checks import check_some_weight
 
-__all__ = ["score_r2"]
-
 _Link = Callable[[NDArray[Any]], NDArray[Any]]
 
 

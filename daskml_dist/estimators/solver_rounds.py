@@ -23,8 +23,6 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_parts import load_saved_seed
 from daskml_dist.training.job import FitJob
 
-__all__ = ["BaseRounds"]
-
 
 class BaseRounds(BaseOnRows):
     """Base class of estimators fitted by a round solver.

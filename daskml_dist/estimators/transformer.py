@@ -59,15 +59,6 @@ from daskml_dist.inference.few_transformed_rows import (
 from daskml_dist.parameters.checks import refuse_sklearns_callbacks
 from daskml_dist.sklearn_internals import get_output_config
 
-__all__ = [
-    "BlockTransformer",
-    "CopyingTransformer",
-    "LazyTransformerMixin",
-    "answer_lazily",
-    "fit_in_passes",
-    "keeping_lazy",
-]
-
 _Kind = TypeVar("_Kind", bound=type)
 
 

@@ -50,18 +50,6 @@ from daskml_dist.training.dataset_info import DataSummary, balanced_weights, nam
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = [
-    "BaseTrees",
-    "TreesClassifier",
-    "TreesRegressor",
-    "check_tree_params",
-    "check_tree_size",
-    "is_count",
-    "is_share",
-    "resolve_count",
-    "resolve_output_weights",
-]
-
 #: Split criteria by their names.
 CRITERIA: dict[str, Criterion] = {
     "gini": GiniCriterion(),

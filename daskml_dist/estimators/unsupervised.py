@@ -11,8 +11,6 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.transformer import LazyTransformerMixin
 
-__all__ = ["BaseUnlabelled", "BaseUnlabelledTransformer"]
-
 
 class BaseUnlabelled(BaseRounds):
     """Base class of estimators that find what rows without a target have in common."""

@@ -19,8 +19,6 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.feature_extraction.text import check_no_table_of_items
 
-__all__ = ["FeatureHasher", "NamespaceHasher"]
-
 
 class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
     """:class:`sklearn.feature_extraction.FeatureHasher` for Dask Bags, Series and Arrays.

@@ -34,18 +34,6 @@ from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import BlockTransformer
 
-__all__ = [
-    "CountVectorizer",
-    "DocumentTransformer",
-    "HashingVectorizer",
-    "TermCounts",
-    "TfidfTransformer",
-    "TfidfVectorizer",
-    "VocabularyTransformer",
-    "check_documents",
-    "check_no_table_of_items",
-]
-
 
 class DocumentTransformer(BlockTransformer):
     """Base class of transformers of texts."""

@@ -32,8 +32,6 @@ from daskml_dist.solvers.apriori import Apriori
 from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.training.spec import RunSettings
 
-__all__ = ["frequent_itemsets"]
-
 
 @suggest_arguments
 def frequent_itemsets(

@@ -21,8 +21,6 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.parameters.checks import check_number, check_one_of
 from daskml_dist.solvers.apriori import itemset_cuts
 
-__all__ = ["association_rules"]
-
 RULE_METRICS = (
     "support",
     "confidence",

@@ -36,8 +36,6 @@ from daskml_dist.solvers.keyed import EntrySide
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.job import KeyedJob
 
-__all__ = ["VertexProgram", "connected_components", "pagerank"]
-
 _USED_RUN_SETTINGS = ("n_lanes", "deterministic")
 
 

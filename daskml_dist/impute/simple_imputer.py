@@ -20,8 +20,6 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.sklearn_internals import is_scalar_nan
 
-__all__ = ["SimpleImputer"]
-
 
 class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     """:class:`sklearn.impute.SimpleImputer` for Dask collections.

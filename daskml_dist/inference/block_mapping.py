@@ -28,8 +28,6 @@ from daskml_dist.data.conversion import as_array_block, convert_foreign, copy_to
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
-__all__ = ["current_client", "make_sample_row", "map_blocks", "map_pieces", "share_in_graph"]
-
 #: Bytes from which a function is sent to the workers apart from the graph.
 MIN_SCATTERED_BYTES = 2**20
 

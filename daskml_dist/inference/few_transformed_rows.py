@@ -20,16 +20,6 @@ from daskml_dist.data.plain_rows import (
 )
 from daskml_dist.sklearn_internals import get_output_config, set_output_module
 
-__all__ = [
-    "extract_few_rows",
-    "find_plain_transform",
-    "is_wrapped_for_output",
-    "make_scaler_function",
-    "returns_arrays",
-    "scale_few_rows",
-    "unscale_few_rows",
-]
-
 
 def extract_few_rows(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
     """Return the values of a small frame with the names of the fit; None where more is needed."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["is_fitted"]
-
 
 def is_fitted(estimator: Any) -> bool:
     """Return whether an estimator is fitted, or needs no fit."""

@@ -25,13 +25,6 @@ from daskml_dist.losses.base import Loss
 from daskml_dist.losses.deviance import Poisson
 from daskml_dist.losses.margin import LogLoss
 
-__all__ = [
-    "declare_independent_rows",
-    "has_independent_rows",
-    "make_each_row_function",
-    "multiply_each_row",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Methods of losses that are such functions of a single column of raw predictions.

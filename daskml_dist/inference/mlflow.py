@@ -31,8 +31,6 @@ from daskml_dist.inference.saved import load, read_manifest, save
 from daskml_dist.inference.saved.manifest import needed_names
 from daskml_dist.inference.saved.model_file import load_formats
 
-__all__ = ["FLAVOR", "load_model", "log_model", "save_model"]
-
 #: Name of the flavour in MLflow's files.
 FLAVOR = "daskml_dist"
 _ENVIRONMENT = "python_env.yaml"

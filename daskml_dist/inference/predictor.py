@@ -22,8 +22,6 @@ from daskml_dist.inference.saved.model_file import load
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-__all__ = ["METHODS", "FewRowsFunctions", "Predictor", "is_sklearn_tree", "make_few_rows_functions"]
-
 
 def is_sklearn_tree(model: Any) -> bool:
     """Return whether a model is a tree, or adds trees in a fixed order, in scikit-learn.

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import load_pandas
 
-__all__ = ["compute_gains", "compute_precisions", "find_hits"]
-
 
 def find_hits(
     held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]

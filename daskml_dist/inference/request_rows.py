@@ -16,17 +16,6 @@ from threadpoolctl import ThreadpoolController
 from daskml_dist.errors import RequestError
 from daskml_dist.inference.predictor import Predictor
 
-__all__ = [
-    "RequestRows",
-    "WorkerModel",
-    "_BlasLimits",
-    "count_blas_threads",
-    "count_rows",
-    "find_feature_dtype",
-    "join_request_rows",
-    "predict_on_worker",
-]
-
 
 class WorkerModel:
     """A model that a worker keeps, with a predictor for each method asked for.

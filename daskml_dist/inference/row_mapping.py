@@ -35,16 +35,6 @@ from daskml_dist.data.row_checks import (
 from daskml_dist.data.row_checks import find_row_shape as shape_of_rows
 from daskml_dist.inference.block_mapping import map_pieces
 
-__all__ = [
-    "FewRowsFunction",
-    "RowFunctionCall",
-    "answer_few_rows",
-    "apply_on_device",
-    "iterate_results",
-    "map_rows",
-    "write_in_place",
-]
-
 #: From rows to answers; to None where only the method itself should answer.
 FewRowsFunction = Callable[[NDArray[Any]], "NDArray[Any] | None"]
 

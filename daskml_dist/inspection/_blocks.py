@@ -13,8 +13,6 @@ from scipy import sparse
 from daskml_dist.data.conversion import as_column, copy_to_host, densify_columns, describe_block
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["check_column", "check_weights", "read_rows"]
-
 
 def read_rows(X: Any, index: int | None) -> Any:
     """Return the rows of a block in host memory, as a DataFrame or an ndarray."""

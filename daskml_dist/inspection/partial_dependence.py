@@ -33,8 +33,6 @@ from daskml_dist.inference.export import to_sklearn
 from daskml_dist.inspection._blocks import check_weights, read_rows
 from daskml_dist.parameters.checks import check_count
 
-__all__ = ["partial_dependence"]
-
 Array = NDArray[Any]
 #: Estimators for which `method="auto"` takes the recursion, as scikit-learn does for its own.
 _TREE_ESTIMATORS = {

@@ -28,8 +28,6 @@ from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inspection._blocks import check_column, check_weights, read_rows
 from daskml_dist.parameters.checks import check_count, check_value, seed_of
 
-__all__ = ["SCORES", "permutation_importance"]
-
 Sums = NDArray[np.float64]
 Array = NDArray[Any]
 

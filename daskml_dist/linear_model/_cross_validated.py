@@ -27,15 +27,6 @@ from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels, ope
 from daskml_dist.models.batched import TEST, AssignmentWithAllRows
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled, raise_for_params
 
-__all__ = [
-    "cut_into_splits",
-    "open_batched_splits",
-    "resolve_scorer",
-    "route_metadata",
-    "score_test_rows",
-    "set_history_of_splits",
-]
-
 
 def cut_into_splits(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
     """Return the rows of a fit with the splits of `estimator.cv`, each row cut once."""

@@ -23,9 +23,6 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["GammaRegressor", "GeneralizedLinearRegressor", "PoissonRegressor", "TweedieRegressor"]
-
-
 _LINKS = ("auto", "identity", "log")
 
 

@@ -16,8 +16,6 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import DatasetInfo, make_target_shift
 
-__all__ = ["BaseLeastSquares", "check_memory", "gram_fits", "model_of", "moments_of"]
-
 #: Most copies of the Gram matrix in one process: sums of its lanes, sums in transit, and factors.
 _MAX_GRAM_COPIES = 8
 #: Features up to which memory is not checked: all copies of their Gram matrix are 1 GiB.

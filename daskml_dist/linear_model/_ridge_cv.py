@@ -61,12 +61,6 @@ from daskml_dist.solvers.penalty_paths import (
 )
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
-__all__ = [
-    "BaseRidgeCV",
-    "RidgeCV",
-    "RidgeClassifierCV",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class _LeftOutValues:

@@ -24,8 +24,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["ElasticNet", "Lasso"]
-
 
 class ElasticNet(BaseLeastSquares):
     """Linear regression with an l1 and a squared-norm penalty, in one pass over the rows.

@@ -49,11 +49,6 @@ from daskml_dist.solvers.penalty_paths import (
     make_alpha_grid,
 )
 
-__all__ = [
-    "ElasticNetCV",
-    "LassoCV",
-]
-
 #: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
 #: on the client's memory.
 _MAX_HISTORY_BYTES = 1 << 30

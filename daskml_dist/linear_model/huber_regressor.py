@@ -21,8 +21,6 @@ from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo, make_target_shift
 
-__all__ = ["HuberRegressor"]
-
 
 class HuberRegressor(LinearRegressor, BaseRounds):
     """Linear regression that outliers do not bend: Huber's loss, in units of a fitted scale.

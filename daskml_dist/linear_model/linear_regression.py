@@ -12,8 +12,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["LinearRegression"]
-
 
 class LinearRegression(BaseLeastSquares):
     """Ordinary least squares, in one pass over the rows.

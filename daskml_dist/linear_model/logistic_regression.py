@@ -29,8 +29,6 @@ from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["LogisticRegression"]
-
 #: Names of scikit-learn's solvers for which L-BFGS is used.
 _SERVED = ("liblinear", "newton-cg", "sag", "saga")
 #: scikit-learn's warnings for solvers that have one of their own for a lack of convergence.

@@ -41,10 +41,6 @@ from daskml_dist.solvers.batched_gradients import SplitLabelWeights
 from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS, RANKINGS
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 
-__all__ = [
-    "LogisticRegressionCV",
-]
-
 #: Most fits that are solved together: the solver of each may have a thread, which waits.
 _MAX_FITS_TOGETHER = 512
 #: Log odds against a label that no training row has: a probability of 1.5e-8.

@@ -16,8 +16,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["Ridge"]
-
 #: Names of scikit-learn's solvers, and the method of each for the reduced problem, of as many
 #: rows as features. All are exact; "lbfgs" is the name that goes with `positive`.
 _SOLVERS = {

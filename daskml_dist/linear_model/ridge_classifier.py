@@ -19,8 +19,6 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["RidgeClassifier", "check_weights_of_labels", "make_sign_model"]
-
 
 def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:
     """Raise for class weights where rows have several labels (`n_columns` is not None)."""

@@ -14,8 +14,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.schedules import Schedule
 
-__all__ = ["SGDClassifier"]
-
 
 class SGDClassifier(LinearClassifier, BaseSGD):
     """Linear classifier trained by distributed stochastic gradient descent.

@@ -12,8 +12,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.schedules import Schedule
 
-__all__ = ["SGDRegressor"]
-
 
 class SGDRegressor(LinearRegressor, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.

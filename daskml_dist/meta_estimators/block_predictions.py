@@ -23,8 +23,6 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorer
 
-__all__ = ["OnBlocks"]
-
 
 class OnBlocks(EstimatorMixin):
     """Mixin that, placed before a scikit-learn ensemble in the bases, predicts Dask rows lazily.

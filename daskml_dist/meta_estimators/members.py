@@ -60,26 +60,6 @@ from daskml_dist.model_selection._validation import (
 )
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 
-__all__ = [
-    "OutOfFoldPredictor",
-    "check_given",
-    "check_indicators",
-    "check_weighable",
-    "copy_feature_attributes",
-    "count_labels",
-    "encode_labels",
-    "find_labels",
-    "fit_folds",
-    "fit_members",
-    "has_few_entries",
-    "join_lazy_blocks",
-    "plain_labels",
-    "prepare_in_memory",
-    "prepare_lazy_inputs",
-    "route_member_params",
-    "weights_of_rows",
-]
-
 #: Entries of X up to which a member is fitted in one task, on all rows: starting and synchronising
 #: several processes takes longer than the arithmetic (`benchmarks/break_even.py`).
 _MAX_TASK_ENTRIES = 1 << 20

@@ -41,33 +41,6 @@ from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.remedies import add_remedy
 
-__all__ = [
-    "MissingValues",
-    "ScoredColumns",
-    "ScoredRows",
-    "average_block_means",
-    "call_sklearn_metric",
-    "check_computed_at_once",
-    "check_finite",
-    "check_label_kinds",
-    "check_weight_total",
-    "check_weights_nonnegative",
-    "find_all_labels",
-    "find_unique_labels",
-    "has_lazy_input",
-    "hold_indicators",
-    "merge_labels",
-    "read_indicators",
-    "read_labels",
-    "read_numbers",
-    "read_sample_weights",
-    "read_scores",
-    "read_targets",
-    "reduce_weighted_sums",
-    "sum_block_metric",
-]
-
-
 S = TypeVar("S")
 
 

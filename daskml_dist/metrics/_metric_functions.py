@@ -14,9 +14,6 @@ from typing import Any
 from daskml_dist.errors.signatures import make_argument_error
 from daskml_dist.metrics._columns import ScoredColumns, has_lazy_input
 
-__all__ = ["make_metric_function"]
-
-
 #: An option beyond scikit-learn's, and its description.
 ExtraOption = tuple[inspect.Parameter, str]
 

@@ -32,24 +32,6 @@ from daskml_dist.metrics._columns import (
     read_scores,
 )
 
-__all__ = [
-    "AverageOption",
-    "ScoreRun",
-    "average_class_scores",
-    "average_pair_scores",
-    "check_class_labels",
-    "check_multiclass_options",
-    "list_run_rows",
-    "make_class_runs",
-    "make_pair_runs",
-    "make_score_run",
-    "merge_runs_by_class",
-    "merge_score_runs",
-    "rank_run_rows",
-    "score_ranked_labels",
-]
-
-
 AverageOption: TypeAlias = Literal["macro", "weighted", "micro"] | None
 
 

@@ -37,17 +37,6 @@ from daskml_dist.metrics._columns import (
     read_labels,
 )
 
-__all__ = [
-    "SAMPLE_SIZE",
-    "ClusterSums",
-    "ComparisonSample",
-    "check_cluster_count",
-    "silhouette_samples",
-    "silhouette_score",
-    "sum_clusters",
-]
-
-
 Numbers = NDArray[np.float64]
 
 

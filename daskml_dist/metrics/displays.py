@@ -25,18 +25,6 @@ from daskml_dist.metrics.ranking import (
 )
 from daskml_dist.metrics.scorers import make_scorer
 
-__all__ = [
-    "UNNAMED_CURVE",
-    "ConfusionMatrixDisplay",
-    "DetCurveDisplay",
-    "PrecisionRecallDisplay",
-    "RocCurveDisplay",
-    "check_matplotlib",
-    "remember_curve_name",
-    "score_positive_label",
-]
-
-
 #: Name that scikit-learn gives a curve of scores without an estimator.
 UNNAMED_CURVE = "Classifier"
 

@@ -39,20 +39,6 @@ from daskml_dist.metrics._columns import (
 from daskml_dist.metrics._metric_functions import make_metric_function
 from daskml_dist.metrics.ranking import SCORE_COLUMNS
 
-__all__ = [
-    "ColumnSums",
-    "brier_score_loss",
-    "check_block_labels",
-    "check_given_classes",
-    "check_probabilities",
-    "log_loss",
-    "merge_column_sums",
-    "sum_by_label_column",
-    "sum_own_columns",
-    "top_k_accuracy_score",
-]
-
-
 PROBABILITY_COLUMNS = ScoredColumns(read_labels, read_scores, "y_proba")
 
 

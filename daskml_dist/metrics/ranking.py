@@ -53,20 +53,6 @@ from daskml_dist.metrics._runs import (
     score_ranked_labels,
 )
 
-__all__ = [
-    "MAX_THRESHOLDS",
-    "SCORE_COLUMNS",
-    "average_precision_score",
-    "calibration_curve",
-    "check_max_thresholds",
-    "det_curve",
-    "precision_recall_curve",
-    "reduce_to_run",
-    "roc_auc_score",
-    "roc_curve",
-]
-
-
 SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
 
 

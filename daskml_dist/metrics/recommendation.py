@@ -18,8 +18,6 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.recommendation_hits import compute_gains, compute_precisions, find_hits
 from daskml_dist.parameters.checks import check_count
 
-__all__ = ["ndcg_at_k", "precision_at_k"]
-
 
 @suggest_arguments
 def precision_at_k(

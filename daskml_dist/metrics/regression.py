@@ -47,31 +47,6 @@ from daskml_dist.metrics._columns import (
 )
 from daskml_dist.metrics._metric_functions import make_metric_function
 
-__all__ = [
-    "average_outputs",
-    "check_multioutput",
-    "compute_explained_share",
-    "d2_absolute_error_score",
-    "d2_pinball_score",
-    "d2_tweedie_score",
-    "explained_variance_score",
-    "max_error",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_gamma_deviance",
-    "mean_pinball_loss",
-    "mean_poisson_deviance",
-    "mean_squared_error",
-    "mean_squared_log_error",
-    "mean_tweedie_deviance",
-    "median_absolute_error",
-    "r2_score",
-    "root_mean_squared_error",
-    "root_mean_squared_log_error",
-    "warn_undefined_score",
-]
-
-
 Floats = NDArray[np.float64]
 
 

@@ -32,17 +32,6 @@ from daskml_dist.metrics._columns import call_sklearn_metric
 from daskml_dist.metrics.probabilities import top_k_accuracy_score
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 
-__all__ = [
-    "SCORERS",
-    "Scorer",
-    "find_top_k",
-    "get_scorer",
-    "get_scorer_names",
-    "get_scorers",
-    "make_scorer",
-]
-
-
 #: scikit-learn's private class of scorers, which brings its metadata requests and its caches.
 _SklearnScorer: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))
 

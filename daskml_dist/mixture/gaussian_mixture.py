@@ -32,8 +32,6 @@ from daskml_dist.solvers import Solution
 from daskml_dist.solvers.em import MixtureSolver
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["GaussianMixture", "MixtureFunction"]
-
 Array = NDArray[np.float64]
 
 

@@ -75,23 +75,6 @@ from daskml_dist.solvers.batched_scores import (
     ScoreParts,
 )
 
-__all__ = [
-    "BatchedScorer",
-    "FailedCandidate",
-    "_fit_transformers",
-    "align_targets",
-    "can_batch_pipelines",
-    "can_fit_batched",
-    "collect_fits",
-    "find_batched_score",
-    "fit_batched",
-    "fit_batched_or_pipelines",
-    "list_score_parts",
-    "name_scores",
-    "resolve_class_weights",
-]
-
-
 #: A score of the sums of a batched fit: takes the fit and ``role=``.
 BatchedScore = Callable[..., float]
 

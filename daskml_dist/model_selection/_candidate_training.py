@@ -56,24 +56,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-__all__ = [
-    "AsyncTraining",
-    "BatchedTraining",
-    "Bracket",
-    "CandidateTraining",
-    "PartialFitTraining",
-    "PromotionLadder",
-    "ResumableModel",
-    "begin_batched_training",
-    "find_best_scores",
-    "has_plateaued",
-    "plan_brackets",
-    "plan_decaying_bracket",
-    "score_failed_model",
-    "train_by_passes",
-]
-
-
 #: Makes arguments of ``fit`` of the values of the cut ones.
 _MakeParams = Callable[[Sequence[Any]], dict[str, Any]]
 

@@ -49,14 +49,6 @@ from daskml_dist.model_selection._validation import (
     takes_dask_collections,
 )
 
-__all__ = [
-    "cross_val_predict",
-    "cross_val_score",
-    "cross_validate",
-    "learning_curve",
-    "validation_curve",
-]
-
 
 @translate_errors()
 @suggest_arguments

@@ -42,9 +42,6 @@ from daskml_dist.model_selection._validation import (
 )
 from daskml_dist.parameters.checks import check_count, check_number
 
-__all__ = ["HyperbandSearchCV", "IncrementalSearchCV"]
-
-
 #: scikit-learn's models whose ``partial_fit`` adds up counts of rows.
 _COUNTING_MODELS = (
     naive_bayes.BernoulliNB,

@@ -39,9 +39,6 @@ from daskml_dist.estimators.batched_fits.gradient_steps import (
 from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
 from daskml_dist.model_selection._fold_rows import TRAIN, FoldAssignment, Ints
 
-__all__ = ["LearningRates", "learning_rate_range"]
-
-
 #: Rates that are tried by default: three in each power of ten.
 _DEFAULT_RATES = np.logspace(-7, 2, 28)
 

@@ -64,17 +64,6 @@ from daskml_dist.parameters.checks import (
     taking_client,
 )
 
-__all__ = [
-    "DaskSearch",
-    "GridSearchCV",
-    "HalvingGridSearchCV",
-    "HalvingRandomSearchCV",
-    "RandomizedSearchCV",
-    "check_best_index",
-    "make_cv_results",
-]
-
-
 # scikit-learn gives these two to whoever asks for them alone.
 
 Candidates = Sequence[Mapping[str, Any]]

@@ -45,18 +45,6 @@ from daskml_dist.model_selection._fold_rows import (
     count_rows,
 )
 
-__all__ = [
-    "DaskSplitter",
-    "GroupKFold",
-    "KFold",
-    "ShuffleSplit",
-    "StratifiedKFold",
-    "StratifiedShuffleSplit",
-    "TimeSeriesSplit",
-    "resolve_sizes",
-    "train_test_split",
-]
-
 
 @translate_sklearn_errors
 class DaskSplitter(NamedParameters):

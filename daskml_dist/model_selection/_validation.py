@@ -69,26 +69,6 @@ from daskml_dist.models.batched import SingleSplitAssignment
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.sklearn_internals import take_rows_or_columns
 
-__all__ = [
-    "SplitFit",
-    "Splits",
-    "check_cv",
-    "check_one_role_each",
-    "check_splitter",
-    "check_target",
-    "fit_clone",
-    "guard_scorers",
-    "has_several_columns",
-    "is_routing_metadata",
-    "merge_fit_params",
-    "prepare_inputs",
-    "resolve_score_weights",
-    "score_fitted",
-    "score_sides",
-    "takes_dask_collections",
-]
-
-
 #: Share of the workers' memory that rows of a search may take beside those of its fits, which
 #: keep up to 0.4 of it (`Run.memory_budget`).
 _KEPT_MEMORY_SHARE = 0.2

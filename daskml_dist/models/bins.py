@@ -17,18 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Bins",
-    "add_spare_edges",
-    "compute_bin_edges",
-    "compute_forest_bin_edges",
-    "compute_tail_levels",
-    "draw_by_hash",
-    "drop_missing",
-    "hash_numbers",
-]
-
-
 #: Levels of quantiles that are asked for at most, for each bin: where values are heavy, several
 #: levels fall on one, and more are asked for.
 _MAX_LEVELS_PER_BIN = 64

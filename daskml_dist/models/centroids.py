@@ -18,8 +18,6 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, zeros
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
 
-__all__ = ["CentroidModel", "Reassignment"]
-
 _Array = NDArray[np.float64]
 
 

@@ -8,15 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "AbsoluteErrorCriterion",
-    "Criterion",
-    "EntropyCriterion",
-    "GiniCriterion",
-    "PoissonCriterion",
-    "SquaredErrorCriterion",
-]
-
 Array = NDArray[Any]
 
 

@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.trees import Tree
 
-__all__ = ["GrownTree", "TreeConverter", "join_subtrees", "prune_weakest_links"]
-
-
 Array = NDArray[Any]
 
 

@@ -10,8 +10,6 @@ from scipy import linalg
 
 from daskml_dist.errors import DivergedError
 
-__all__ = ["Mixture", "expand_factors", "precision_factors"]
-
 Array = NDArray[np.float64]
 
 #: Weight of a component without rows, so that no logarithm is infinite; scikit-learn's.

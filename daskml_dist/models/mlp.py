@@ -29,8 +29,6 @@ from daskml_dist.models.base import (
 )
 from daskml_dist.models.row_models import encode_labels
 
-__all__ = ["ACTIVATIONS", "MLP", "Activation", "MLPColumns"]
-
 
 @dataclass(frozen=True)
 class Activation:

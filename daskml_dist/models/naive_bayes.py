@@ -14,16 +14,6 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import Model
 from daskml_dist.models.row_models import encode_labels
 
-__all__ = [
-    "GaussianLogLikelihood",
-    "RowsByClass",
-    "bernoulli_log_likelihood",
-    "categorical_log_likelihood",
-    "merge_moments",
-    "multinomial_log_likelihood",
-    "to_categories",
-]
-
 Array = NDArray[np.float64]
 #: Bytes of float64 rows that are worked on together.
 _BLOCK = 1 << 20

@@ -22,8 +22,6 @@ from daskml_dist.backends.namespace import cast, namespace, ones, total, zeros
 from daskml_dist.backends.nonnegative import divide_by_product, residual_squares
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["MultiplicativeUpdates", "check_signs", "multiply_by_ratio"]
-
 #: What takes the place of zeros that are divided by.
 _SMALLEST_DIVISOR = float(np.finfo(np.float32).eps)
 #: Weights that count as 0 where beta < 1.

@@ -19,8 +19,6 @@ from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel, distinct
 from daskml_dist.models.bins import hash_numbers  #
 
-__all__ = ["FactorModel", "RatedPairs"]
-
 
 @dataclass(frozen=True)
 class FactorModel(Model):

@@ -10,8 +10,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.models.base import Model
 
-__all__ = ["Baskets", "TreeRowsModel", "Unlabelled", "encode_labels"]
-
 
 @dataclass(frozen=True)
 class Baskets(Model):

@@ -18,8 +18,6 @@ from scipy.special import gammaln
 
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["DocumentFit", "check_counts", "counts_of", "log_expectations", "topics_bound"]
-
 Array = NDArray[np.float64]
 
 

@@ -12,8 +12,6 @@ from scipy.sparse import csr_matrix
 
 from daskml_dist.models.trees import ForestLeaves, Trees, number_depth_first
 
-__all__ = ["TreeView", "make_tree_view", "node_paths"]
-
 Array = NDArray[Any]
 
 

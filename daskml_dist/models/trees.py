@@ -20,18 +20,6 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.trees import check_dense_rows
 from daskml_dist.models.bins import Bins
 
-__all__ = [
-    "ForestLeaves",
-    "RawForest",
-    "RawTrees",
-    "Tree",
-    "TreeLeaves",
-    "Trees",
-    "goes_left",
-    "number_depth_first",
-]
-
-
 Array = NDArray[Any]
 
 

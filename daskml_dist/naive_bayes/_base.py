@@ -22,9 +22,6 @@ from daskml_dist.solvers.base import SinglePassSolver
 from daskml_dist.solvers.naive_bayes import ClassMoments
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseNB", "GaussianNB", "check_priors"]
-
-
 Array = NDArray[np.float64]
 
 

@@ -32,16 +32,6 @@ from daskml_dist.solvers.naive_bayes import (
 )
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = [
-    "BaseCountsNB",
-    "BaseDiscreteNB",
-    "BernoulliNB",
-    "CategoricalNB",
-    "ComplementNB",
-    "MultinomialNB",
-]
-
-
 #: Smoothing that still gives finite logarithms, as in scikit-learn.
 _SMALLEST = 1e-10
 

@@ -21,8 +21,6 @@ from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import Settings, count_training_rows
 
-__all__ = ["BaseNetwork", "NetworkRegressor"]
-
 #: Rows of an automatic batch (scikit-learn's number), and of each lane's share of it at least.
 _AUTO_BATCH_ROWS, _MIN_LANE_ROWS = 200, 16
 

@@ -42,8 +42,6 @@ from daskml_dist.training.in_parts import AdaptiveRate
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec, Settings
 
-__all__ = ["BaseMLP", "steps_alone"]
-
 _SOLVERS = ("lbfgs", "sgd", "adam")
 _RATES = ("constant", "invscaling", "adaptive")
 

@@ -18,8 +18,6 @@ from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 
-__all__ = ["MLPClassifier"]
-
 
 class MLPClassifier(BaseClassifier, BaseMLP):
     """Multi-layer perceptron for classification, of one label a row or several.

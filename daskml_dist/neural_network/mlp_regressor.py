@@ -19,8 +19,6 @@ from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 
-__all__ = ["MLPRegressor"]
-
 
 class MLPRegressor(NetworkRegressor, BaseMLP):
     """Multi-layer perceptron for regression, of one target or several.

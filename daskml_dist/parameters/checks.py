@@ -25,29 +25,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.spec import RunSettings
 
-__all__ = [
-    "ACCEPTED",
-    "check_accepted",
-    "check_budget",
-    "check_class_weight",
-    "check_count",
-    "check_flag",
-    "check_flags",
-    "check_names",
-    "check_number",
-    "check_one_of",
-    "check_run",
-    "check_some_weight",
-    "check_steps",
-    "check_value",
-    "check_weighed",
-    "has_sklearns_callbacks",
-    "in_run",
-    "refuse_sklearns_callbacks",
-    "seed_of",
-    "taking_client",
-]
-
 
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)

@@ -12,8 +12,6 @@ from daskml_dist.errors.suggestions import suggest_nearest
 if TYPE_CHECKING:
     from daskml_dist.compression import Compressor
 
-__all__ = ["Run"]
-
 
 @dataclass(kw_only=True, repr=False)
 class Run(NamedParameters):

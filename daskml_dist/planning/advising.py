@@ -22,8 +22,6 @@ from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.supposed import simulate_choice
 from daskml_dist.training.job import AUTO, INLINE, find_default_client
 
-__all__ = ["advise", "choose_client", "load_known_costs", "plan"]
-
 logger = logging.getLogger(__name__)
 
 #: Least factor of the range of seconds for sparse rows: a part of them touches fewer parameters

@@ -16,9 +16,6 @@ from typing import Any
 import dask
 import numpy as np
 
-__all__ = ["Costs", "Equation", "Work", "cache_file", "fit_cost_values", "load_costs", "save_costs"]
-
-
 #: Counts by their names.
 Counts = Mapping[str, float]
 #: Counts, and the seconds that were measured for them together.

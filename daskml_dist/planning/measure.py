@@ -21,8 +21,6 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-__all__ = ["measure_costs"]
-
 #: Bytes that are gathered from a worker, once, to measure the seconds of a byte.
 _GATHERED_BYTES = 1 << 23
 #: Stored entries of the fits to parts of sparse rows. All are above 2**17, up to which NumPy takes

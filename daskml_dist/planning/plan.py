@@ -13,9 +13,6 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.job import INLINE
 
-__all__ = ["Choice", "Plan", "format_bytes", "format_seconds", "format_seconds_range"]
-
-
 _COLUMNS = ("place", "policy", "passes", "a pass", "seconds", "traffic", "memory a worker")
 
 

@@ -15,8 +15,6 @@ from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["RowsShape", "check_dense", "measure_collection_shape", "measure_shape"]
-
 #: Labels that are sampled to count the classes, and fewer for a decision that must be quick.
 _SAMPLED_LABELS, _QUICK_LABELS = 1 << 14, 1 << 9
 #: Bytes of the column index of a stored entry (scipy's int32).

@@ -17,8 +17,6 @@ from daskml_dist.planning.simulator import Costs as Network
 from daskml_dist.planning.simulator import Stragglers, simulate
 from daskml_dist.policies import Policy, get_policy
 
-__all__ = ["parse_bandwidth", "simulate_choice", "simulate_meeting_seconds"]
-
 #: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured
 #: on the package's own parts (`python -m benchmarks simulate`).
 _NETWORK = Network(0.0, message=1.5e-4, apply=3.4e-10, add=8e-11, peer=8e-6)

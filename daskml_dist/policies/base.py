@@ -11,8 +11,6 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
-__all__ = ["Consistency", "Pipeline", "Policy"]
-
 _Loop = Literal["bulk", "replicas", "free", "shared"]
 
 #: Settings that loops read, and the smallest meaningful value of each.

@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["ArrivalGate", "Gate", "RoundGate", "TrainerGate"]
-
 
 class Gate(ABC):
     """State machine of one policy over a set of lanes.

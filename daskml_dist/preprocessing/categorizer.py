@@ -24,8 +24,6 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.inference.block_mapping import map_blocks
 
-__all__ = ["Categorizer", "DummyEncoder"]
-
 
 class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
     """Base class of transformers from a frame to a frame, block by block."""

@@ -35,14 +35,6 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 
-__all__ = [
-    "CategoryEncoder",
-    "LabelEncoder",
-    "OneHotEncoder",
-    "OrdinalEncoder",
-    "number_categories",
-]
-
 #: Rows from which on only distinct values are encoded; for fewer, finding them costs more.
 _MIN_ROWS_FOR_DISTINCT = 256
 

@@ -27,8 +27,6 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import BlockTransformer
 
-__all__ = ["KBinsDiscretizer", "PolynomialFeatures"]
-
 #: Smallest width of a bin, as in scikit-learn; narrower ones are joined with the next.
 _MIN_BIN_WIDTH = 1e-8
 #: Quantile methods that are defined for weighted rows.

@@ -32,8 +32,6 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import BlockTransformer, CopyingTransformer
 from daskml_dist.sklearn_internals import is_constant_feature, replace_zero_scales
 
-__all__ = ["MaxAbsScaler", "MinMaxScaler", "QuantileTransformer", "RobustScaler", "StandardScaler"]
-
 
 class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
     """:class:`sklearn.preprocessing.StandardScaler` for Dask collections.

@@ -36,8 +36,6 @@ from daskml_dist.estimators.transformer import keeping_lazy
 from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.preprocessing.encoders import CategoryEncoder, number_categories
 
-__all__ = ["TargetEncoder", "TargetSums"]
-
 
 class TargetSums:
     """Sums of a target by the categories of each column: counts of labels, or moments."""

@@ -14,8 +14,6 @@ from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.schedules import Constant
 
-__all__ = ["BatchedOptimizer"]
-
 
 @dataclass(frozen=True, eq=False)
 class BatchedOptimizer(Optimizer):

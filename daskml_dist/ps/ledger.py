@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEDGER_PARTS", "LedgerSnapshot", "PassLedger", "PassReport", "PassStoppingRule"]
-
 PassRecord = dict[str, Any]
 
 

@@ -12,17 +12,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Packed
 
-__all__ = [
-    "CallPayload",
-    "CallReply",
-    "LaneGradient",
-    "ServerReply",
-    "ServerRequest",
-    "ServerStatus",
-    "make_ok_answer",
-    "sum_in_lane_order",
-]
-
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
 LaneGradient = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 

@@ -20,8 +20,6 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.ps.shard_state import copy_array
 from daskml_dist.schedules import Constant, Schedule
 
-__all__ = ["OuterStep", "ParameterGroup", "UpdateRule", "make_parameter_groups"]
-
 
 @dataclass(frozen=True)
 class ParameterGroup:

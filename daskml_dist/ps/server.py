@@ -42,8 +42,6 @@ from daskml_dist.ps.snapshots import (
     standby_generation,
 )
 
-__all__ = ["ParameterServer", "ServerState", "WaitingCallers"]
-
 
 class ParameterServer:
     """One shard, its policy's gate and (on the first server of a fit) the ledger.

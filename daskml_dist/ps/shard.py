@@ -23,11 +23,6 @@ from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
-__all__ = [
-    "Shard",
-    "TouchedRowSteps",
-]
-
 #: Entries of a slice that is stepped at once on the host: the temporary arrays (128 KiB of float64)
 #: stay in the CPU's cache, and are small enough that malloc in a Dask worker keeps their memory.
 _SLICE_ENTRIES = 1 << 14

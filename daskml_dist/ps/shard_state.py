@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 
-__all__ = ["ShardLayout", "ShardSnapshot", "ShardState", "StateParts", "copy_array"]
-
 
 @dataclass
 class ShardState:

@@ -9,19 +9,6 @@ from dataclasses import dataclass, field, replace
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot, PassLedger
 from daskml_dist.ps.shard_state import ShardSnapshot
 
-__all__ = [
-    "KEPT_SNAPSHOTS",
-    "SNAPSHOT_CLASSES",
-    "AvailableSnapshots",
-    "LaneSnapshot",
-    "RecentSnapshots",
-    "ServerSnapshot",
-    "ShipSnapshot",
-    "SnapshotStore",
-    "join_lane_snapshots",
-    "standby_generation",
-]
-
 #: Snapshots that are kept of one server of several: in lock-step these are one round apart at
 #: most, so the last three of each have one in common.
 KEPT_SNAPSHOTS = 3

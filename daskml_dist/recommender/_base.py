@@ -33,8 +33,6 @@ from daskml_dist.recommender._scores import (
 )
 from daskml_dist.solvers.als import SIDES
 
-__all__ = ["BaseRecommender", "predict_pairs", "score_ratings"]
-
 
 class BaseRecommender(EstimatorMixin, BaseEstimator):
     """Base class of estimators that learn factors of users and items from ratings.

@@ -14,15 +14,6 @@ from daskml_dist.data.keyed.ids import convert_ids, find_positions
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = [
-    "FittedFactors",
-    "SeenItems",
-    "find_best_items",
-    "find_highest_scores",
-    "find_id_positions",
-    "move_state_to_ids",
-]
-
 Positions = NDArray[np.int64]
 
 #: Bytes of factors or scores that are made at once: 4 MiB stay in the L2 or L3 cache.

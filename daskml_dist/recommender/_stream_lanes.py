@@ -14,8 +14,6 @@ from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ClusterRatingSteps"]
-
 
 class ClusterRatingSteps(ClusterSteps):
     """Steps of factors by lanes on workers; the client has the ids, and draws items for all lanes.

@@ -25,16 +25,6 @@ from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-__all__ = [
-    "NumberedIds",
-    "RatingSteps",
-    "StartedRatingStream",
-    "UnnumberedRatings",
-    "ids_from_json",
-    "ids_to_json",
-    "reserve_rows",
-]
-
 #: Rows reserved for users, and for items, at least: with doubling, few streams grow more than once.
 _MIN_RESERVED_ROWS = 1024
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.drift import ProgressiveLoss
     from daskml_dist.training.spec import FitSpec
 
-__all__ = ["StreamedFactors"]
-
 
 class StreamedFactors(BaseSteps):
     """Base class of estimators of factors that can learn from a stream of ratings.

@@ -31,8 +31,6 @@ from daskml_dist.solvers.als import ALSSolver, build_ratings
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.job import KeyedJob
 
-__all__ = ["ALS"]
-
 
 class ALS(BaseRecommender):
     """Factors of users and items by alternating least squares.

@@ -32,8 +32,6 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import Settings
 
-__all__ = ["MatrixFactorization"]
-
 _RUN_UNUSED = {"compute_dtype", "shard"}
 #: Rank for which an adaptive optimizer's default rate is right, if ratings have a standard
 #: deviation of 1.

@@ -43,8 +43,6 @@ from daskml_dist.serving.model_interface import (
 )
 from daskml_dist.serving.protocol import Answer, Question, find_codec
 
-__all__ = ["App", "ServedRequest"]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 _ACCESS_LOG = logging.getLogger("daskml_dist.serving.access")
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.inference.request_rows import join_request_rows
 
-__all__ = ["BatchedPredictor", "Batcher", "check_length"]
-
 #: Makes the answers to the rows of some requests, row after row.
 BatchCall = Callable[[list[Any]], NDArray[Any]]
 #: Requests of one row each that share a call: as many rows as `Predictor.each` answers at once.

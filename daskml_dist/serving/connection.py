@@ -19,8 +19,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from daskml_dist.serving.http_messages import LINGER_SECONDS, encode_error
 
-__all__ = ["MAX_HEAD_BYTES", "LimitedConnection", "close_slow_connections"]
-
 #: A request whose head is larger is refused; nginx and Apache take 32 and 64 KiB.
 MAX_HEAD_BYTES = 65_536
 #: Bytes that are parsed at a time. All requests that begin in these are in memory at once, some

@@ -19,22 +19,6 @@ import msgspec
 
 from daskml_dist.errors import RequestError
 
-__all__ = [
-    "CLOSE",
-    "JSON",
-    "LINGER_SECONDS",
-    "ClientDisconnectedError",
-    "Receive",
-    "RequestBodies",
-    "Response",
-    "Send",
-    "check_token",
-    "compress_response",
-    "encode_error",
-    "encode_json",
-    "respond",
-]
-
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]

@@ -16,8 +16,6 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["BUCKETS", "CONTENT_TYPE", "Metrics"]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -16,15 +16,6 @@ from daskml_dist.inference.request_rows import RequestRows, find_feature_dtype, 
 from daskml_dist.inference.saved.manifest import members_given_rows
 from daskml_dist.serving.protocol.requests import find_datatype
 
-__all__ = [
-    "METHODS_SERVED",
-    "describe_model",
-    "describe_server",
-    "find_predictor",
-    "list_outputs",
-    "make_rows",
-]
-
 #: Methods that are outputs; no other attribute of a model can be reached by a request.
 METHODS_SERVED = (*METHODS, "decision_function", "predict_log_proba")
 

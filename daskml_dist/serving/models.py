@@ -25,19 +25,6 @@ from daskml_dist.inference.saved.storage import read_bytes
 from daskml_dist.serving import registry
 from daskml_dist.serving.metrics import Metrics
 
-__all__ = [
-    "Entry",
-    "Models",
-    "Route",
-    "Served",
-    "check_source_path",
-    "make_shared_entry",
-    "make_single_entry",
-    "read_file_state",
-    "read_signature",
-    "warm_up",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:

@@ -20,8 +20,6 @@ from daskml_dist.errors import InvalidParameterError, RequestError
 from daskml_dist.inference.request_rows import RequestRows, count_rows, join_request_rows
 from daskml_dist.serving.batching import check_length
 
-__all__ = ["Cluster"]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Seconds of prediction in process from which a request goes to the cluster: several times what the
 #: transfer takes.

@@ -31,24 +31,6 @@ from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.model_file import load_formats, read_manifest, save
 from daskml_dist.inference.saved.storage import write_bytes
 
-__all__ = [
-    "CURRENT",
-    "Publisher",
-    "Routing",
-    "check_keep",
-    "check_name",
-    "find_model_file",
-    "is_removed",
-    "list_model_names",
-    "list_version_names",
-    "prune_versions",
-    "publish",
-    "read_current_version",
-    "read_route",
-    "rollback",
-    "set_route",
-]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 _ON_ERROR = ("raise", "log")
 

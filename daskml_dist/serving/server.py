@@ -18,8 +18,6 @@ from daskml_dist.serving.server_process import App, load_uvicorn, run_server_pro
 from daskml_dist.serving.supervisor import ProcessSlot, Supervisor
 from daskml_dist.serving.tls import Certificates
 
-__all__ = ["listen", "raise_open_files_limit", "serve"]
-
 #: What every process needs, imported once, before the forks.
 _LOADED_BEFORE = (
     "fsspec.implementations.local",

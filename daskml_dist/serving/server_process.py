@@ -18,8 +18,6 @@ from daskml_dist.serving.models import Models
 from daskml_dist.serving.supervisor import ProcessSlot
 from daskml_dist.serving.tls import Certificates
 
-__all__ = ["load_uvicorn", "run_server_process"]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Seconds between two sharings of the metrics.
 METRICS_SECONDS = 0.5

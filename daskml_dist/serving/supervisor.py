@@ -22,8 +22,6 @@ from typing import Any
 
 from daskml_dist.errors import ServingError
 
-__all__ = ["ProcessSlot", "Supervisor"]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 #: Seconds of life after which the death of a process does not count as a failed start.

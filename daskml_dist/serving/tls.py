@@ -10,8 +10,6 @@ from typing import Any
 from daskml_dist.errors import ServingError
 from daskml_dist.serving.models import read_file_state
 
-__all__ = ["Certificates"]
-
 _LOG = logging.getLogger("daskml_dist.serving")
 _PASSWORD = "its password is key_password, or DASKML_DIST_KEY_PASSWORD in the environment"
 

@@ -34,8 +34,6 @@ from daskml_dist.solvers.keyed import (
     KeyRange,
 )
 
-__all__ = ["SIDES", "ALSSolver", "build_ratings"]
-
 #: Ratings by their users, and by their items.
 SIDES = (EntrySide("user", "user", "item", 0), EntrySide("item", "item", "user", 1))
 #: The other side of each side.

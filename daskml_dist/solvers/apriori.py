@@ -33,8 +33,6 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 
-__all__ = ["Apriori", "BasketBits", "ItemCounts", "PairCounts", "SetCounts", "itemset_cuts"]
-
 #: Candidates that are counted in one pass, at most: 16 MiB of float64 counts a trainer.
 _MAX_CANDIDATES_PER_PASS = 1 << 21
 #: Items of a frequent itemset at most: an itemset of n has 2 ** n frequent subsets, so longer ones

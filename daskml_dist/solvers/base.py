@@ -22,23 +22,6 @@ from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.models.base import BatchRows, identity_of
 from daskml_dist.penalties import Penalty
 
-__all__ = [
-    "NestedSums",
-    "PenalisedSolver",
-    "RangedSolver",
-    "RangedSums",
-    "ReduceScatterStatistic",
-    "RowState",
-    "SinglePassSolver",
-    "Solution",
-    "Solver",
-    "State",
-    "Statistic",
-    "Sums",
-    "VectorSpace",
-    "initial_parameters",
-]
-
 Array = NDArray[np.float64]
 #: Returns a snapshot of a solver, as arrays by name, from which it resumes to the same bits.
 State = Callable[[], dict[str, Array]]

@@ -24,21 +24,6 @@ from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.rows import is_sparse, row_tiles, to_rows_dtype
 
-__all__ = [
-    "ActiveCandidates",
-    "BatchedGradient",
-    "BatchedHessian",
-    "PerSplitStatistic",
-    "SplitLabelWeights",
-    "SplitWeights",
-    "evaluate_by_split",
-    "is_kernel_supported",
-    "iterate_candidate_tiles",
-    "iterate_split_rows",
-    "training_weights",
-    "weight_rows_by_split",
-]
-
 #: Splits at most that are told apart by the bits of an int64.
 _MAX_MEMBERSHIP_BITS = 62
 #: Bytes of float64 rows that are copied at once: they stay in a core's L2 cache.

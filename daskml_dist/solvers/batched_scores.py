@@ -41,20 +41,6 @@ from daskml_dist.solvers.batched_gradients import (
     iterate_candidate_tiles,
 )
 
-__all__ = [
-    "CANDIDATE_SCORES",
-    "CLASS_RANKINGS",
-    "RANKINGS",
-    "SUMS_ONLY",
-    "BatchedClassRanks",
-    "BatchedRankingSolver",
-    "BatchedRanks",
-    "BatchedScores",
-    "RoleCounts",
-    "ScoreParts",
-    "ranking_scores",
-]
-
 #: Names of ranking scores, in the order in which they are found.
 RANKINGS = ("roc_auc", "average_precision")
 #: Numbers that are exchanged in one pass at most: 64 MiB of float64.

@@ -36,15 +36,6 @@ from daskml_dist.solvers.lock_step import iterate_requests, run_solvers_in_lock_
 from daskml_dist.solvers.newton import LossHessian, NewtonCholesky
 from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
-__all__ = [
-    "BatchedSolver",
-    "CachedGradients",
-    "Candidate",
-    "WarmStarts",
-    "candidate_solution",
-    "choose_leaders",
-]
-
 #: Penalties count as equal whose strengths differ by less than about 1 / 50 = 2 %.
 _STRENGTH_RESOLUTION = 50
 #: Numbers of all Hessians at most (64 MiB); rows of the share for each parameter, at least, so that

@@ -28,20 +28,6 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins, compute_bin_edges, draw_by_hash
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = [
-    "SAMPLE_ROWS",
-    "BinnedRows",
-    "HoldoutMask",
-    "StratifiedHoldout",
-    "TrailingRows",
-    "allot_by_share",
-    "bin_rows",
-    "deal_columns",
-    "find_bins",
-    "iterate_tiles",
-    "select_rows",
-]
-
 #: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
 IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
 

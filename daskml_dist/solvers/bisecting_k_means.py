@@ -26,8 +26,6 @@ from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solv
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
-__all__ = ["BisectingSolver", "LeafAssignment", "LeafErrors", "LeafStatistic"]
-
 #: Entries of dense rows among which a leaf's rows are chosen at once: 8 MiB of float64.
 _CHUNK_ENTRIES = 1 << 20
 

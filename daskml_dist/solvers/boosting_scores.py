@@ -24,27 +24,6 @@ from daskml_dist.models.bins import draw_by_hash
 from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = [
-    "AbsoluteErrorBoostLoss",
-    "BinomialBoostLoss",
-    "BoostLoss",
-    "BoostScores",
-    "GammaBoostLoss",
-    "GatheredRows",
-    "GroupedValues",
-    "MultinomialBoostLoss",
-    "PinballBoostLoss",
-    "PoissonBoostLoss",
-    "RowRange",
-    "Scorer",
-    "SquaredErrorBoostLoss",
-    "StoppingRule",
-    "WatchedScores",
-    "group_quantiles",
-    "is_in_range",
-    "sum_exactly",
-]
-
 #: Values, the group of each (from 0), and their weights or None.
 GroupedValues = tuple[Array, Array, Array | None]
 #: The sign bit of a float64.

@@ -24,8 +24,6 @@ from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statis
 from daskml_dist.solvers.k_means import KMeansSolver, SeedSample, round_to_float32
 from daskml_dist.solvers.rows import to_rows_dtype
 
-__all__ = ["DrawnMoments", "ExpectedMoments", "MixtureSolver", "NearestMoments"]
-
 #: scikit-learn's words.
 _NOT_CONVERGED = (
     "Best performing initialization did not converge. Try different init parameters, or increase "

@@ -30,8 +30,6 @@ from daskml_dist.solvers.forest_rows import (
 )
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
 
-__all__ = ["ForestSolver", "predict_out_of_bag"]
-
 #: Arrays in which trees travel, in this order.
 _TREE_ARRAYS = (
     *(f.name for f in fields(Tree)), "roots", "edges", "n_edges", "categorical", "facts", "impurity"

@@ -21,9 +21,6 @@ from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
 from daskml_dist.solvers.own_rows import Array
 
-__all__ = ["ForestContext", "ForestParams", "count_draws"]
-
-
 #: Keys of these uses of the seed, so that draws do not repeat another use's.
 _ROW_DRAWS, _NODE_DRAWS = 11, 12
 

@@ -21,15 +21,6 @@ from daskml_dist.models.criteria import Criterion
 from daskml_dist.solvers.binning import iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = [
-    "ForestRows",
-    "ForestScales",
-    "bin_forest_rows",
-    "gather_forest_rows",
-    "scale_to_integers",
-]
-
-
 #: Bytes that a row's bins are padded to a multiple of, so that few rows straddle cache lines.
 _WORD_BYTES = 8
 #: Rows that are binned together, at most and at least; and their dense entries at most (64 MiB).

@@ -29,17 +29,6 @@ from daskml_dist.solvers.keyed import (
     KeyRange,
 )
 
-__all__ = [
-    "COMBINE_FUNCTIONS",
-    "DIRECTIONS",
-    "ConnectedComponentsSolver",
-    "PageRankSolver",
-    "VertexProgramLike",
-    "VertexShares",
-    "VertexSolver",
-    "edge_sides",
-]
-
 #: Rounds at most; none takes so many, since at least half the trees vanish in every two rounds.
 _MAX_ROUNDS = 1000
 #: Name of the only space of keys.

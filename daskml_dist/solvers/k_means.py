@@ -48,19 +48,6 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
-__all__ = [
-    "CandidateWeights",
-    "CentroidAssignment",
-    "FarthestRows",
-    "InertiaSolver",
-    "KMeansSolver",
-    "RowBounds",
-    "RowSampleSolver",
-    "SeedSample",
-    "choose_centroids",
-    "round_to_float32",
-]
-
 #: Rows of a chunk on a CPU; their temporary arrays stay in a core's L2 cache.
 _CHUNK_ROWS = 1 << 13
 #: Candidates chosen in each round, of shape (m, n_features).

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.solvers.base import Solution
 
-__all__ = ["EntrySide", "KeyRange", "KeyedEntries", "KeyedRows", "KeyedSolution", "KeyedSolver"]
-
 Array = NDArray[Any]
 R = TypeVar("R")
 

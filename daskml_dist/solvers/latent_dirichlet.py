@@ -22,8 +22,6 @@ from daskml_dist.models.topics import DocumentFit, check_counts, log_expectation
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import is_sparse
 
-__all__ = ["DocumentBounds", "LatentDirichletSolver", "TopicWords"]
-
 
 @dataclass(frozen=True, eq=False)
 class _DocumentStatistic(Statistic):

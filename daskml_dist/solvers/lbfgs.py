@@ -50,17 +50,6 @@ from daskml_dist.solvers.objective import (
 )
 from daskml_dist.solvers.rows import to_float64
 
-__all__ = [
-    "LBFGS",
-    "HuberScale",
-    "HuberSums",
-    "minimize_lbfgsb",
-    "minimize_orthant_wise",
-    "minimize_side_by_side",
-    "pseudo_gradient",
-]
-
-
 #: Curvature pairs (step, change of the gradient) that are kept: SciPy's default.
 _MAX_PAIRS = 10
 #: Constant c1 of the Armijo condition (Nocedal and Wright 2006, chapter 3.1).

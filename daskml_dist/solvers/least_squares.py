@@ -32,19 +32,6 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
 from daskml_dist.solvers.rows import row_tiles, to_dense_float64
 
-__all__ = [
-    "MAX_REDUCTION_PASSES",
-    "SINGULAR_CUTOFF",
-    "CoordinateDescent",
-    "LeastSquaresSolver",
-    "OrdinaryLeastSquares",
-    "ReducedProblem",
-    "RidgeLeastSquares",
-    "SecondMoments",
-    "reduce_rows",
-    "solve_nonnegative",
-]
-
 #: Bytes of a tile of a dense block (2 MiB): it stays in a processor's cache with its product.
 _PIECE_BYTES = 2**21
 #: Least rows of a tile, so that adding its product is cheap beside computing it.

@@ -23,15 +23,6 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
 
-__all__ = [
-    "PerTargetSolver",
-    "PerTargetStatistic",
-    "SolverRun",
-    "combine_target_problems",
-    "iterate_requests",
-    "run_solvers_in_lock_step",
-]
-
 #: A solver under way: it yields the statistics that it requests, is sent their sums, and returns
 #: its solution.
 SolverRun = Generator[Statistic, Array, Solution]

@@ -17,15 +17,6 @@ from daskml_dist.models.naive_bayes import merge_moments, to_categories
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import is_sparse, map_entries, row_tiles, to_dense_float64
 
-__all__ = [
-    "CategoryCountSolver",
-    "CategoryCounts",
-    "ClassCounts",
-    "ClassMoments",
-    "LargestCategory",
-    "merge_category_counts",
-]
-
 #: Categories of all features together at most, for each class (80 MB a class).
 _MAX_CATEGORIES = 10**7
 #: Bytes of float64 rows whose moments are merged with all others' at once (1 MiB).

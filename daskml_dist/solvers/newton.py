@@ -34,8 +34,6 @@ from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.objective import SmoothObjective
 from daskml_dist.solvers.rows import to_rows_dtype
 
-__all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps", "RoundedTube", "TubeNewton"]
-
 #: Widths of the rounding, in units of the targets' spread. Larger leaps lose the way: of the few
 #: rows inside the parabola, others are there after a step.
 _ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]

@@ -47,21 +47,6 @@ from daskml_dist.solvers.rows import (
     to_rows_dtype,
 )
 
-__all__ = [
-    "EntryTotals",
-    "InitialWeights",
-    "LeastSquaresNMF",
-    "LeastSquaresWeights",
-    "MultiplicativeNMF",
-    "MultiplicativeStep",
-    "NMFInitializer",
-    "NonnegativeSolver",
-    "SignedNorms",
-    "StepWeights",
-    "multiply_by_weight",
-    "solve_row_weights",
-]
-
 #: Most features for which singular vectors are computed from the Gram matrix, in one pass.
 _MAX_GRAM_FEATURES = 512
 #: Entries of singular vectors below this count as 0, as in scikit-learn.

@@ -15,8 +15,6 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, Statistic, Sums
 from daskml_dist.solvers.rows import to_rows_dtype
 
-__all__ = ["LossGradient", "SmoothObjective", "check_gradient_overflow", "penalty_row_strengths"]
-
 
 @dataclass(frozen=True, eq=False)
 class LossGradient(Statistic):

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from daskml_dist.models.base import BatchRows, identity_of
 from daskml_dist.solvers.base import Solution
 
-__all__ = ["Array", "OwnRows", "RowSolver"]
-
 Array = NDArray[Any]
 #: Returns a snapshot of a solver, as arrays by name, from which it resumes.
 State = Callable[[], Mapping[str, Array]]

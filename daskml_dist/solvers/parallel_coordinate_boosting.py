@@ -23,8 +23,6 @@ from daskml_dist.solvers.base import (
 )
 from daskml_dist.solvers.rows import map_entries, row_tiles, to_rows_dtype
 
-__all__ = ["Boosting", "Correlations", "LongestRow"]
-
 #: Longest step, in units of 1 / (longest row): a feature that only one class has asks for an
 #: infinite one.
 _LONGEST_STEP = 3.0

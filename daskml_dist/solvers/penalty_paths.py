@@ -32,21 +32,6 @@ from daskml_dist.solvers.least_squares import (
 )
 from daskml_dist.solvers.rows import row_tiles, to_dense_float64, to_rows_dtype
 
-__all__ = [
-    "PATH_SCORES",
-    "AlphaGrid",
-    "ElasticNetPath",
-    "FoldedReduction",
-    "LeaveOneOutErrors",
-    "LeaveOneOutRidge",
-    "PathErrorSums",
-    "PathHits",
-    "PenaltyPath",
-    "append_intercepts",
-    "make_alpha_grid",
-    "solve_ridge_path",
-]
-
 #: Raw predictions of a tile (512 KiB, a core's L2 cache), and rows of a tile at least.
 _TILE_ENTRIES, _MIN_TILE_ROWS = 1 << 16, 64
 #: Smallest strength, scikit-learn's, for features that are uncorrelated with the target.

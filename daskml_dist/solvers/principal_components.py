@@ -37,17 +37,6 @@ from daskml_dist.solvers.rows import (
     to_rows_dtype,
 )
 
-__all__ = [
-    "CovarianceEigenSolver",
-    "GramProducts",
-    "MeanCovariance",
-    "PowerIterations",
-    "ScatterStatistic",
-    "fix_vector_signs",
-    "orthonormalize",
-    "sum_mean_covariance",
-]
-
 #: Most features for which all eigenvectors are computed, which is then cheap.
 _MAX_FULL_FEATURES = 500
 #: First rows of a block whose mean is its shift: near enough to the block's mean.

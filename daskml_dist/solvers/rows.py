@@ -11,17 +11,6 @@ from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, on
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
-__all__ = [
-    "is_sparse",
-    "map_entries",
-    "row_tiles",
-    "sum_of_rows",
-    "sum_of_squares",
-    "to_dense_float64",
-    "to_float64",
-    "to_rows_dtype",
-]
-
 #: Bytes of dense float64 rows of a tile (256 KiB): they stay in a core's L2 cache.
 _CACHE_BYTES = 1 << 18
 

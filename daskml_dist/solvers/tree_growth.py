@@ -28,8 +28,6 @@ from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["Leaf", "TreeBuilder", "TreeGrower", "TreeParams"]
-
 #: `Leaf.found` of a node that is not split.
 _NO_SPLIT = [-1] * 7
 #: int64 numbers of a best split: its gain's bits, 7 that `best_split` found, 4 of categories.

@@ -21,8 +21,6 @@ from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
 from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_checkpoint
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["CLOSED", "ENDED", "TORN", "SavedStream", "SavingSchedule"]
-
 #: Messages of errors: why a stream goes no further.
 CLOSED = "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
 ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."

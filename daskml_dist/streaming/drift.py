@@ -9,8 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-__all__ = ["Detector", "DriftWatch", "PageHinkley", "ProgressiveLoss"]
-
 #: What `on_drift` may name: begin the optimizer anew, or the parameters too.
 _NAMED_REACTIONS = ("rate", "reset")
 #: Deviations that one call counts for at most: no single call is a drift.

@@ -11,8 +11,6 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.streaming.sources import Batch, check_seconds, unpack_X_y
 
-__all__ = ["KafkaSource"]
-
 #: Seconds to gather messages for a batch: short, since Ctrl-C waits while librdkafka gathers.
 _GATHER_SECONDS = 0.1
 #: Most messages that one call of librdkafka's consumer returns.

@@ -18,8 +18,6 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["CallRowsMaker", "are_arrays", "check_in_memory", "has_no_rows"]
-
 #: NumPy kinds of labels that can be compared with the classes as they are: bool and integers.
 _COMPARABLE_KINDS = "biu"
 

@@ -30,8 +30,6 @@ from daskml_dist.streaming.start import StartedStream, check_stream_settings
 if TYPE_CHECKING:
     from daskml_dist.streaming.cluster.steps import ClusterSteps
 
-__all__ = ["ClusterLanes", "Session", "SingleThreadGuard", "plan_lanes"]
-
 
 class SingleThreadGuard:
     """Context that one thread at a time may enter, also nested; in another thread it raises.

@@ -20,17 +20,6 @@ from typing import Any
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-__all__ = [
-    "Batch",
-    "advance_position",
-    "check_position",
-    "check_seconds",
-    "folder",
-    "is_past",
-    "split_columns",
-    "unpack_X_y",
-]
-
 #: A listing of the folder is used for this many times as long as it took: at most a tenth of the
 #: time goes into listings.
 _LISTING_REUSE = 10.0

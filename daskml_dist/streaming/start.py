@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.cluster.calls import StreamLayout
     from daskml_dist.streaming.drift import ProgressiveLoss
 
-__all__ = [
-    "StartedStream",
-    "check_stream_settings",
-    "describe_first_rows",
-    "get_batch_rows",
-    "plan_resumed_stream",
-    "plan_stream",
-]
-
 
 @dataclass
 class StartedStream:

@@ -27,8 +27,6 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.threads import OneThread, TrainerCores
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """Gradient steps of one model in the calling process; the state stays between calls.

@@ -18,9 +18,6 @@ from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseLinearSVM", "LinearSVC", "LinearSVR"]
-
-
 _LOSSES: dict[Any, type[EpsilonInsensitive]] = {
     "epsilon_insensitive": EpsilonInsensitive,
     "squared_epsilon_insensitive": SquaredEpsilonInsensitive,

@@ -37,20 +37,6 @@ from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointFiles",
-    "DamagedError",
-    "decode_checkpoint",
-    "decode_solver_log",
-    "decode_state",
-    "encode_checkpoint",
-    "error_line",
-    "is_count_fact",
-    "is_number_fact",
-]
-
-
 T = TypeVar("T")
 #: Other systems than POSIX have no such flags, nor what they are against.
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

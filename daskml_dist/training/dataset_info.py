@@ -19,16 +19,6 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = [
-    "DataSummary",
-    "DatasetInfo",
-    "TargetSummary",
-    "balanced_weights",
-    "compute_weight_scale",
-    "named_weights",
-    "resolve_class_weights",
-]
-
 #: Entries of all rows from which device="auto" takes a GPU. A pass over fewer takes a CPU about a
 #: millisecond, while a process needs a second or more for its first context and kernels of CUDA.
 DEVICE_ENTRIES = 1 << 20

@@ -28,8 +28,6 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.interrupts import Interrupts, raise_interrupt
 from daskml_dist.training.spec import FitSpec, Streaming
 
-__all__ = ["Engine", "FitResult", "RunView"]
-
 
 @dataclass
 class FitResult:

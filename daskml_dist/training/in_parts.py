@@ -49,19 +49,6 @@ from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.work import OwnRowsWork, RoundWork
 from daskml_dist.training.worker.loops.rounds import SolverPoint, SumLog
 
-__all__ = [
-    "AdaptiveRate",
-    "FitProgress",
-    "RoundsProgress",
-    "StepsProgress",
-    "WholeFitCallbacks",
-    "load_saved_seed",
-    "make_checkpoint_facts",
-    "resume_from_checkpoint",
-    "train_in_parts",
-]
-
-
 _Path = str | os.PathLike[str]
 _Log = NDArray[np.uint8]
 #: Most bytes of the facts of any fit (labels and records apart from passes): 256 MiB.

@@ -35,8 +35,6 @@ from daskml_dist.training.worker.servers import (
 )
 from daskml_dist.training.worker.trainer import Trainer
 
-__all__ = ["InProcessEngine", "count_cores"]
-
 #: Entries from which another lane of keys is worth a thread: below, starting and meeting takes
 #: longer than the sums.
 ENTRIES_PER_KEY_LANE = 1 << 19

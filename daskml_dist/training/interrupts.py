@@ -17,9 +17,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["Interrupts", "end_shield", "process_group", "raise_interrupt", "shield_from_interrupts"]
-
-
 #: Process of the client of each fit that shields this one from Ctrl-C, by the fit's name; and the
 #: handler before.
 _shields: dict[str, int] = {}

@@ -61,8 +61,6 @@ from daskml_dist.training.spec import (
 )
 from daskml_dist.training.work import KeyedWork, RoundWork
 
-__all__ = ["AUTO", "INLINE", "FitJob", "KeyedJob", "find_default_client"]
-
 #: Value of `client`: train rows in memory in this process, even if there is a current client.
 INLINE = "inline"
 #: Value of `client`: train rows in memory where a plan predicts the earlier end. Estimators with a

@@ -40,22 +40,6 @@ from daskml_dist.training.pilot import (
 from daskml_dist.training.spec import FitSpec, Settings
 from daskml_dist.training.threads import OneThread
 
-__all__ = [
-    "Task",
-    "calibrated",
-    "calibrated_on",
-    "calibrated_together",
-    "choose_sample_size",
-    "count_step_rows",
-    "draw_calibration_sample",
-    "draw_sample_rows",
-    "get_linear_model",
-    "is_narrow_dense_fit",
-    "measure_row_size",
-    "rate_for_row_size",
-    "rows_of_each_lane",
-]
-
 #: Blocks that are read again for a sample, where rows are streamed.
 SAMPLED_BLOCKS = 8
 #: Rows from which a sample comes from a few blocks also where rows are in memory and some of them

@@ -31,19 +31,6 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.work import FitWork, KeyedWork, OwnRowsWork, RoundWork, StepWork
 
-__all__ = [
-    "FitSpec",
-    "InterruptedState",
-    "RowsSpec",
-    "RunSettings",
-    "RunSpec",
-    "Settings",
-    "Streaming",
-    "TrainerResult",
-    "TrainerSpec",
-    "count_training_rows",
-]
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -19,14 +19,6 @@ from threadpoolctl import ThreadpoolController
 
 from daskml_dist.comm.shared_memory import identify_machine
 
-__all__ = [
-    "OneThread",
-    "TrainerCores",
-    "choose_core_share",
-    "find_blas_controller",
-    "pin_to_processors",
-]
-
 # File that lists the processors (hyperthreads) of a physical core.
 _CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 

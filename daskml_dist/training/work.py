@@ -27,17 +27,6 @@ from daskml_dist.solvers import Solver
 from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 
-__all__ = [
-    "FitWork",
-    "KeyedWork",
-    "OwnRowsWork",
-    "ResumableWork",
-    "RoundWork",
-    "SolverWork",
-    "StepWork",
-]
-
-
 #: Steps in a pass from which every pass ends with an uncompressed push. In shorter passes these
 #: pushes would be a large share of all, so only the fit ends with one.
 COMPRESSED_PASS_STEPS = 32

@@ -23,8 +23,6 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 
-__all__ = ["BaseDecisionTree", "DecisionTreeClassifier", "DecisionTreeRegressor"]
-
 
 class BaseDecisionTree(BaseTrees):
     """Base class of decision trees: a forest of one tree, grown on all rows.

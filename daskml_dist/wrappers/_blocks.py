@@ -11,8 +11,6 @@ from daskml_dist.data.conversion import convert_missing_to_nan, copy_to_host
 from daskml_dist.errors import as_ours
 from daskml_dist.meta_estimators.members import plain_labels, weights_of_rows
 
-__all__ = ["teach_block"]
-
 
 def teach_block(
     learn: Callable[..., Any],

@@ -26,8 +26,6 @@ from daskml_dist.meta_estimators.members import (
 from daskml_dist.parameters.checks import check_one_of, taking_client
 from daskml_dist.wrappers._blocks import teach_block
 
-__all__ = ["BlockwiseVotingClassifier", "BlockwiseVotingRegressor"]
-
 
 class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
     """Base class that fits a clone of an estimator to each block, all blocks in parallel."""

@@ -28,8 +28,6 @@ from daskml_dist.model_selection._validation import takes_dask_collections
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.wrappers._blocks import teach_block
 
-__all__ = ["Incremental", "ParallelPostFit"]
-
 
 def _make_predict_method(name: str) -> Any:
     """Return a method for rows in memory that calls the wrapped estimator's method `name`."""

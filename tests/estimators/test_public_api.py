@@ -84,8 +84,10 @@ def _own_definitions(module: ModuleType) -> dict[str, Any]:
 
 
 def _exported(module: ModuleType) -> dict[str, Any]:
-    """Classes and functions in `__all__`."""
-    names = {name: getattr(module, name) for name in getattr(module, "__all__", [])}
+    """Classes and functions in `__all__`; without one, all own ones without an underscore."""
+    if not hasattr(module, "__all__"):
+        return {n: v for n, v in _own_definitions(module).items() if not n.startswith("_")}
+    names = {name: getattr(module, name) for name in module.__all__}
     return {n: v for n, v in names.items() if inspect.isclass(v) or inspect.isroutine(v)}
 
 
@@ -117,10 +119,15 @@ def test_public_names_are_exported(modules: list[ModuleType]) -> None:
     hidden = [
         f"{module.__name__}.{name}"
         for module in modules
+        if hasattr(module, "__all__")
         for name in _own_definitions(module)
-        if not name.startswith("_") and name not in getattr(module, "__all__", [])
+        if not name.startswith("_") and name not in module.__all__
     ]
     assert hidden == [], "add them to __all__ or underscore them"
+
+
+def test_rooms_that_users_import_from_say_what_they_export() -> None:
+    assert [room for room in _face_rooms() if not getattr(_room(room), "__all__", ())] == []
 
 
 def test_exports_exist(modules: list[ModuleType]) -> None:

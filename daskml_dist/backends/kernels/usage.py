@@ -15,8 +15,6 @@ from typing import Any
 
 from daskml_dist.backends import kernels
 
-__all__ = ["ARCHITECTURES", "KernelUsage", "compiler", "usage"]
-
 #: Turing, Ampere, Hopper and Blackwell.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 

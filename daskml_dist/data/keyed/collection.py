@@ -33,21 +33,6 @@ from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import EntrySide
 
-__all__ = [
-    "EntryColumns",
-    "KeyedCollection",
-    "LoneKeys",
-    "NumberedPairs",
-    "PairCollection",
-    "PartHolder",
-    "TaskBuilder",
-    "WorkerHeldParts",
-    "convert_values",
-    "get_item",
-    "read_frame_entries",
-    "read_matrix_entries",
-]
-
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
 _MAX_DIRECT_GROUPS = 16
 #: Most entries that one task cuts; a single part may have more.

@@ -21,23 +21,6 @@ from daskml_dist.data.keyed.ids import IdLookup, check_one_kind, factorize_colum
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import EntrySide
 
-__all__ = [
-    "EntryParcel",
-    "EntryPiece",
-    "KeyTable",
-    "KeyedBlock",
-    "NumberedEntries",
-    "build_block",
-    "choose_cuts",
-    "make_parcels",
-    "merge_key_tables",
-    "number_part",
-    "rank_by_use",
-    "sample_ids",
-    "sort_parcels",
-    "split_keys",
-]
-
 Array = NDArray[Any]
 
 #: Ids of a part by which ranges are cut.

@@ -12,15 +12,6 @@ from numpy.typing import NDArray
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import InvalidDataError
 
-__all__ = [
-    "IdLookup",
-    "check_one_kind",
-    "convert_ids",
-    "factorize_columns",
-    "find_positions",
-    "merge_ids",
-]
-
 Array = NDArray[Any]
 
 #: Integers are looked up in a table of their range where it is at most this many times as long.

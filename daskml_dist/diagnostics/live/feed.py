@@ -15,9 +15,6 @@ from weakref import WeakKeyDictionary
 
 from daskml_dist.diagnostics.live.fits import HANDLER
 
-__all__ = ["Feed", "SearchFeed", "get_scheduler_line", "guard_hook", "to_plain_values"]
-
-
 logger = logging.getLogger(__name__)
 
 #: Seconds between two messages, before the first one, and until a message times out.

@@ -12,19 +12,6 @@ from daskml_dist.diagnostics.curves import LEAST_SPAN
 from daskml_dist.diagnostics.live.heartbeats import Pulses
 from daskml_dist.diagnostics.status import estimate_seconds_left
 
-__all__ = [
-    "HANDLER",
-    "LEVELS",
-    "Fit",
-    "RecentFits",
-    "assign_colours",
-    "make_lane_table",
-    "make_mark_table",
-    "make_pass_table",
-    "make_rung_table",
-    "make_staleness_table",
-]
-
 #: Name of the scheduler's handler of the clients' events.
 HANDLER = "daskml_dist_training"
 #: Most fits that are kept, and for each the last passes, changes of membership, lanes in a figure

@@ -8,17 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "N_PULSES",
-    "N_SPEEDS",
-    "PULSES",
-    "TRANSPORTS",
-    "Pulse",
-    "Pulses",
-    "make_load_table",
-    "make_speed_table",
-]
-
 #: Topic of the workers' reports, as in `daskml_dist.training.worker.notifications`.
 PULSES = "daskml_dist_pulses"
 #: Most moments that are kept of a fit: beyond, every second one is dropped.

@@ -28,8 +28,6 @@ from daskml_dist.diagnostics.live.heartbeats import (
     make_speed_table,
 )
 
-__all__ = ["is_empty", "show"]
-
 logger = logging.getLogger(__name__)
 
 #: Milliseconds between two updates of the page.

@@ -11,8 +11,6 @@ from distributed import SchedulerPlugin
 from daskml_dist.diagnostics.live.fits import HANDLER, RecentFits
 from daskml_dist.diagnostics.live.heartbeats import PULSES
 
-__all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
-
 logger = logging.getLogger(__name__)
 
 #: Name of the plugin at the scheduler, and of the page in the dashboard.

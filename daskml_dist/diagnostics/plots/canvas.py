@@ -11,15 +11,6 @@ from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "COLOURS",
-    "get_axes",
-    "get_history",
-    "keep_least_height",
-    "name_histories",
-    "whole_numbers",
-]
-
 #: Okabe and Ito's colours, which colour-blind people tell apart.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 

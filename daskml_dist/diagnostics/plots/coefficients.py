@@ -13,8 +13,6 @@ from daskml_dist.errors import InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["coefficients"]
-
 
 def coefficients(
     estimator: Any,

@@ -18,8 +18,6 @@ from daskml_dist.errors import InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["lanes", "learning_curves", "staleness", "traffic"]
-
 
 _MEASURES = {
     "loss": "mean training loss",

@@ -13,8 +13,6 @@ from daskml_dist.errors import InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["learning_rates", "rungs", "search_results"]
-
 #: Ratio of the largest to the smallest value from which an axis is logarithmic.
 _MIN_LOG_RATIO = 100.0
 

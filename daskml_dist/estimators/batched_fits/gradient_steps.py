@@ -36,15 +36,6 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
 from daskml_dist.training.spec import FitSpec, Settings
 
-__all__ = [
-    "BatchedSteps",
-    "CandidatePlans",
-    "StepCandidate",
-    "find_common_optimizer",
-    "group_step_estimators",
-    "inspect_block_by_split",
-]
-
 #: Columns of parameters trained together at most: so many rows of them stay in a core's caches.
 _MAX_STEP_CANDIDATES = 1024
 #: Schedules whose rates are never 0: lazy l1 of a column would be lost at a rate of 0.

@@ -45,17 +45,6 @@ from daskml_dist.training.dataset_info import (
 from daskml_dist.training.in_parts import WholeFitCallbacks
 from daskml_dist.training.job import FitJob
 
-__all__ = [
-    "BatchedFit",
-    "BatchedModels",
-    "CandidateFits",
-    "NotBatchableError",
-    "SolverFits",
-    "can_batch",
-    "fit_batch",
-    "open_batched_models",
-]
-
 #: Candidates of one batch at most: each solver has a thread that waits.
 _MAX_CANDIDATES = 512
 #: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes

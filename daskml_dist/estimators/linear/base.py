@@ -26,14 +26,6 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = [
-    "BaseLinear",
-    "LinearClassifier",
-    "LinearRegressor",
-    "densify",
-    "sparsify",
-]
-
 
 class BaseLinear(BaseOnRows):
     """Base class of linear models: fitted attributes and raw predictions."""

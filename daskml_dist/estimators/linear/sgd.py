@@ -37,14 +37,6 @@ from daskml_dist.training.learning_rate_search import (
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import FitSpec, Settings
 
-__all__ = [
-    "BaseSGD",
-    "check_sgd_params",
-    "resolve_learning_rate",
-    "set_loss_epsilon",
-    "starting_coefficients",
-]
-
 #: Schedules that begin with `eta0`.
 _OF_ETA0 = ("auto", "constant", "invscaling", "adaptive")
 

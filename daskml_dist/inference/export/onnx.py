@@ -19,8 +19,6 @@ from daskml_dist.inference.export.onnx_trees import (
 from daskml_dist.inference.export.sklearn_models import to_sklearn
 from daskml_dist.inference.saved.storage import path_to_text, write_bytes
 
-__all__ = ["to_onnx"]
-
 _REMEDY = (
     "Pass rows like those to come as `sample` where inputs are not all numbers, or use "
     "to_sklearn()."

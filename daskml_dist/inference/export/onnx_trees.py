@@ -14,15 +14,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import ExportError
 
-__all__ = [
-    "check_categories",
-    "complete_trees",
-    "find_categories",
-    "make_category_rows",
-    "prepare_trees",
-    "split_categories",
-]
-
 #: Attributes of the operator TreeEnsemble that have an entry for each node.
 _NODE_ATTRIBUTES = (
     "nodes_falsenodeids", "nodes_featureids", "nodes_hitrates", "nodes_missing_value_tracks_true",

@@ -19,8 +19,6 @@ from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.losses import Loss
 
-__all__ = ["check_exportable", "check_fitted_if_ours", "check_is_estimator", "to_sklearn"]
-
 _PACKAGE = "daskml_dist"
 #: Fitted attributes that scikit-learn has no use for.
 _NOT_EXPORTED = {"history_", "_drawn_rows", "_feature_dtypes", "_first_row"}

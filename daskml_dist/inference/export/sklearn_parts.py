@@ -13,18 +13,6 @@ from daskml_dist.errors import ExportError
 from daskml_dist.losses import LOSSES, Loss
 from daskml_dist.models.trees import Tree
 
-__all__ = [
-    "FINISH",
-    "OTHER_KINDS",
-    "check_fields",
-    "find_loss_name",
-    "find_stand_in",
-    "finish",
-    "set_boosting",
-    "set_forest",
-    "set_tree",
-]
-
 #: Fields of scikit-learn's tree nodes, and this package's names of them.
 _FIELDS = {
     "left_child": "children_left",

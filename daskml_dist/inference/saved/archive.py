@@ -14,18 +14,6 @@ from typing import Any
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved.manifest import FORMAT
 
-__all__ = [
-    "MANIFEST",
-    "REMEDY",
-    "check_checksums",
-    "check_references",
-    "compute_checksum",
-    "pack",
-    "put_back_arrays",
-    "take_out_arrays",
-    "unpack",
-]
-
 _ID = "__id__"
 #: Parts that are looked at, each as often as it is used, and more by those that the file tells.
 _LEAST, _MOST = 20_000, 50

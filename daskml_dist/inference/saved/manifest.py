@@ -18,17 +18,6 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import ModelFileError
 from daskml_dist.errors.stack_level import user_stack_level
 
-__all__ = [
-    "FORMAT",
-    "explain_old_versions",
-    "find_replacements",
-    "find_versions",
-    "make_manifest",
-    "members_given_rows",
-    "needed_names",
-    "warn_of_versions",
-]
-
 #: Parameters that belong to a fit, and may hold anything.
 _OF_FITS = ("callbacks", "checkpoint")
 #: Values of which others may be the same object.

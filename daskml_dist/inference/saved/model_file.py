@@ -14,8 +14,6 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.sklearn_models import check_is_estimator
 from daskml_dist.inference.saved.storage import path_to_text, read_bytes, write_bytes
 
-__all__ = ["load", "load_formats", "read_manifest", "save"]
-
 _ROOM = __name__.rpartition(".")[0]
 
 

@@ -19,16 +19,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import ModelFileError
 
-__all__ = [
-    "Reader",
-    "Writer",
-    "check_findable",
-    "check_trusted",
-    "find_untrusted",
-    "is_number_type",
-    "list_classes",
-]
-
 #: Subpackages whose classes hold data alone, and are loaded without being named as trusted.
 _TRUSTED_SUBPACKAGES = (
     "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",

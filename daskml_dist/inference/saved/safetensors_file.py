@@ -32,8 +32,6 @@ from daskml_dist.inference.saved.objects import (
     list_classes,
 )
 
-__all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
-
 SUFFIX = ".safetensors"
 #: Position in the list of model formats: tried, and named in errors, after .skops (0).
 RANK = 1

@@ -25,8 +25,6 @@ from daskml_dist.inference.saved.manifest import (
 )
 from daskml_dist.inference.saved.objects import check_findable, check_trusted, find_untrusted
 
-__all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
-
 SUFFIX = ".skops"
 #: Of the formats, the one that is tried and named first.
 RANK = 0

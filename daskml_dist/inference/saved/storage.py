@@ -10,8 +10,6 @@ from typing import Any
 
 from daskml_dist.errors import InvalidTypeError, ModelFileError
 
-__all__ = ["path_to_text", "read_bytes", "write_bytes"]
-
 
 def path_to_text(path: Any) -> str:
     """Return the path as text."""

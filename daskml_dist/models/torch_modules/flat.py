@@ -13,15 +13,6 @@ from daskml_dist.models.base import Parameters, Part
 from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.source import NamedTensor, named_tensors
 
-__all__ = [
-    "FlatModule",
-    "find_convolution_kernels",
-    "flatten_parameters",
-    "lay_out_parameters",
-    "to_channels_last",
-    "torch_dtype",
-]
-
 
 def torch_dtype(dtype: Any) -> Any:
     """Return the dtype of torch that equals a dtype of NumPy."""

@@ -10,8 +10,6 @@ from typing import Any
 from daskml_dist.backends.host_memory import keep_freed_memory
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["check_torch", "load_torch", "threads_of_torch"]
-
 
 def check_torch(name: str) -> None:
     """Check that PyTorch is installed, without loading it."""

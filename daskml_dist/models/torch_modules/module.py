@@ -22,20 +22,6 @@ from daskml_dist.models.torch_modules.flat import FlatModule, flatten_parameters
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
 from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, explain_errors
 
-__all__ = [
-    "IMAGES",
-    "PRECISIONS",
-    "InputColumns",
-    "TorchInputs",
-    "TorchModel",
-    "autocast",
-    "compute_row_losses",
-    "cross_entropy",
-    "squared_error",
-    "to_tensor",
-]
-
-
 #: Steps of a lane between two copies of parameters whose loss was finite.
 _KEPT_EVERY = 32
 

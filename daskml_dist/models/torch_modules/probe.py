@@ -27,8 +27,6 @@ from daskml_dist.models.torch_modules.source import (
     split_chain,
 )
 
-__all__ = ["ProbeResult", "probe_module"]
-
 
 @dataclass(frozen=True)
 class ProbeResult:

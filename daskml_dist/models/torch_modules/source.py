@@ -14,21 +14,6 @@ from typing import Any, TypeVar
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.models.torch_modules.library import load_torch
 
-__all__ = [
-    "Drawing",
-    "ModuleSource",
-    "NamedTensor",
-    "Seed",
-    "class_name_of",
-    "explain_errors",
-    "find_chain_children",
-    "keep_children",
-    "named_tensors",
-    "seeded",
-    "split_chain",
-    "without_weights",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class NamedTensor:

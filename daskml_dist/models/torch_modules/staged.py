@@ -21,8 +21,6 @@ from daskml_dist.models.torch_modules.module import (
 )
 from daskml_dist.models.torch_modules.source import Drawing, Seed, explain_errors, keep_children
 
-__all__ = ["TorchChain"]
-
 
 @dataclass(frozen=True, eq=False)
 class TorchChain(TorchModel, StagedModel):

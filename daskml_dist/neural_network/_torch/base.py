@@ -48,8 +48,6 @@ from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec, Settings
 
-__all__ = ["BaseTorch"]
-
 #: Rows of a trial.
 _TRIED = 4
 #: Beginnings of the parameters that are passed on.

@@ -20,8 +20,6 @@ from daskml_dist.neural_network._torch.predict import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 
-__all__ = ["TorchClassifier"]
-
 
 class TorchClassifier(BaseClassifier, BaseTorch):
     """Classifier over a module of PyTorch, trained under any policy.

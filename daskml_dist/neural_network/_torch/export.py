@@ -11,8 +11,6 @@ from typing import Any
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_modules.library import load_torch
 
-__all__ = ["export"]
-
 
 def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, Any]]) -> None:
     """Write a module to a file, in the format that its name ends with."""

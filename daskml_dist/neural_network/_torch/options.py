@@ -10,8 +10,6 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.optimizers import GroupOptions, get_optimizer
 from daskml_dist.schedules import SCHEDULES, Schedule, get_schedule
 
-__all__ = ["group_options", "schedule_of"]
-
 
 def schedule_of(params: Mapping[str, Any]) -> Any:
     """Learning rate as the base class takes it, of `learning_rate` and `schedule`."""

@@ -18,8 +18,6 @@ from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.module import TorchModel
 from daskml_dist.models.torch_modules.source import class_name_of, explain_errors
 
-__all__ = ["Above", "TorchOutputs", "either", "fitted_module", "nonlinearity_of", "sigmoid"]
-
 #: Modules that this process has built last, by the token of what built them.
 _BUILT: OrderedDict[str, Any] = OrderedDict()
 _MOST_BUILT = 4

@@ -10,8 +10,6 @@ from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 
-__all__ = ["TorchRegressor"]
-
 
 class TorchRegressor(NetworkRegressor, BaseTorch):
     """Regressor over a module of PyTorch, trained under any policy.

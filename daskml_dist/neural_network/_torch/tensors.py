@@ -13,8 +13,6 @@ from daskml_dist.errors import ModelFileError
 from daskml_dist.models.torch_modules.flat import lay_out_parameters, torch_dtype
 from daskml_dist.models.torch_modules.source import ModuleSource
 
-__all__ = ["set_tensors", "take_tensors"]
-
 #: Field of the state, for the time between, that the tensors are.
 _TAKEN = "_taken"
 

@@ -17,8 +17,6 @@ from daskml_dist.models.torch_modules.source import ModuleSource, class_name_of
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Tried", "check_batches", "check_shapes", "check_travels"]
-
 
 class Tried:
     """Rows that a fit tries a module with, and the model that it begins."""

@@ -23,8 +23,6 @@ from daskml_dist.planning.rows import (
 from daskml_dist.policies import AllReduce, Policy
 from daskml_dist.training.job import INLINE
 
-__all__ = ["Family", "Probe"]
-
 #: Parameters that do not change the cost of a pass.
 _PARAMS_OF_EQUAL_COST = (
     "callbacks", "verbose", "checkpoint", "random_state", "max_iter", "tol", "warm_start", "run",

@@ -19,8 +19,6 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-__all__ = ["ALSFamily"]
-
 #: Ratings whose ids are sampled to estimate the numbers of users and items.
 _SAMPLE_SIZE = 1 << 16
 #: Bytes of a rating: user and item as int64, and a float64 value.

@@ -13,8 +13,6 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-__all__ = ["GradientSolverFamily", "KMeansFamily", "LeastSquaresFamily"]
-
 
 class _RoundSolverFamily(Family):
     """Family of solvers that sum over rows, which are shared by the processes."""

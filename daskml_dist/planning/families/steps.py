@@ -20,8 +20,6 @@ from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows
 from daskml_dist.training.spec import Settings
 
-__all__ = ["LinearStepsFamily"]
-
 #: A fit makes its first steps before the compiled gathers of batches are loaded: at most so many
 #: steps, and entries in their rows.
 _EARLY_STEPS, _EARLY_ENTRIES = 1 << 10, 1 << 26

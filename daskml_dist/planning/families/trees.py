@@ -12,8 +12,6 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-__all__ = ["BoostingFamily", "ForestFamily"]
-
 #: Numbers of 8 bytes in the histogram of a feature: a gradient and a hessian sum for 256 bins.
 _HISTOGRAM_SIZE = 2 * 256
 

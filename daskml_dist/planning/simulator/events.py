@@ -22,8 +22,6 @@ from daskml_dist.comm.socket_group import _MAX_MESH_BYTES
 from daskml_dist.policies import Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
-__all__ = ["Costs", "SimulatedRun", "Stragglers", "Training", "allreduce_seconds", "simulate"]
-
 
 @dataclass(frozen=True)
 class Costs:

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol.requests import Answer, Question
 
-__all__ = ["CONTENT_TYPES", "read", "unpacked_size", "write"]
-
 #: Numbers of fields: of a message its header; of a batch of a dictionary its rows; of rows their
 #: buffers and their compression.
 _HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3

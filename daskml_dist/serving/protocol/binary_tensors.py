@@ -22,8 +22,6 @@ from daskml_dist.serving.protocol.requests import (
     make_question,
 )
 
-__all__ = ["CONTENT_TYPES", "JSON_LENGTH_HEADER", "read", "write"]
-
 CONTENT_TYPES = ("application/octet-stream",)
 
 #: The header that tells the bytes of the JSON.

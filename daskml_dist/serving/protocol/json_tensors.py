@@ -24,8 +24,6 @@ from daskml_dist.serving.protocol.requests import (
     reshape_values,
 )
 
-__all__ = ["CONTENT_TYPES", "read", "write"]
-
 CONTENT_TYPES = ("application/json",)
 
 _HEADERS = ((b"content-type", b"application/json"),)

@@ -11,23 +11,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
 
-__all__ = [
-    "DATATYPES",
-    "Answer",
-    "BinaryParameters",
-    "Output",
-    "Question",
-    "Request",
-    "Tensor",
-    "decode_request",
-    "find_datatype",
-    "find_dtype",
-    "list_values",
-    "make_question",
-    "read_wanted_outputs",
-    "reshape_values",
-]
-
 #: dtypes of the protocol's datatypes. BYTES are strings in UTF-8, as objects.
 DATATYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("float32"),

@@ -16,8 +16,6 @@ from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Call", "Share", "Step", "StreamLayout", "deal_rows"]
-
 #: Steps of a pass of a stream: more than any stream takes, since it has no end.
 _UNLIMITED_STEPS = 1 << 60
 

@@ -45,8 +45,6 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, ServerOutcome
 from daskml_dist.training.worker.servers import count_fit_servers
 
-__all__ = ["ClusterSteps", "StreamActors"]
-
 #: Seconds that all actors together may take to close; they are cancelled then in any case.
 _CLOSE_SECONDS = 2.0
 

@@ -37,8 +37,6 @@ from daskml_dist.training.worker.loops.shared import SharedReplica
 from daskml_dist.training.worker.reader import BatchReader, LaneBatch
 from daskml_dist.training.worker.trainer import Trainer
 
-__all__ = ["CallReader", "LaneHost", "Learner", "make_learner"]
-
 #: Number of a step, lane, and the sum of the losses of its share.
 Losses = list[tuple[int, int, float]]
 

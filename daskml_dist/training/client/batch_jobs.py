@@ -12,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-__all__ = ["BatchJobs", "query_slurm_job"]
-
 #: Seconds in which workers lost together are noticed, that Slurm may take to answer, and that it
 #: may take to settle how a job ended.
 _TOGETHER, _ANSWER, _SETTLED = 0.2, 5.0, 15.0

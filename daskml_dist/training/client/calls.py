@@ -14,9 +14,6 @@ from distributed import Client
 
 from daskml_dist.comm.base import CHECK_SECONDS
 
-__all__ = ["call_workers", "listen_to_topic", "stop_listening"]
-
-
 Handler = Callable[[Any], None]
 _handlers_of_client: WeakKeyDictionary[Any, dict[str, dict[str, Handler]]] = WeakKeyDictionary()
 _lock = threading.Lock()

@@ -38,18 +38,6 @@ from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.membership import Membership, ignore_event
 from daskml_dist.training.client.run_actors import EarlyHost, is_actor_key
 
-__all__ = [
-    "ClusterRows",
-    "HeldParts",
-    "Parts",
-    "apply_to_block",
-    "compute_bundle_scales",
-    "fit_surely_in_memory",
-    "measure_seconds_per_row",
-    "warn_of_few_blocks",
-]
-
-
 #: Share of a worker's memory that blocks may take by default; the rest is for reading and for the
 #: user.
 _AUTO_BUDGET = 0.4

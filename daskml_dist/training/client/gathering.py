@@ -23,8 +23,6 @@ from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
 
-__all__ = ["Gathering"]
-
 #: Seconds between two looks at tasks, and that fetching results may take at first.
 _LOOK, _FETCH = 0.5, 5.0
 #: Seconds in which workers may tell what they have just made.

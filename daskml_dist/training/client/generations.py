@@ -46,9 +46,6 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import give_generation_orders
 from daskml_dist.training.worker.servers import count_fit_servers
 
-__all__ = ["Generations", "Saved", "SavedSnapshots", "ServerPair", "Standbys"]
-
-
 logger = logging.getLogger(__name__)
 #: Seconds that a server may take to pause, and orders to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0

@@ -11,8 +11,6 @@ from distributed import Client
 
 from daskml_dist.training.client.calls import call_workers
 
-__all__ = ["count_workers_of_gpus", "first_visible_gpu"]
-
 #: Seconds for workers to say which GPU they use; one that does not is taken to have its own.
 _ANSWER = 5.0
 

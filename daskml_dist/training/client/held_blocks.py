@@ -36,9 +36,6 @@ from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import EarlyHost, query_bundles
 
-__all__ = ["HeldBlocks", "RowsHere", "describe_lost_blocks", "find_given_futures"]
-
-
 #: Times that a block may fail by an exception of its own before it counts as lost.
 _MOST_FAILED = 3
 

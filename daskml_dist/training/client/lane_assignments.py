@@ -14,9 +14,6 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["AssignmentLog", "LaneAssignments", "TrainerLanes"]
-
-
 #: Threads that a worker counts for that is to get no more lanes: more than none, so that it keeps
 #: its own.
 _NO_ROOM = 1e-6

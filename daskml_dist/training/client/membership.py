@@ -12,8 +12,6 @@ from daskml_dist.dask_internals.cluster import evict_worker, list_workers
 from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 
-__all__ = ["SETTLED", "Membership", "ignore_event"]
-
 #: Seconds for which a worker must be new, or paused, before the run acts on it.
 SETTLED = 1.0
 

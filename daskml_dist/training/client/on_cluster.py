@@ -39,9 +39,6 @@ from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 
-__all__ = ["ClusterEngine", "silence_dask_logs"]
-
-
 #: Rows of the fullest lane over those of an even one, from which moving blocks is considered.
 _UNEVEN_SKEW = 1.25
 #: Share of a worker's memory for values of others' keys; exchanging them takes twice as much.

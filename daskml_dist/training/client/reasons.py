@@ -23,9 +23,6 @@ from daskml_dist.training.client.run_actors import BUSY, RunActors
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.control import Alarm
 
-__all__ = ["Newcomers", "Pace", "Reasons"]
-
-
 #: Seconds that the error of a trainer may take to arrive.
 _FETCH = 0.2
 #: Seconds after an alarm in which the scheduler is asked again who is gone.

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 from daskml_dist.policies import Consistency
 from daskml_dist.ps.snapshots import AvailableSnapshots
 
-__all__ = ["RecoveryPoint", "choose_recovery_point"]
-
 H = TypeVar("H")
 
 

@@ -31,19 +31,6 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, load_fit_on_worker, pack_fit, run_trainer
 from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 
-__all__ = [
-    "BUSY",
-    "DirectResults",
-    "EarlyHost",
-    "Host",
-    "RunActors",
-    "TrainerTask",
-    "WorkerUnreachableError",
-    "is_actor_key",
-    "query_bundles",
-]
-
-
 #: Seconds after which an unanswered call of an actor's method counts as a lost worker.
 _CALL_TIMEOUT_SECONDS = 30.0
 #: Most bytes of state in a fit that is sent with each task (256 KiB); a larger one is scattered

@@ -21,8 +21,6 @@ from distributed import Client
 from daskml_dist.dask_internals.cluster import get_address_host
 from daskml_dist.training.interrupts import end_shield, process_group, shield_from_interrupts
 
-__all__ = ["Shielding"]
-
 #: Seconds between two looks for new workers, and that removing the shields may take.
 _LOOK, _END = 1.0, 2.0
 

@@ -25,22 +25,6 @@ from daskml_dist.training.interrupts import end_shield
 from daskml_dist.training.spec import TrainerSpec
 from daskml_dist.training.worker.notifications import note_trainer_end
 
-__all__ = [
-    "TOPIC",
-    "Alarm",
-    "ClientLine",
-    "abort_run",
-    "announce_beginning",
-    "announce_worker_leaving",
-    "count_working_trainer",
-    "forget_run",
-    "forget_when_inactive",
-    "give_generation_orders",
-    "parse_alarm",
-    "raise_alarm",
-    "say_farewell",
-]
-
 #: Topic of the alarms of all runs, in Dask's event log.
 TOPIC = "daskml_dist"
 #: Seconds for which a closing worker waits; cluster managers kill it after four.

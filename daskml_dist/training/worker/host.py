@@ -53,18 +53,6 @@ from daskml_dist.training.worker.reader import get_fit_backend
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.trainer import Trainer
 
-__all__ = [
-    "ServerHost",
-    "ServerOutcome",
-    "SnapshotShipper",
-    "credentials_of",
-    "find_reachable_host",
-    "load_fit_on_worker",
-    "pack_fit",
-    "run_trainer",
-]
-
-
 #: Seconds that a trainer waits for orders after it lost the others: longer than the client needs to
 #: begin a generation.
 _ORDER_TIMEOUT = 60.0

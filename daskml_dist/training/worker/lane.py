@@ -34,8 +34,6 @@ from daskml_dist.training.worker.reader import (
     get_fit_backend,
 )
 
-__all__ = ["Lane", "RowStates"]
-
 
 class Lane:
     """Logical worker of a fit, used by one thread at a time.

@@ -27,8 +27,6 @@ from daskml_dist.data.blocks import BlockInfo
 if TYPE_CHECKING:
     from daskml_dist.training.worker.trainer import TrainerFacts
 
-__all__ = ["PULSES", "note_trainer_end", "tell_bundles", "tell_results", "telling_facts"]
-
 
 #: Seconds in which a task returns after it noted its end.
 _RETURN_SECONDS = 0.05

@@ -24,15 +24,6 @@ from daskml_dist.solvers import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.spec import FitSpec, InterruptedState, TrainerResult
 
-__all__ = [
-    "count_fit_servers",
-    "join_final_states",
-    "join_interrupted_states",
-    "make_server",
-    "results_from_snapshots",
-    "revive_servers",
-]
-
 #: Parameters (8 MiB in float64) from which keeping one more snapshot counts.
 _LARGE = 1 << 20
 

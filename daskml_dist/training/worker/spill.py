@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import TrainingError
 
-__all__ = ["SpillStore"]
-
 Array = NDArray[Any]
 
 #: Seconds between two counts of the mapped pages: memory grows by a few hundred MB in this time at

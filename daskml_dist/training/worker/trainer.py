@@ -52,9 +52,6 @@ from daskml_dist.training.worker.reader import (
     sums_backend_of,
 )
 
-__all__ = ["Trainer", "TrainerFacts"]
-
-
 NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | None]
 
 

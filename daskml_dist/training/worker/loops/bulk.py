@@ -12,8 +12,6 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import LaneBatch
 
-__all__ = ["BulkSteps", "run_bulk_loop"]
-
 
 def run_bulk_loop(context: Context) -> None:
     """Run all passes of the trainer's lanes in lock-step with all others."""

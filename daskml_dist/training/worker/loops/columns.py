@@ -26,8 +26,6 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.reader import join_batch_targets
 
-__all__ = ["ColumnSteps"]
-
 
 @dataclass
 class _LaneColumns:

@@ -28,8 +28,6 @@ from daskml_dist.training.spec import FitSpec, InterruptedState, TrainerSpec
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.reader import get_fit_backend
 
-__all__ = ["Context", "DevicePlacement", "move_arrays"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -16,8 +16,6 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import LaneBatch
 
-__all__ = ["FreeLaneSteps", "run_free_loop"]
-
 
 def run_free_loop(context: Context) -> None:
     """Run all lanes, each compute thread with a connection of its own."""

@@ -22,20 +22,6 @@ from daskml_dist.data.keyed.cut import KeyedBlock, rank_by_use
 from daskml_dist.data.keyed.ids import IdLookup, merge_ids
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
 
-__all__ = [
-    "ExchangeBuffers",
-    "Halo",
-    "Owners",
-    "Slice",
-    "TouchedRows",
-    "arrange_touched_keys",
-    "cut_rows_by_entries",
-    "exchange_values",
-    "plan_row_parts",
-    "take_row_slice",
-]
-
-
 Array = NDArray[Any]
 #: Bytes of a cache line.
 _CACHE_LINE_BYTES = 64

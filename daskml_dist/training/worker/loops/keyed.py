@@ -35,9 +35,6 @@ from daskml_dist.training.worker.loops.halo import (
 )
 from daskml_dist.training.worker.loops.rounds import SolverView, connect_to_ledger
 
-__all__ = ["BuddyCheckpoint", "BuddyCheckpoints", "run_keyed_loop"]
-
-
 Array = NDArray[Any]
 R = TypeVar("R")
 #: Share of the time that buddy checkpoints may take.

@@ -31,8 +31,6 @@ from daskml_dist.training.worker.loops.rounds import (
 )
 from daskml_dist.training.worker.spill import SpillStore
 
-__all__ = ["run_own_rows_loop"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 Array = NDArray[Any]

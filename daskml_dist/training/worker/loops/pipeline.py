@@ -32,9 +32,6 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.reader import join_batch_pieces
 
-__all__ = ["PipelineSteps", "Stages", "cut_layers_evenly", "seconds_of_layers"]
-
-
 #: Steps between two copies of parameters with a finite loss, which a fit that diverges returns: a
 #: copy takes about as long as a step.
 _COPY_INTERVAL = 32

@@ -24,8 +24,6 @@ from daskml_dist.training.worker.loops.rounds import (
     connect_to_ledger,
 )
 
-__all__ = ["run_ranges_loop"]
-
 Array = NDArray[np.float64]
 
 

@@ -32,18 +32,6 @@ from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors, get_fit_backend
 
-__all__ = [
-    "AveragedSteps",
-    "DelayedAnswers",
-    "OwnSteps",
-    "ReplicaTeamSteps",
-    "SingleRowSteps",
-    "SummedSteps",
-    "make_lane_steps",
-    "run_replicas_loop",
-]
-
-
 #: Rows in one call where each row is a step: a few milliseconds, so that Ctrl-C and lost workers
 #: are noticed soon.
 _SINGLE_ROWS_PER_CALL = 1 << 14

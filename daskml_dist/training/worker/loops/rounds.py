@@ -27,19 +27,6 @@ from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 
-__all__ = [
-    "EXTRA",
-    "LaneSums",
-    "PausedError",
-    "SolverPoint",
-    "SolverView",
-    "SumLog",
-    "SumReports",
-    "connect_to_ledger",
-    "share_furthest",
-]
-
-
 #: Numbers that follow each sum in messages: loss, rows, bytes sent, bytes received.
 EXTRA = 4
 #: Seconds between two reports where other trainers wait for this one meanwhile.

@@ -19,8 +19,6 @@ from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.reader import RowsInTurn
 
-__all__ = ["RowByRow"]
-
 #: Rows of a run in a block whose targets are sorted.
 _SORTED_RUN_ROWS = 4
 #: Von Neumann's ratio (1 in random order) up to which targets count as sorted.

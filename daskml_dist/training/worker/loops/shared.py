@@ -41,9 +41,6 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
-__all__ = ["SharedOrAlone", "SharedReplica", "run_shared_loop"]
-
-
 #: Steps of a trainer between two meetings at the servers.
 _MEET_EVERY = 8
 #: Where rows are steps: time between two meetings, as a multiple of the duration of the last one,

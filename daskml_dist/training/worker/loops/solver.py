@@ -43,9 +43,6 @@ from daskml_dist.training.worker.loops.rounds import (
     share_furthest,
 )
 
-__all__ = ["question_kinds", "run_solver_loop"]
-
-
 #: Kinds of messages to all trainers: make a sum, save the solver's state. A header has the kind and
 #: two numbers.
 _ASK, _KEEP = 0, 1
