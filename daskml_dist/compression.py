@@ -328,7 +328,7 @@ def _unpack_chosen_entries(packed: Packed, out: NDArray[Any]) -> None:
     """Write packed entries to their positions in `out`, and zeros elsewhere."""
     places, values = packed.arrays
     if places.dtype == np.uint8:
-        places = np.flatnonzero(np.unpackbits(places, count=len(out)))
+        places = np.flatnonzero(np.unpackbits(places, count=len(out)))  # a bitmask of all entries
     out[:] = 0
     out[places] = values
 
@@ -391,7 +391,7 @@ class Feedback:
             The rows of `index` and all others with a residual.
         """
         waiting = self.residual
-        self.residual = np.zeros_like(waiting)
+        self.residual = np.zeros_like(waiting)  # the whole residual is sent now
         if index is None:
             return values + waiting, None
         waiting[index] += values

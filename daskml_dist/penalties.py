@@ -47,7 +47,7 @@ class Penalty(NamedParameters):
 
     def value(self, w: NDArray[Any]) -> float:
         """Return the value of the term for parameters `w`, all of them penalised."""
-        xp, total = namespace(w), 0.0
+        xp, total = namespace(w), 0.0  # NumPy, or the module of an array on a GPU
         if self.l1:
             total += self.l1 * float(xp.sum(xp.abs(w)))
         if self.l2:
@@ -127,4 +127,5 @@ def soft_threshold(w: NDArray[Any], t: float | NDArray[Any]) -> None:
     [-1.0, 0.0, 2.0]
     """
     xp = namespace(w)
+    # w less its projection to [-t, t] (Moreau's decomposition): one clip, without branches by sign.
     w -= xp.maximum(xp.minimum(w, t), -t)

@@ -1,4 +1,11 @@
-"""Schedules: learning rates as functions of the step's number and of the passes made so far."""
+"""Schedules: learning rates as functions of the step's number and of the passes made so far.
+
+Rates by steps (`InverseScaling`, `Optimal`) are those of stochastic approximation, which converges
+where their sum is infinite and that of their squares is not (Robbins and Monro 1951): for powers of
+the step above 1/2. Rates by passes (`StepDecay`, `Cosine`, `Warmup`) do not change with the batch
+size or the number of lanes, which change the number of steps of a pass. A schedule has no state, so
+servers and replicas that count the same steps have the same rates, also after a recovery.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +80,7 @@ class Schedule(NamedParameters, ABC):
 
     @property
     def scales_with_staleness(self) -> bool:
-        """True if :meth:`scale` is ever other than 1."""
+        """Return whether :meth:`scale` is ever other than 1."""
         return False
 
     def scale(self, staleness: float) -> float:
@@ -83,7 +90,7 @@ class Schedule(NamedParameters, ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same learning rate at every step.
+    """Schedule of the same learning rate at every step.
 
     Parameters
     ----------
@@ -114,7 +121,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class InverseScaling(Schedule):
-    """The learning rate divided by a power of the step: ``learning_rate / step ** power``.
+    """Schedule that divides the rate by a power of the step: ``learning_rate / step ** power``.
 
     Parameters
     ----------
@@ -140,6 +147,7 @@ class InverseScaling(Schedule):
             raise InvalidParameterError(f"power={self.power!r}: use a finite number >= 0.")
 
     def __call__(self, step: int, passes: float) -> float:
+        # Steps count from 1, so the first rate is `learning_rate` itself.
         return float(self.learning_rate / step**self.power)
 
     @classmethod
@@ -182,8 +190,9 @@ class Optimal(Schedule):
             _check_positive("t0", self.t0)
 
     def __call__(self, step: int, passes: float) -> float:
-        # The first learning rate, 1 / (alpha * t0), is alpha ** -0.25: what scikit-learn takes for
-        # the typical size of a coefficient.
+        # The rate 1 / (alpha * t) is optimal for an objective that is alpha-strongly convex, as an
+        # l2 penalty makes it (Bottou 2012). t0 bounds the first rates: 1 / (alpha * t0)
+        # is alpha ** -0.25, which scikit-learn takes for the typical size of a coefficient.
         t0 = self.alpha**-0.75 if self.t0 is None else self.t0
         return float(1 / (self.alpha * (t0 + step - 1)))
 
@@ -226,6 +235,7 @@ class StepDecay(Schedule):
             raise InvalidParameterError(f"factor={self.factor!r}: use a number > 0 and <= 1.")
 
     def __call__(self, step: int, passes: float) -> float:
+        # A staircase: the exponent is the number of whole periods of `every` passes.
         return float(self.learning_rate * self.factor ** (passes // self.every))
 
     @classmethod
@@ -310,6 +320,8 @@ class Warmup(Schedule):
         _check_positive("passes", self.passes)
 
     def __call__(self, step: int, passes: float) -> float:
+        # "Gradual warmup" (Goyal et al. 2017, section 2.2); the wrapped schedule runs meanwhile, so
+        # that the rate has no jump where the rise ends.
         rise = min(max(passes / self.passes, self._least_factor), 1.0)
         return rise * self.schedule(step, passes)
 
@@ -320,7 +332,7 @@ class Warmup(Schedule):
 
     @property
     def scales_with_staleness(self) -> bool:
-        """True if the wrapped schedule scales with staleness."""
+        """Return whether the wrapped schedule scales with staleness."""
         return self.schedule.scales_with_staleness
 
     def scale(self, staleness: float) -> float:
@@ -363,11 +375,12 @@ class StalenessAware(Schedule):
 
     @property
     def scales_with_staleness(self) -> bool:
-        """True: the learning rate falls with staleness."""
+        """Return True: the learning rate falls with staleness."""
         return True
 
     def scale(self, staleness: float) -> float:
         """Return ``1 / max(1, staleness)``."""
+        # A fresh gradient, of staleness 0, counts as one of staleness 1.
         return 1 / max(1.0, staleness)
 
 
@@ -383,6 +396,7 @@ def _check_schedule(schedule: Schedule) -> None:
         )
 
 
+#: Schedules that ``learning_rate`` may name. `StalenessAware` needs a schedule to wrap.
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
     for schedule in (Constant, InverseScaling, Optimal, StepDecay, Cosine, Warmup)

@@ -14,7 +14,8 @@ import sklearn
 
 __all__ = ["PRIVATE_NAMES"]
 
-#: Module and name in scikit-learn of each name here, and what of the package needs it.
+#: For each name here: "module:name" in scikit-learn, and what of the package needs it. Names here
+#: are public words, chosen so that a rename in scikit-learn changes one line of this table.
 PRIVATE_NAMES = {
     "BinMapper": (
         "sklearn.ensemble._hist_gradient_boosting.binning:_BinMapper",

@@ -10,10 +10,13 @@
     │   └── InvalidTypeError    (also TypeError)       values of no such type, or of several
     ├── NotFittedError          (also scikit-learn's)  predict before fit
     ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
+    ├── DeviceMemoryError       (also MemoryError)     rows do not fit in a GPU's memory
     ├── ExportError             (also ValueError)      a model has no form of that kind
+    ├── ModelFileError          (also ValueError)      a model file cannot be read or written
     ├── RequestError            (also ValueError)      a request that a server of models refuses
     ├── ServingError            (also RuntimeError)    a server cannot start or go on
     └── TrainingError           (also RuntimeError)    a fit that had started
+        ├── SchedulerLostError                         the client lost the Dask scheduler
         ├── WorkerLostError                            a Dask worker of the fit went away
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
         │   └── MessageError                           a message has no meaning for who took it
@@ -23,6 +26,10 @@
         ├── DataLostError                              rows were lost with their worker
         ├── CheckpointError     (also ValueError)      a checkpoint cannot be written or used
         └── DivergedError       (also ValueError)      parameters became NaN or infinite
+
+Each error is also of the built-in class that a user of scikit-learn would catch, so that code that
+catches ValueError goes on to work. Errors with attributes of their own define ``__reduce__``, since
+they travel from workers to the client.
 """
 
 from __future__ import annotations
@@ -104,6 +111,7 @@ class RequestError(DaskMLDistError, ValueError):
         self.headers = headers
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Pickling an exception keeps `args` alone.
         return type(self), (*self.args, self.status, self.headers)
 
 
@@ -198,8 +206,9 @@ def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
     from daskml_dist.errors.remedies import add_remedy
 
     kind = InvalidTypeError if isinstance(error, TypeError) else InvalidDataError
-    said = str(error) if isinstance(error, DaskMLDistError) else add_remedy(str(error))
-    return kind(f"{where}{said}")
+    # An error of the package names its remedy already.
+    message = str(error) if isinstance(error, DaskMLDistError) else add_remedy(str(error))
+    return kind(f"{where}{message}")
 
 
 def is_consequence(error: BaseException) -> bool:

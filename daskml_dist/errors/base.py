@@ -11,10 +11,11 @@ class DaskMLDistError(Exception):
     __module__ = "daskml_dist.errors"  # where users know it from
 
     def __init_subclass__(cls, **more: Any) -> None:
-        # Of several built-in bases one has fields of its own, and only its `__new__` may make the
-        # object: Dask's unpickling calls it, and sends a plain Exception where that fails.
+        # Some built-in errors, such as OSError and its subclasses, have C fields of their own, and
+        # only their `__new__` may make the object. Dask's unpickling calls `__new__`, and sends a
+        # plain Exception where that fails. `__base__` is the base whose layout the class has.
         super().__init_subclass__(**more)
-        made_by: Any = cls.__base__
-        while made_by.__module__ != "builtins":
-            made_by = made_by.__base__
-        cls.__new__ = made_by.__new__  # type: ignore[method-assign]
+        layout_base: Any = cls.__base__
+        while layout_base.__module__ != "builtins":
+            layout_base = layout_base.__base__
+        cls.__new__ = layout_base.__new__  # type: ignore[method-assign]

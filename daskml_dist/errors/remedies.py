@@ -1,6 +1,8 @@
 """Remedies that messages of scikit-learn leave out, found by parts of the messages.
 
-This module does not import scikit-learn, which workers train without.
+scikit-learn has no error codes, so a message is recognised by words that few other messages have;
+tests raise these errors, so that a release which words one anew is noticed. This module
+does not import scikit-learn, which workers train without.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _CATEGORIES = (
 )
 _MEMBERS = 'Give (name, estimator) pairs, such as [("nb", GaussianNB())].'
 
-#: Regular expression of a message, and the sentence to add.
+#: Regular expression of a message, and the sentence to add; the first one that is found counts.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("Found unknown categories", _CATEGORIES),
     (
@@ -43,11 +45,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "Pass a dataframe, or the places of the columns as whole numbers.",
     ),
     (
-        "transform, or can be 'drop'",
-        'Give (name, transformer, columns), such as ("age", StandardScaler(), ["age"]).',
-    ),
-    (
-        r"too many values to unpack|not enough values to unpack",
+        # Of a ColumnTransformer, which unpacks its triples without a check of their length.
+        "transform, or can be 'drop'|too many values to unpack|not enough values to unpack",
         'Give (name, transformer, columns), such as ("age", StandardScaler(), ["age"]).',
     ),
     ("Names provided are not unique", "Give each a name of its own."),
@@ -164,7 +163,9 @@ def add_remedy(said: str) -> str:
     """
     for words, remedy in _REMEDIES:
         if re.search(words, said):
+            # A message may come here twice, from a block and from the method around it.
             return said if remedy in said else f"{said.rstrip().rstrip('.')}. {remedy}"
+    # scikit-learn's constraints: "... must be a str among {'l1', 'l2'}. Got 'L1' instead."
     given = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)
     options = re.search(r"\{(.*)\}", said, re.DOTALL)
     if given and options:

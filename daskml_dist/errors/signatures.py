@@ -2,6 +2,8 @@
 
 Estimators derive from `NamedParameters`, which checks the arguments of constructors; functions and
 methods are wrapped, so that Python's own TypeError becomes an error that suggests the right name.
+Calls with valid arguments pay nothing: a wrapper looks at the arguments only once Python has
+refused them.
 """
 
 from __future__ import annotations
@@ -40,10 +42,13 @@ class NamedParameters:
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        check_parameter_names(cls, params)  # in __new__: each class has its own __init__
+        # In `__new__`, which runs before `__init__` and is inherited: each class has an `__init__`
+        # of its own, and Python itself raises there.
+        check_parameter_names(cls, params)
         if args:
             check_n_positional(cls, args)
-        if args and cls.__init__ is object.__init__:  # it would ignore them here
+        # `object.__init__` ignores arguments where `__new__` is overridden, as it is here.
+        if args and cls.__init__ is object.__init__:
             raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
         return super().__new__(cls)
 
@@ -64,6 +69,7 @@ def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
     most = _count_positional(kind)
     if len(args) <= most:
         return
+    # The first parameter that may not be given by place is the example.
     names = [p.name for p in _list_parameters(kind) or ()]
     example = names[min(int(most), len(names) - 1)] if names else "name"
     raise InvalidTypeError(
@@ -132,24 +138,27 @@ def make_argument_error(
     constructor: tuple[str, Collection[str]] = ("", ()),
 ) -> InvalidTypeError:
     """Return the error of a call that Python refused."""
-    own = inspect.signature(function)
+    signature = inspect.signature(function)
     # Without annotations, which would make the message several lines long.
-    shown = [p.replace(annotation=p.empty) for p in own.parameters.values() if p.name != "self"]
+    parameters = signature.parameters.values()
+    shown = [p.replace(annotation=p.empty) for p in parameters if p.name != "self"]
     names = [p.name for p in shown]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in shown)
     unknown = None if takes_any else next((key for key in params if key not in names), None)
     hint = ""
+    # The package's own words for an unknown name; for missing arguments, or too many of them,
+    # those of `Signature.bind`.
     if unknown is not None:
-        said = f"got an unexpected keyword argument {unknown!r}"
+        reason = f"got an unexpected keyword argument {unknown!r}"
         hint = _suggest_argument(unknown, names, *constructor)
     else:
-        said = "its arguments are others"
+        reason = "its arguments are others"
         try:
-            own.bind(*args, **params)  # says what is missing or too many
+            signature.bind(*args, **params)
         except TypeError as error:
-            said = str(error)
+            reason = str(error)
     return InvalidTypeError(
-        f"{name}(): {said}.{hint} Its arguments are {inspect.Signature(shown)}."
+        f"{name}(): {reason}.{hint} Its arguments are {inspect.Signature(shown)}."
     )
 
 
@@ -157,15 +166,16 @@ def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a public function to suggest an argument in place of one that it does not have."""
 
     @wraps(function)
-    def told(*args: P.args, **params: P.kwargs) -> R:
+    def wrapper(*args: P.args, **params: P.kwargs) -> R:
         try:
             return function(*args, **params)
         except TypeError as error:
+            # A TypeError from within the function is about values, and stays as it is.
             if not is_signature_error(error):
                 raise
             raise make_argument_error(function.__name__, function, args, params) from None
 
-    return told
+    return wrapper
 
 
 def _suggest_argument(
@@ -177,9 +187,10 @@ def _suggest_argument(
     here = next((other for other in _ARGUMENTS_OF_OTHERS.get(unknown, ()) if other in names), None)
     if here is not None:
         return f" Here it is called {here!r}."
+    # Arguments of fit in other libraries may be parameters of the constructor here.
     if unknown in of_owner:
         return f" It is a parameter of the constructor: {owner}({unknown}=...)."
     of_constructor = suggest_parameter(unknown, of_owner)
-    if "called" in of_constructor:
+    if "called" in of_constructor:  # from the table of names, not a word that only looks alike
         return f"{of_constructor[:-1]}, a parameter of the constructor of {owner}."
     return suggest_nearest(unknown, names)

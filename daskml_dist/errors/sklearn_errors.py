@@ -2,6 +2,9 @@
 
 `translate_sklearn_errors` wraps the public methods of classes that derive from scikit-learn's;
 `translate_errors` and `translate_parameter_errors` translate what is raised inside a block.
+
+An error is translated only if scikit-learn or this package raised it (`_find_raising_package`): a
+user's own function, such as a scorer, raises its own errors. The original one is its cause.
 """
 
 from __future__ import annotations
@@ -89,6 +92,7 @@ def _convert_error(
         return None
     if isinstance(error, SklearnNotFittedError):
         return NotFittedError(str(error))
+    # Some methods of scikit-learn read a fitted attribute without `check_is_fitted` before it.
     if isinstance(error, AttributeError):
         asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
         return make_not_fitted_error(owner) if asked else None
@@ -149,6 +153,7 @@ def _is_untranslated_mixin(kind: type) -> bool:
 
 
 def _wrap_call_errors(cls: type, name: str, method: Callable[..., Any]) -> None:
+    """Let a method suggest an argument in place of one that it does not have."""
     if inspect.isgeneratorfunction(method) or hasattr(method, "_tells"):
         return
 
@@ -175,7 +180,9 @@ def _make_call_error(
 
 
 def _wrap_method_errors(cls: type, name: str) -> None:
+    """Let a method of a class translate all errors, if the class has such a method."""
     found = inspect.getattr_static(cls, name, None)
+    # scikit-learn's `available_if` keeps the function in `fn`, and its condition in `check`.
     method = found.fn if (is_conditional := hasattr(found, "check")) else found
     if not inspect.isfunction(method) or hasattr(method, "_tells"):
         return
@@ -186,6 +193,7 @@ def _wrap_method_errors(cls: type, name: str) -> None:
 
 
 def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `cls` that calls `method`, its own or an inherited one."""
     kind = InvalidParameterError if name in _PARAMETER_METHODS else InvalidDataError
     is_own = name in vars(cls)
 
@@ -203,7 +211,7 @@ def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Calla
                 raise
             raise found from error
 
-    wrapper._tells = True  # type: ignore[attr-defined]
+    wrapper._tells = True  # type: ignore[attr-defined]  # not wrapped again in a subclass
     return wrapper
 
 

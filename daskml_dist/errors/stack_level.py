@@ -13,6 +13,7 @@ def user_stack_level() -> int:
 
     It is called in the arguments of ``warnings.warn``.
     """
+    # `stacklevel=1` is the frame that calls `warnings.warn`, which called this function.
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and _find_package(frame) in _PACKAGES_INSIDE:
         level, frame = level + 1, frame.f_back
@@ -20,5 +21,6 @@ def user_stack_level() -> int:
 
 
 def _find_package(frame: object) -> str:
+    """Return the name of the package in which a frame's code is."""
     name: str = getattr(frame, "f_globals", {}).get("__name__", "")
     return name.partition(".")[0]

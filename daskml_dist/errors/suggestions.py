@@ -66,11 +66,14 @@ def suggest_nearest(value: Any, valid: Iterable[Any]) -> str:
         return ""
     plain, valid = _normalize_name(value), list(valid)
     names = {_normalize_name(name): name for name in valid if isinstance(name, str)}
-    # "cuda:0" is a device by the name that others have for its kind.
+    # The whole name first ("binary:logistic"), then what stands before a colon: "cuda:0" is a
+    # device of the kind "cuda".
     elsewhere = _VALUES_OF_OTHERS.get(plain) or _VALUES_OF_OTHERS.get(plain.partition(":")[0], ())
+    # A valid name in other letters ("L1") needs no translation.
     for here in () if plain in names else elsewhere:
         if here in valid:
             return f" Did you mean {here!r}?"
+    # A similarity of 0.7 is two or three wrong letters of ten; below, suggestions are guesses.
     found = get_close_matches(plain, names, n=1, cutoff=0.7)
     return f" Did you mean {names[found[0]]!r}?" if found else ""
 

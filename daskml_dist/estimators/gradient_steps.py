@@ -458,8 +458,7 @@ class BaseSteps(BaseOnRows):
             Of the cluster whose workers learn the rows that this process gives, under the
             estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
             turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
-            alone. "inline" or None: the calling process learns them itself. For all but
-            ``MatrixFactorization``.
+            alone. "inline" or None: the calling process learns them itself.
 
         Returns
         -------

@@ -2,6 +2,10 @@
 
 Each reads a frame of edges as entries of two keys (`_open_fit`), lets a solver of
 `solvers/graph.py` iterate over the vertices, and returns a frame with a value for each vertex.
+
+All three are iterations in which a vertex gathers from its neighbours and applies the result to its
+own value (gather-apply, Gonzalez et al. 2012). Edges are partitioned by the vertex that gathers
+along them, and stay where they are: an iteration moves only values of vertices between workers.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from daskml_dist.solvers.keyed import EntrySide
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.job import KeyedJob
 
+#: Options of `Run` with a meaning here; others are refused.
 _USED_RUN_SETTINGS = ("n_lanes", "deterministic")
 
 
@@ -51,10 +56,11 @@ def _open_fit(
 ) -> KeyedJob:
     """Return the fit over the vertices of some edges, a context manager that reads them."""
     source, target, weight = names
+    # `shared`: both columns hold ids of one kind of key, the vertices. Weights are at least 0.
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
-    more = None if vertices is None else convert_ids(vertices, "vertices")
-    entries = read_frame_entries(edges, columns, sides, more)
+    extra_ids = None if vertices is None else convert_ids(vertices, "vertices")
+    entries = read_frame_entries(edges, columns, sides, extra_ids)
     return KeyedJob(entries, client, settings, CallbackList(callbacks))
 
 
@@ -77,7 +83,8 @@ def _find_vertex_shares(job: KeyedJob, side: str, given: Any, name: str) -> Vert
             f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
             "vertices that are the source or target of an edge, with ids of the same type."
         )
-    # In the order of the vertices' numbers; the shares add up to 1.
+    # In the order of the vertices' numbers, so that sums over them do not depend on the order of
+    # the user's dict; the shares add up to 1.
     order = np.argsort(numbers)
     return VertexShares(numbers[order], shares[order] / shares.sum())
 
@@ -98,8 +105,9 @@ def _convert_shares(given: list[Any], name: str) -> NDArray[np.float64]:
 
 def _as_column_of_ids(values: list[Any]) -> NDArray[Any]:
     """Return ids in the dtype that pandas gives a column of them."""
-    found: NDArray[Any] = np.asarray(load_pandas().Series(values))
-    return found
+    # As the columns of the edges have it: NumPy would make text of a list of numbers and text.
+    ids: NDArray[Any] = np.asarray(load_pandas().Series(values))
+    return ids
 
 
 def _make_result_frame(ids: NDArray[Any], name: str, values: NDArray[Any]) -> Any:
@@ -166,7 +174,8 @@ def connected_components(
     name = "connected_components"
     with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
         solution, _, _ = fit.solve(ConnectedComponentsSolver(), CallbackList(callbacks))
-    # The solver labels a component by its smallest vertex: these are numbered from 0.
+    # FastSV ends with each vertex pointing at the smallest vertex of its component, which is the
+    # component's label; labels are replaced by their ranks, 0, 1, 2 and so on.
     _, component = np.unique(solution.values["vertex"], return_inverse=True)
     return _make_result_frame(solution.ids["vertex"], "component", component)
 
@@ -262,6 +271,9 @@ def pagerank(
     check_number("tol", tol)
     names, sides = (source, target, weight), PageRankSolver.sides
     with _open_fit(edges, names, vertices, sides, run, client, "pagerank", callbacks) as fit:
+        # Power iteration: x <- damping (P'x + mass of dangling vertices) + (1 - damping) jump.
+        # Shares are given by ids, and the solver knows numbers of vertices, which exist once the
+        # edges have been read.
         solver = PageRankSolver(
             float(damping),
             int(max_iter),
@@ -425,6 +437,8 @@ class VertexProgram(ABC):
         check_one_of("combine", self.combine, tuple(COMBINE_FUNCTIONS))
         check_count("max_iter", self.max_iter)
         check_number("tol", self.tol)
+        # Edges are held on the sides along which messages come: with "both" each edge is held
+        # twice, by its source and by its target.
         sides = edge_sides(self.direction)
         names = source, target, weight
         with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:

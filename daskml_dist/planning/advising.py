@@ -1,4 +1,9 @@
-"""Plans of fits: costs at each place are measured or read, and the choices compared."""
+"""Plans of fits: costs at each place are measured or read, and the choices compared.
+
+:func:`advise` makes a whole plan for the user, and measures where nothing is known.
+:func:`choose_client` answers ``client="auto"`` before each fit: it measures nothing, and asks the
+scheduler only if a fit in this process would take longer than a cluster takes to start.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +93,11 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
         else:
             places.append(cluster)
     asked = _Asked(family, estimator, rows)
+    # This process comes first: costs of pure computation that it has shown hold for workers too.
     costs: list[Costs] = []
     for place in places:
         costs.append(asked.costs(place, costs[0] if costs else Costs({})))
+    # Only a cluster's costs have the seconds of a byte that is gathered from it.
     choices = [
         choice
         for place, cost in zip(places, costs, strict=True)
@@ -114,13 +121,18 @@ def load_known_costs(family: Family, estimator: Any, place: Place, rows: RowsSha
 def _make_key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
     """Return the text under which costs are kept: all that they depend on."""
     several = rows.n_classes > 2
-    source = rows.kind if place.name != INLINE else "memory"
+    source = _rows_source(rows, place)
     return f"{family.key(estimator)}, {rows.dtype}, {several}, from {source}; {place.machine}"
+
+
+def _rows_source(rows: RowsShape, place: Place) -> str:
+    """Return where a fit reads rows from, "memory" or "dask"; one in this process gathers them."""
+    return rows.kind if place.name != INLINE else "memory"
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Estimator and rows of a plan, with its family: costs and choices at each place.
+    """Estimator and rows that a plan was asked for, with their costs and choices at each place.
 
     Parameters
     ----------
@@ -137,24 +149,29 @@ class _Asked:
         """Return the costs at a place, read from the file or measured now."""
         family, rows = self.family, self.rows
         key = _make_key(family, self.estimator, place, rows)
-        # What a sparse row costs depends on where its entries are.
+        # The costs of sparse rows depend on where their entries are, so they are never kept.
         is_sparse = rows.entries is not None
-        found = None if is_sparse else load_costs(key)
-        if found is None:
-            source = rows.kind if place.name != INLINE else "memory"
-            names = family.policies(self.estimator)
-            others = [name for name in names if family.differs(self.estimator, name, place)]
+        costs = None if is_sparse else load_costs(key)
+        if costs is None:
+            policies = self._other_policies(place)
             known = {name: v for name, v in here.values.items() if name in family.computing}
-            found = measure_costs(
-                family, self.estimator, place, source, rows.dtype, rows.n_classes > 2, known,
-                others, rows if is_sparse else None,
+            costs = measure_costs(
+                family, self.estimator, place, _rows_source(rows, place), rows.dtype,
+                rows.n_classes > 2, known, policies, rows if is_sparse else None,
             )  # fmt: skip
-            # Workers do all that a fit in one process does, so no operation is cheaper there.
-            least = {name: max(v, here.values.get(name, 0.0)) for name, v in found.values.items()}
-            found = replace(found, values=least)
+            # Workers do all that a fit in one process does, so no operation is cheaper there; a
+            # lower value is noise of the measurement.
+            values = {name: max(v, here.values.get(name, 0.0)) for name, v in costs.values.items()}
+            costs = replace(costs, values=values)
             if not is_sparse:
-                save_costs(key, found)
-        return found
+                save_costs(key, costs)
+        return costs
+
+    def _other_policies(self, place: Place) -> list[str]:
+        """Return the policies beside the estimator's own whose steps differ at a place."""
+        family, estimator = self.family, self.estimator
+        names = family.policies(estimator)
+        return [name for name in names if family.differs(estimator, name, place)]
 
     def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
         """Return the choices at a place, under the estimator's policy and others.
@@ -163,24 +180,25 @@ class _Asked:
         """
         family, estimator, rows = self.family, self.estimator, self.rows
         inline, lazy = place.name == INLINE, rows.kind == "dask"
+        # The number of passes is a property of the rows, so it is that of this process everywhere.
         least, most = family.passes(estimator, here)
         works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
         memory = rows.nbytes / place.trainers
-        # Dask rows are gathered for a fit in this process, rows in memory sent to a cluster.
+        # Dask rows are gathered for a fit in this process, rows in memory sent to a cluster. How
+        # long the latter takes is part of the measured costs of a fit there.
         moved = gather * rows.nbytes if inline and lazy else 0.0
         sent = rows.nbytes if lazy == inline else 0.0
         spread = family.spread[place.name]
         if rows.entries is not None:
             spread = max(spread, _SPARSE_SPREAD)
+        # From the fewest passes by quick operations to the most passes by slow ones.
         low, high = 1 / spread, spread
         own_name = family.choice_policy(estimator)
-        names = [own_name]
-        names += [n for n in family.policies(estimator) if family.differs(estimator, n, place)]
-        found = []
-        for name in names:
+        choices = []
+        for name in [own_name, *self._other_policies(place)]:
             shortest, longest = (moved + costs.seconds(work, name) for work in works)
             fits = memory <= place.room or (inline and not lazy)  # rows in memory do fit there
-            found.append(
+            choices.append(
                 Choice(
                     estimator,
                     place.name,
@@ -194,10 +212,11 @@ class _Asked:
                     place.client,
                 )
             )
-        return found
+        return choices
 
     def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
         """Return the function behind :meth:`Plan.what_if`: the choice for a supposed cluster."""
+        # Starting a fit on a supposed cluster takes as long as on the real one, if there is one.
         start = there[0].values.get("fit", 0.0) if there else self.family.usual_there["fit"]
 
         def choice(**given: Any) -> Choice:
@@ -303,12 +322,14 @@ def _is_sooner_inline(estimator: Any, family: Family, rows: RowsShape, client: A
     here = inline_place(family.lanes(estimator))
     costs = load_known_costs(family, estimator, here, rows) or Costs(family.usual)
     seconds = _expected_seconds(estimator, family, rows, here, costs)
+    # A cluster has not finished starting the fit by then. Half, since costs on other processors
+    # are not those of a usual one; and most small fits end here, without a question to a scheduler.
     if seconds <= family.usual_there["fit"] / 2:
-        # A cluster has not finished starting the fit by then.
         return True
     there = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
     if there is None:
         return True
+    # A cluster that was never measured: computing takes what it takes here, the rest the usual.
     computing = {name: v for name, v in costs.values.items() if name in family.computing}
     costs_there = load_known_costs(family, estimator, there, rows)
     costs_there = costs_there or Costs({**computing, **family.usual_there}, passes=costs.passes)

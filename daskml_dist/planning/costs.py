@@ -1,4 +1,11 @@
-"""The cost model: counts of a fit's work, and the seconds that each of them takes."""
+"""The cost model: counts of a fit's operations, and the seconds that each operation takes.
+
+The time of a fit is modelled as linear in its operation counts: t = sum over j of c_j v_j, with
+counts c_j that a family of estimators knows in advance and seconds v_j of one operation that hold
+for a machine. Tiny fits give pairs of counts and times (`Equation`), from which
+:func:`fit_cost_values` finds the v_j. Costs are kept in a file of the user's cache folder, under a
+text of all that they depend on.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +23,9 @@ from typing import Any
 import dask
 import numpy as np
 
-#: Counts by their names.
+#: Numbers of operations by the name of the operation, such as "step", "row" or "entry".
 Counts = Mapping[str, float]
-#: Counts, and the seconds that were measured for them together.
+#: Counts of a fit or of a pass, and the seconds that it took: a row of the least squares problem.
 Equation = tuple[Counts, float]
 
 
@@ -99,7 +106,9 @@ class Costs:
     def with_policy(self, name: str, equation: Equation) -> Costs:
         """Return these costs with those of another policy's step, from a pass under it."""
         counts, seconds = equation
-        rest = {what: count for what, count in counts.items() if what != "step"}
+        # Policies differ in the meetings of a step alone: what the pass took beyond the known costs
+        # of its rows and entries is that of its steps.
+        rest = {name: count for name, count in counts.items() if name != "step"}
         step = max(seconds - _sum_seconds(rest, self.values), 0.0) / counts["step"]
         return Costs(self.values, self.gather, self.passes, {**self.steps, name: step})
 
@@ -133,25 +142,30 @@ class Costs:
 def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -> dict[str, float]:
     """Return seconds per operation that explain measured times, by non-negative least squares.
 
-    What is made least is the sum of the squares of relative errors: a fit of a millisecond tells
-    as much as one of a second (Lawson and Hanson 1974, chapter 23).
+    The sum over equations of ((sum over j of c_j v_j) / t - 1)**2, of squared relative errors, is
+    minimised over v >= 0 (Lawson and Hanson 1974, chapter 23): a fit of a millisecond tells as
+    much as one of a second. Without the bound, noise would give operations negative seconds, and
+    plans for larger data negative times. Operations in `known` keep their seconds.
     """
     # Imported late: a program that only imports an estimator does not need it.
     from scipy.optimize import nnls
 
     names = sorted({name for counts, _ in equations for name in counts} - set(known))
+    # At least a nanosecond: a pass may take less than the clock can tell, and is divided by.
     seconds = np.maximum([value for _, value in equations], 1e-9)
-    told = np.array([_sum_seconds(counts, known) for counts, _ in equations])
-    # Columns alike in size: entries are a million times as many as fits.
+    known_seconds = np.array([_sum_seconds(counts, known) for counts, _ in equations])
     relative = np.array([[counts.get(name, 0.0) for name in names] for counts, _ in equations])
     relative /= seconds[:, None]
-    size = np.linalg.norm(relative, axis=0)
-    size[size == 0] = 1.0
-    found, _ = nnls(relative / size, 1 - told / seconds)
-    return {**known, **{name: float(v) for name, v in zip(names, found / size, strict=True)}}
+    # Columns of norm 1: entries are a million times as many as fits, and `nnls` compares all
+    # columns with one tolerance.
+    norms = np.linalg.norm(relative, axis=0)
+    norms[norms == 0] = 1.0
+    found, _ = nnls(relative / norms, 1 - known_seconds / seconds)
+    return {**known, **{name: float(v) for name, v in zip(names, found / norms, strict=True)}}
 
 
 def _sum_seconds(counts: Counts, values: Mapping[str, float]) -> float:
+    """Return the seconds of all counts; operations without known seconds take none."""
     return float(sum(count * values.get(name, 0.0) for name, count in counts.items()))
 
 
@@ -177,6 +191,7 @@ def load_costs(key: str) -> Costs | None:
     path = cache_file()
     if path is None:
         return None
+    # All that a file edited by hand, or written by another version, can raise: measure again.
     with suppress(KeyError, ValueError, TypeError, AttributeError):
         return Costs.of_dict(_read(path)[key])
     return None
@@ -190,7 +205,8 @@ def save_costs(key: str, costs: Costs) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**_read(path), key: costs.as_dict()}, indent=1)
-        # Another process never reads half of a file.
+        # Renamed into place, so that another process never reads half of a file. Of two processes
+        # that save at once the later one wins; the costs that are lost are measured again.
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
         ) as file:
@@ -201,6 +217,7 @@ def save_costs(key: str, costs: Costs) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    """Return the costs in a file by their keys; none where it cannot be read."""
     with suppress(OSError):
         return _parse_cached(path, path.stat().st_mtime_ns)
     return {}
@@ -208,7 +225,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _parse_cached(path: Path, changed: int) -> Mapping[str, Any]:
-    """Return the file's values, which are read again once the file has changed."""
+    """Return the file's values; `changed`, its time in ns, makes a changed file be read again."""
     with suppress(OSError, ValueError):
         values = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(values, dict):

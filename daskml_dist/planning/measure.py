@@ -1,13 +1,19 @@
-"""Measurement of costs: tiny fits at a place, and the seconds of each operation behind them."""
+"""Measurement of costs: tiny fits at a place, and the seconds of each operation behind them.
+
+Each probe is a fit of the user's estimator, with few passes, to synthetic rows of a shape that
+makes one operation dominate. Its time, and the times of its passes, are equations of the cost
+model (`costs.py`), which are solved together. Sparse rows have no synthetic likeness, since their
+costs depend on where the entries are: parts of the rows themselves are fitted.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
@@ -21,12 +27,13 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-#: Bytes that are gathered from a worker, once, to measure the seconds of a byte.
+#: Bytes that are gathered from a worker, once, to measure the seconds of a byte (8 MiB): enough
+#: that the latency of the request does not count.
 _GATHERED_BYTES = 1 << 23
 #: Stored entries of the fits to parts of sparse rows. All are above 2**17, up to which NumPy takes
 #: the place of the compiled loops of large fits; no cache of a usual processor holds the last one.
 _DRAWN_ENTRIES = (1 << 18, 1 << 19, 1 << 20)
-#: Rows of such a part at least.
+#: Rows of such a part at least, so that a few long rows are not the whole sample.
 _MIN_DRAWN_ROWS = 200
 #: Parameters of tiny fits: nothing is shown or saved, and the seed is fixed.
 _QUIET = {"callbacks": None, "verbose": 0, "checkpoint": None, "random_state": 0}
@@ -48,66 +55,73 @@ def measure_costs(
             probes = family.probes(estimator, place, several=several)
         else:
             probes = _make_sparse_probes(sparse, family.drawn_params(estimator, sparse, place))
-        runner.run(probes[-1] if sparse else probes[0])  # loads compiled loops
+        # Untimed: it loads, or compiles, the loops of all probes. Of sparse parts the largest one,
+        # whose loops the smaller ones share.
+        runner.run(probes[-1] if sparse else probes[0])
         timings = [runner.fit(probe) for probe in probes]
         values = fit_cost_values([one for timing in timings for one in timing.equations], known)
-        settled = median(timing.work.passes for timing in timings)
-        if sparse is not None:  # the largest part needs about as many as all rows
-            settled = timings[-1].work.passes
-        costs = Costs(values, runner.gather() if source == "dask" else 0.0, settled)
-        # A step under another policy is what its probe takes beyond the costs that are known now.
+        # Passes until convergence: on average of synthetic rows; of sparse ones those of the
+        # largest part, which needs about as many as all rows.
+        passes = median(timing.work.passes for timing in timings)
+        if sparse is not None:
+            passes = timings[-1].work.passes
+        costs = Costs(values, runner.gather() if source == "dask" else 0.0, passes)
+    # A step under another policy is what its probe takes beyond the costs that are known now.
     for policy in policies:
         costs = costs.with_policy(policy, runner.fit(probes[0], policy).equations[-1])
     return costs
 
 
-class _ProbeTiming:
+class _ProbeTiming(NamedTuple):
     """Seconds of a tiny fit, with its counts and the equations between both."""
 
-    def __init__(self, work: Work, seconds: float, equations: list[Equation]) -> None:
-        self.work = work
-        self.seconds = seconds
-        self.equations = equations
+    work: Work
+    seconds: float
+    equations: list[Equation]
 
 
+@dataclass(frozen=True)
 class _ProbeRunner:
     """Runner of tiny fits at one place, of synthetic rows or of a part of sparse ones."""
 
-    def __init__(
-        self, family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
-        sparse: RowsShape | None,
-    ) -> None:  # fmt: skip
-        self.family = family
-        self.estimator = estimator
-        self.place = place
-        self.source = source
-        self.dtype = dtype
-        self.several = several
-        self.sparse = sparse
+    family: Family
+    estimator: Any
+    place: Place
+    source: str
+    dtype: str
+    several: bool
+    sparse: RowsShape | None
 
     def fit(self, probe: Probe, policy: str | None = None) -> _ProbeTiming:
-        """Run the fits of a probe, and return the quickest."""
-        found = [self.run(probe, policy) for _ in range(probe.times)]
-        return min(found, key=lambda timing: timing.seconds)
+        """Run the fits of a probe, and return the quickest: the one that was disturbed least."""
+        timings = [self.run(probe, policy) for _ in range(probe.times)]
+        return min(timings, key=lambda timing: timing.seconds)
 
     def run(self, probe: Probe, policy: str | None = None) -> _ProbeTiming:
         """Run one fit of a probe."""
         family, fitted = self.family, _copy_for_probe(self.estimator, probe)
         if self.sparse is None:
             X, y = family.made_up(self.estimator, probe, self.dtype, self.several)
-            shape = self._shape(probe)
+            classification = getattr(self.estimator, "_classification", False)
+            n_classes = (probe.n_outputs if self.several else 2) * classification
+            shape = family.made_shape(probe, n_classes, self.dtype)
         else:
             X, y = _draw_rows(self.sparse, probe.n_rows)
             shape = replace(self.sparse, n_rows=X.shape[0], entries=X.nnz / X.shape[0])
         client = self.place.client if self.place.name != INLINE else INLINE
+        # Rows of Dask are on workers before the clock starts: how long their graph takes to compute
+        # is no cost of the fit.
         if self.source == "dask" and self.place.name != INLINE:
-            X, y = self._persisted(X), self._persisted(y)
+            X, y = self._persist(X), self._persist(y)
         more = {} if policy is None else {"policy": policy}
         start = time.perf_counter()
         fitted.fit(X, y, client=client, **more)
         seconds = time.perf_counter() - start
         records = [float(record["seconds"]) for record in fitted.history_]
-        work = family.work(fitted, shape, self.place, self._passes(fitted))
+        # Passes that the parameters fix, or else as many as the fit recorded.
+        least, most = family.passes(fitted, Costs({}))
+        passes = most if least == most else float(len(fitted.history_))
+        work = family.work(fitted, shape, self.place, passes)
         return _ProbeTiming(work, seconds, family.equations(work, fitted, seconds, records))
 
     def gather(self) -> float:
@@ -121,19 +135,8 @@ class _ProbeRunner:
         far.result()
         return (time.perf_counter() - start) / _GATHERED_BYTES
 
-    def _passes(self, fitted: Any) -> float:
-        """Return the passes that a fit made, or the number that its parameters fix."""
-        least, most = self.family.passes(fitted, Costs({}))
-        return most if least == most else float(len(fitted.history_))
-
-    def _shape(self, probe: Probe) -> RowsShape:
-        estimator = self.estimator
-        classification = getattr(estimator, "_classification", False)
-        n_classes = (probe.n_outputs if self.several else 2) * classification
-        return self.family.made_shape(probe, n_classes, self.dtype)
-
-    def _persisted(self, values: Any) -> Any:
-        """Return the values as a Dask array that lies on the workers."""
+    def _persist(self, values: Any) -> Any:
+        """Return the values as a Dask array that lies on the workers, a chunk on each."""
         from distributed import wait
 
         if values is None or is_dask(values):
@@ -147,8 +150,9 @@ class _ProbeRunner:
 
 def _make_sparse_probes(rows: RowsShape, params: Mapping[str, Any]) -> list[Probe]:
     """Return fits to parts of sparse rows, the smallest first."""
-    each = max(rows.row_entries, 1.0)
-    sizes = {min(max(int(n / each), _MIN_DRAWN_ROWS), rows.n_rows) for n in _DRAWN_ENTRIES}
+    row_entries = max(rows.row_entries, 1.0)
+    # A set: of few rows, all parts may be all of them.
+    sizes = {min(max(int(n / row_entries), _MIN_DRAWN_ROWS), rows.n_rows) for n in _DRAWN_ENTRIES}
     return [Probe(n, rows.n_features, params=params, times=2) for n in sorted(sizes)]
 
 

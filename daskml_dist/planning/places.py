@@ -18,9 +18,10 @@ from daskml_dist.training.threads import find_blas_controller
 
 __all__ = ["Place", "cluster_place", "imagine_place", "inline_place"]
 
-#: Share of a worker's memory limit that rows may take, unless the user says otherwise.
+#: Share of a worker's memory limit that rows may take, unless the user says otherwise: Dask starts
+#: to spill at 0.6, and a fit holds copies of some rows.
 _ROWS_SHARE = 0.4
-#: Addresses of this machine.
+#: Hosts of workers of this machine; "" stands for workers that report none.
 _LOCAL_ADDRESSES = {"", "127.0.0.1", "::1", "localhost"}
 
 
@@ -55,7 +56,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """The place in words."""
+        """Return the place in words."""
         if self.name == INLINE:
             return "inline"
         return "1 worker" if self.trainers == 1 else f"{self.trainers} workers"
@@ -91,9 +92,11 @@ def cluster_place(
     if not workers:
         return None
     threads = sorted((int(info["nthreads"]) for info in workers.values()), reverse=True)
+    # A worker without a block of rows has no trainer; each trainer has a lane for each thread.
     parts = rows.n_parts if rows.kind == "dask" else len(workers)
     trainers = min(len(workers), parts)
     lanes = n_lanes or min(sum(threads[:trainers]), rows.n_rows)
+    # A worker without a limit reports 0.
     limits = [float(info["memory_limit"] or 0) or _available_memory() for info in workers.values()]
     room = _ROWS_SHARE * min(limits) if budget is None else float(budget)
     hosts = sorted({str(info.get("host", "")) for info in workers.values()})
@@ -114,12 +117,14 @@ def imagine_place(workers: int, lanes: int | None) -> Place:
 
 
 def _count_cores() -> int:
+    """Return the number of cores that this process may be scheduled on; 1 where it is unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 @cache
 def _describe_machine() -> str:
     """Return processor, threads and versions that costs depend on."""
+    # A kept cost is used again only where all of these are alike (`load_costs`).
     threads = [
         info["num_threads"] for info in find_blas_controller().info() if info["user_api"] == "blas"
     ]
@@ -131,6 +136,7 @@ def _describe_machine() -> str:
 
 
 def _find_processor_name() -> str:
+    """Return the name of the processor's model, from Linux's ``/proc`` where there is one."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if "model name" in line)

@@ -1,4 +1,4 @@
-"""The plan of a fit: what it takes at each place, under each policy."""
+"""The plan of a fit: its expected time, traffic and memory at each place, under each policy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.job import INLINE
 
+#: Columns of the table of a plan, in the order of `_make_cells`.
 _COLUMNS = ("place", "policy", "passes", "a pass", "seconds", "traffic", "memory a worker")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to make a fit: a place and a policy, with what it takes.
+    """Way to make a fit: a place and a policy, with the expected time, traffic and memory.
 
     Parameters
     ----------
@@ -61,9 +62,10 @@ class Choice:
 
     @property
     def expected(self) -> float:
-        """Geometric middle of the range of seconds; infinite where it is unknown."""
+        """Return the geometric mean of the range of seconds; infinite where it is unknown."""
         if self.seconds is None:
             return float("inf")
+        # Geometric, since the range is of factors: as likely twice as long as half as long.
         return float((self.seconds[0] * self.seconds[1]) ** 0.5)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -91,6 +93,7 @@ class Choice:
         if self.place == INLINE and any(map(is_dask, (X, y, sample_weight))):
             X, y, sample_weight = compute(X, y, sample_weight)
         client = INLINE if self.place == INLINE else self.client
+        # Only where they are set: estimators without a policy, or weights, have no such parameter.
         policy = {} if self.own else {"policy": self.policy}
         weight = {} if sample_weight is None else {"sample_weight": sample_weight}
         return self.estimator.fit(X, y, client=client, **weight, **policy)
@@ -174,17 +177,19 @@ class Plan:
 
     @property
     def best(self) -> Choice:
-        """The fastest place under the estimator's own policy.
+        """Return the fastest place under the estimator's own policy.
 
         Other policies end in other coefficients, so time alone does not choose between them.
         """
+        # Supposed clusters cannot be fitted on, so they are no advice.
         own = (c for c in self.choices if c.own and c.place in (INLINE, "cluster"))
-        # Rows that fit nowhere are read again in each pass, which workers do side by side.
+        # A tie is of two unknown times, of rows that fit in no memory: the cluster wins, whose
+        # workers read parts of the rows side by side in each pass.
         return min(own, key=lambda choice: (choice.expected, choice.place == INLINE))
 
     @property
     def advice(self) -> str:
-        """The advised place and the reason, in one line."""
+        """Return the advised place and the reason, in one line."""
         return f"Advice: {self.best.place}. {self.why}"
 
     def __str__(self) -> str:
@@ -233,7 +238,7 @@ def format_seconds_range(seconds: tuple[float, float]) -> str:
 def format_seconds(seconds: float) -> str:
     """Return seconds with two digits, in a suitable unit."""
     for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        # Ninety seconds read better than one and a half minutes.
+        # Minutes and hours from two on: "90 s" reads better than "1.5 min".
         if seconds >= scale * (2 if scale > 1 else 1):
             return f"{_format_digits(seconds / scale)} {unit}"
     return f"{_format_digits(seconds * 1e6)} µs"
@@ -248,4 +253,5 @@ def format_bytes(size: float) -> str:
 
 
 def _format_digits(value: float) -> str:
+    """Return a number with two significant digits, and all digits before the point."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

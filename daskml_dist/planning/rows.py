@@ -1,4 +1,9 @@
-"""The shape of a fit's rows, found without computing lazy ones."""
+"""The shape of a fit's rows, found without computing lazy ones.
+
+A plan must cost far less than the fit. So lazy features are never computed: sizes come from
+metadata, or, of rows that are persisted, from a count on the workers; and the classes come from a
+sample of the labels.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,9 @@ from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-#: Labels that are sampled to count the classes, and fewer for a decision that must be quick.
+#: Labels that are sampled to count the classes: 16,384 for a plan, 512 for the decision of
+#: ``client="auto"``, which is made before each fit. A rare class may be missed, which changes the
+#: predicted time a little, and no result.
 _SAMPLED_LABELS, _QUICK_LABELS = 1 << 14, 1 << 9
 #: Bytes of the column index of a stored entry (scipy's int32).
 _INDEX_BYTES = 4
@@ -59,27 +66,27 @@ class RowsShape:
 
     @property
     def row_entries(self) -> float:
-        """Entries of a row that a fit goes through."""
+        """Return the entries of a row that a fit goes through."""
         return float(self.n_features) if self.entries is None else self.entries
 
     @property
     def kind(self) -> str:
-        """Place of the rows, "memory" or "dask"."""
+        """Return the place of the rows, "memory" or "dask"."""
         return "memory" if self.collection is None else self.collection.kind
 
     @property
     def n_parts(self) -> int:
-        """Blocks that rows of Dask are in."""
+        """Return the number of blocks that rows of Dask are in."""
         return 1 if self.collection is None else len(self.collection.parts)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an entry."""
+        """Return the bytes of an entry."""
         return int(np.dtype(self.dtype).itemsize)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the features."""
+        """Return the bytes of the features."""
         if self.entries is not None:
             return int(self.n_rows * self.entries * (self.itemsize + _INDEX_BYTES))
         return self.n_rows * (self.item_bytes or self.n_features * self.itemsize)
@@ -100,6 +107,8 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
         if quick or is_dask_collection(X):
             raise _make_dense_error("Sparse blocks of Dask")
         entries = X.nnz / max(X.shape[0], 1)
+    # Chunks of unknown lengths are counted on the workers where their data is already in memory;
+    # elsewhere a count would compute the graph.
     persisted, n_rows = _is_persisted(X) and _is_persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
         n_rows = reduce_parts(collection, _count_rows, _sum_counts)
@@ -156,6 +165,7 @@ def _count_labels(
     if collection.kind == "memory":
         labels = copy_to_host(y)
     elif persisted:
+        # Three parts, spread over the rows, since rows are often sorted by their labels.
         parts = collection.parts
         some = {0, len(parts) // 2, len(parts) - 1}
         labels = np.concatenate([np.asarray(v) for v in compute(*(parts[i][1] for i in some))])
@@ -166,6 +176,7 @@ def _count_labels(
 
 
 def _is_sparse(X: Any) -> bool:
+    """Return whether rows, or the blocks of a Dask collection, are a sparse matrix."""
     return hasattr(getattr(X, "_meta", X), "tocsr")
 
 
@@ -176,6 +187,7 @@ def _is_persisted(value: Any) -> bool:
     """
     if not is_dask_collection(value):
         return True
+    # Without `distributed` in this process there are no futures, and loading it takes long.
     if "distributed" not in sys.modules:
         return False
     from distributed import futures_of

@@ -1,4 +1,9 @@
-"""Choices for supposed clusters: computation as measured here, synchronisation simulated."""
+"""Choices for supposed clusters: computation as measured here, synchronisation simulated.
+
+A step on the cluster is split into computing, which takes a worker's share of what it takes in
+this process, and meeting, whose waits and messages the event simulator gives (`simulator`). The
+simulator runs some steps only; their mean stands for all steps of the fit.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,10 @@ from daskml_dist.policies import Policy, get_policy
 _NETWORK = Network(0.0, message=1.5e-4, apply=3.4e-10, add=8e-11, peer=8e-6)
 #: Steps of each worker that are simulated; the mean of these stands for all.
 _SIMULATED_STEPS = 60
-#: Factor by which the range lies below and above the expected seconds: nothing was measured.
+#: Factor by which the range lies below and above the expected seconds: wider than at real places,
+#: since nothing on this cluster was measured.
 _SPREAD = 2.5
+#: Prefixes of units of bandwidth, decimal as networks have them.
 _UNIT_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -117,6 +124,7 @@ def simulate_meeting_seconds(
         n_bytes=max(n_bytes, 1.0), steps=_SIMULATED_STEPS, stragglers=Stragglers(stragglers),
         colocated=colocated,
     )  # fmt: skip
+    # By the gradients that counted: those that a round did not wait for are made again.
     return out.seconds * workers / out.steps
 
 
@@ -137,6 +145,7 @@ def parse_bandwidth(bandwidth: Any) -> float:
 
 
 def _parse_number(text: str) -> float:
+    """Return the number in a text of digits and points; 0, which is refused, where it is none."""
     try:
         return float(text)
     except ValueError:

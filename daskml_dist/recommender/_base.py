@@ -1,4 +1,9 @@
-"""Base class of the recommenders: predictions, recommendations, and similar items and users."""
+"""Base class of the recommenders: predictions, recommendations, and similar items and users.
+
+Recommenders differ in how they find factors. After the fit they are alike: the score of a user u
+and an item i is x_u'y_i, plus biases and the mean where there are some. Ids are whatever sorts;
+inside they are positions in the sorted ids of the fit, with -1 for an id that it has not seen.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,8 @@ from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries, 
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.sklearn_errors import make_not_fitted_error
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.inference.recommendation_hits import compute_gains, find_hits
@@ -85,9 +91,10 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
     ) -> Any:
         """Return the arrays of a function of each part of X, concatenated over the parts."""
         entries = self._entries(X, rated)
+        # `reduce_parts` takes parts of X, y and weights; a part of ratings is one source.
         parts: list[Any] = [(source, None, None) for source in entries.sources]
-        of_part = partial(_apply_to_part, function, entries.numbers)
-        return reduce_parts(replace(entries, parts=parts), of_part, _concatenate_parts)
+        apply = partial(_apply_to_part, function, entries.numbers)
+        return reduce_parts(replace(entries, parts=parts), apply, _concatenate_parts)
 
     # -- predictions ---------------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
                     f"X has no column {' and '.join(map(repr, missing))}; it has "
                     f"{list(X.columns)}. Name the columns by user_col and item_col."
                 )
-            X = X[[*names]]
+            X = X[[*names]]  # other columns are not sent to the function
         function = partial(predict_pairs, self._fitted(), names)
         if is_dask(X):
             return map_pieces(_call_on_part, function, X, np.empty(0))
@@ -147,6 +154,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
                 partial(_sum_squared_errors, self._fitted(), self._names), X
             )
             return -float(np.sqrt(squares.sum() / n.sum()))
+        # Implicit ratings have no error: how high the chosen items are ranked is what counts.
         users, items = self._reduce_entries(_take_pairs, X, rated=False)
         held_out = load_pandas().DataFrame({self.user_col: users, self.item_col: items})
         best = self.recommend(held_out[self.user_col].unique(), 10)
@@ -199,6 +207,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         check_flag("filter_seen", filter_seen)
         given = self.user_ids_ if users is None else users
         lazy = is_dask(given)
+        # Lazy ids are unknown here, so the items of all users go along with the function.
         rated = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
         hidden = None
         if filter_items is not None:
@@ -208,6 +217,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         if not lazy:
             return function(given)
         frame = given.to_frame(self.user_col) if is_series_like(given) else given
+        # The result for no users has the columns and dtypes that Dask is told of.
         return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
 
     def _seen(self, seen: Any, users: Any = None) -> SeenItems:
@@ -220,11 +230,11 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             )
         if isinstance(seen, SeenItems):
             return seen
-        wanted = np.ones(len(self.user_ids_), np.bool_)
+        wanted = np.full(len(self.user_ids_), users is None)
         if users is not None:
-            wanted[:] = False
             at = find_id_positions(self.user_ids_, users, str(self.user_col))
             wanted[at[at >= 0]] = True
+        # Filtered on the workers: only the pairs of these users come to the client.
         find_pairs = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, wanted)
         at_users, at_items = self._reduce_entries(find_pairs, seen, rated=False)
         return SeenItems.of(at_users, at_items, len(self.user_ids_))
@@ -291,6 +301,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             )
         # An empty part first, for no ids at all.
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        # One id after the other: a matrix of all cosines may not fit in memory.
         for i, own in enumerate(at.tolist()):
             cosines = cosines_of(own)[np.newaxis]
             cosines[0, own] = -np.inf  # an id is not similar to itself
@@ -308,10 +319,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def _check_fitted(self, X: Any = None) -> None:
         if not hasattr(self, "user_factors_"):
-            raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
-                "appropriate arguments before using this estimator."
-            )
+            raise make_not_fitted_error(self)
 
     def _fitted(self) -> FittedFactors:
         """Return the fitted attributes as one picklable object, without the estimator."""
@@ -415,6 +423,7 @@ def score_ratings(
             (fitted.user_ids, fitted.item_ids), entries.ids, entries.codes, names, strict=True
         )
     )
+    # Without a column of ratings every pair is a rating of 1.
     values = np.ones(len(users)) if entries.values is None else entries.values.astype(np.float64)
     return values, fitted.score_pairs(users, items)
 

@@ -1,4 +1,9 @@
-"""Fitted factors: scores of pairs, the best items of users, and moves to the ids of another fit."""
+"""Fitted factors: scores of pairs, the best items of users, and moves to the ids of another fit.
+
+The best items of a user need the scores of all items: a product of matrices for a block of users at
+once, whose scores stay in the cache, and a partial sort. Both are exact; no index of nearest
+neighbours is kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from daskml_dist.ps.shard_state import ShardState
 
 Positions = NDArray[np.int64]
 
-#: Bytes of factors or scores that are made at once: 4 MiB stay in the L2 or L3 cache.
+#: Bytes of factors or scores that are computed at once: 4 MiB stay in the L2 or L3 cache.
 _CACHED_BYTES = 1 << 22
 
 
@@ -80,6 +85,7 @@ class FittedFactors:
         step = max(1, _CACHED_BYTES // (8 * max(self.user_factors.shape[1], 1)))
         for at in row_slices(len(users), step):
             u, i = users[at], items[at]
+            # An unseen id at -1 takes the last factors; `np.where` discards its product below.
             product = np.einsum(
                 "ij,ij->i", self.user_factors[u], self.item_factors[i], dtype=np.float64
             )
@@ -97,8 +103,11 @@ class FittedFactors:
         factors = np.where(
             (users >= 0)[:, None], self.user_factors[users], self.user_factors.mean(axis=0)
         )
+        # In the dtype of the factors: float32 halves the time of the product.
         scores: NDArray[Any] = factors.astype(self.user_factors.dtype) @ self.item_factors.T
         if self.user_biases is not None and self.item_biases is not None:
+            # The user's bias and the mean do not change the order of items, but the scores that
+            # are returned.
             scores += self.item_biases
             own = np.where(users >= 0, self.user_biases[users], 0.0)
             scores += (own + self.default).astype(scores.dtype)[:, None]
@@ -142,6 +151,7 @@ class SeenItems:
         """Return the items of each user, from positions of pairs; pairs with a -1 are left out."""
         known = (users >= 0) & (items >= 0)
         users, items = users[known], items[known]
+        # A counting sort by user, in the layout of CSR.
         order = np.argsort(users, kind="stable")
         counts = np.bincount(users, minlength=n_users)
         return cls(np.concatenate([[0], np.cumsum(counts)]), items[order].astype(np.int32))
@@ -169,11 +179,13 @@ def find_best_items(
             seen.hide_scores(users[at], scores)
         if hidden is not None:
             scores[:, hidden] = -np.inf
+        # Hidden items score minus infinity, and only finite scores are returned.
         rows, items, best = find_highest_scores(scores, n)
         found.append((rows + at.start, items, best))
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     rows, items, best = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    # The link is increasing, so it is applied to the best scores alone.
     return rows, items, fitted.apply_link(best)
 
 
@@ -185,7 +197,8 @@ def find_highest_scores(scores: NDArray[Any], n: int) -> tuple[Positions, Positi
         selected = np.argpartition(-scores, n - 1, axis=1)[:, :n]
     else:
         selected = np.broadcast_to(np.arange(n), (len(scores), n))
-    # Among the selected, equal scores are in the order of the columns.
+    # Sorted by column first: with a stable sort by score, equal scores come in the order of the
+    # items, whatever order the selection left them in.
     selected = np.sort(selected, axis=1)
     values = np.take_along_axis(scores, selected, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
@@ -198,13 +211,17 @@ def move_state_to_ids(
     state: ShardState, fresh: ShardState, before: Sequence[NDArray[Any]],
     now: Sequence[NDArray[Any]],
 ) -> ShardState:  # fmt: skip
-    """Return a state for the ids `now`: known ids have their rows of `state`, others are fresh."""
-    first, start = 0, 0
+    """Return a state for the ids `now`: known ids have their rows of `state`, others are fresh.
+
+    Rows of items follow the rows of users. `fresh`, the initial state for all new ids, is changed.
+    """
+    # First rows of users, and then of items, in the new and in the old state.
+    new_start, old_start = 0, 0
     for old, new in zip(before, now, strict=True):
         at = find_positions(old, new)
         known = np.flatnonzero(at >= 0)
-        fresh.w[first + known] = state.w[start + at[known]]
+        fresh.w[new_start + known] = state.w[old_start + at[known]]
         for name, array in fresh.opt_state.items():
-            array[first + known] = state.opt_state[name][start + at[known]]
-        first, start = first + len(new), start + len(old)
+            array[new_start + known] = state.opt_state[name][old_start + at[known]]
+        new_start, old_start = new_start + len(new), old_start + len(old)
     return replace(state, w=fresh.w, opt_state=fresh.opt_state)

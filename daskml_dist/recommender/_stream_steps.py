@@ -1,7 +1,9 @@
 """Steps of factors along a stream in which new users and items come.
 
-Ids are numbered as they come (`NumberedIds`); a factor lies in the row of its id's number. There
-are more rows than ids, so that the parameters seldom have to be moved (`RatingSteps`).
+Ids are numbered as they come (`NumberedIds`); a factor lies in the row of its id's number, behind
+all reserved rows of users for an item. There are more rows than ids, so that the parameters seldom
+have to be moved: the room is doubled when it is used up, as a dynamic array's, which costs O(1) a
+new id (`RatingSteps`).
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class RatingSteps(Steps):
         before, old = self._model, self.shard
         fit = reserve_rows(self.fit, n_users, n_items)
         work = fit.steps
+        # Initial factors are hashed from the numbers of ids (`RatedPairs.init_rows`), so that new
+        # rows are the same whenever they are reserved.
         w = work.model.init(work.seed, old.w.dtype)
         opt_state = work.rule.init(w)
         for to, start, n in (0, 0, before.n_users), (n_users, before.n_users, before.n_items):
@@ -168,6 +172,7 @@ class StartedRatingStream(StartedStream):
         model: Any = self.fit.steps.model
         given = [own.array for own in self.ids]
         orders = [np.argsort(ids, kind="stable") for ids in given]
+        # Rows of the users, sorted, then of the items; reserved rows without an id are left out.
         at = np.concatenate([orders[0], orders[1] + model.n_users])
         opt_state = {name: array[at] for name, array in state.opt_state.items()}
         users, items = (ids[order] for ids, order in zip(given, orders, strict=True))
@@ -184,6 +189,7 @@ class NumberedIds:
     """
 
     def __init__(self, first: NDArray[Any]) -> None:
+        #: Ids in the order of their numbers; joined only when they are asked for.
         self._parts: list[NDArray[Any]] = []
         self._numbers: dict[Any, int] = {}
         if len(first):
@@ -226,6 +232,7 @@ class NumberedIds:
 
 def ids_to_json(ids: NDArray[Any]) -> dict[str, Any]:
     """Return ids as an object for JSON; raise for bytes."""
+    # Times as integers of their unit: `tolist` makes datetime objects, which JSON cannot hold.
     if ids.dtype.kind == "M":
         return {"dtype": ids.dtype.str, "ids": ids.view(np.int64).tolist()}
     found = ids.tolist()

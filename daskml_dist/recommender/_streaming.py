@@ -1,4 +1,9 @@
-"""Streams of ratings: how they begin, go on from checkpoints, and set fitted attributes."""
+"""Streams of ratings: how they begin, go on from checkpoints, and set fitted attributes.
+
+In a fit the ids are known and sorted, and the row of a factor is the place of its id. In a stream
+new ids may come with any call, so ids are numbered in the order in which they come, the parameters
+have more rows than there are ids, and rows are sorted only when attributes are set.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +56,7 @@ class StreamedFactors(BaseSteps):
     ) -> StartedRatingStream:
         from daskml_dist.recommender._stream_steps import NumberedIds, reserve_rows
 
+        # The ids of an earlier fit have the first numbers, in their sorted order.
         state: ShardState | None = vars(self).get("_state")
         none = np.empty(0)
         known = (none, none) if state is None else (self.user_ids_, self.item_ids_)
@@ -58,6 +64,7 @@ class StreamedFactors(BaseSteps):
         for own, given in zip(ids, self._number_entries(X).ids, strict=True):
             own.check(given)
 
+        # The plan has rows for the first call's ids; the stream starts with reserved rows instead.
         def ready(fit: FitSpec) -> FitSpec:
             return reserve_rows(fit, 0, 0) if state is None else self._continue_fit(fit, state, ids)
 
@@ -82,8 +89,9 @@ class StreamedFactors(BaseSteps):
         opt_state = fit.steps.rule.init(w)
         # The state of another optimizer cannot be used: it begins anew.
         same = opt_state.keys() == state.opt_state.keys()
-        n = len(ids[0])
-        for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
+        # Users go to the first rows, items behind the rows that are reserved for users.
+        n_users = len(ids[0])
+        for to, start, stop in ((0, 0, n_users), (model.n_users, n_users, len(state.w))):
             w[to : to + stop - start] = state.w[start:stop]
             for name in opt_state if same else ():
                 opt_state[name][to : to + stop - start] = state.opt_state[name][start:stop]
@@ -96,6 +104,7 @@ class StreamedFactors(BaseSteps):
         likeness = stream["likeness"]
         ids, room, offset = saved.likeness_for("ids", "room", "offset")
         known = [ids_from_json(plain) for plain in ids]
+        # The stream is planned from one made-up rating, of ids that it knows.
         names = self.user_col, self.item_col, self.rating_col
         values = known[0][:1], known[1][:1], likeness["targets"]
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
@@ -109,6 +118,8 @@ class StreamedFactors(BaseSteps):
         started = self._plan_stream(
             X, (NumberedIds(known[0]), NumberedIds(known[1])), ready, stream["seen"]
         )
+        # The facts of the true first ratings, without the ids and sizes, which grow: `facts` adds
+        # those of its moment.
         started.likeness = {name: likeness[name] for name in started.likeness}
         return started
 
@@ -131,7 +142,7 @@ class StreamedFactors(BaseSteps):
         estimator: Any = self
         settings = check_stream_settings(estimator)
         batch_rows = get_batch_rows(settings)
-        before = vars(self).get("_ids")
+        ids_before = vars(self).get("_ids")
         try:
             collection = estimator._make_collection(X, None, None, reset=True)
             with FitJob(collection, INLINE, settings.run) as job:
@@ -142,8 +153,8 @@ class StreamedFactors(BaseSteps):
                 fit = estimator._plan_fit(job, settings, model, None)
         finally:
             # Planning sets the ids of these few ratings; predictions need those of all.
-            if before is not None:
-                self._ids = before
+            if ids_before is not None:
+                self._ids = ids_before
         likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, None) | {
             "batch_rows": most
         }
@@ -165,13 +176,15 @@ class StreamedFactors(BaseSteps):
 
         estimator: Any = self
 
+        # Only checks: new ids get their numbers once the call is taken (`RatingSteps.take`), so
+        # that a call that is refused leaves none behind.
         def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, UnnumberedRatings]:
             entries = self._number_entries(X)
             for own, given in zip(ids, entries.ids, strict=True):
                 own.check(given)
             if entries.values is not None:
-                ends = [entries.values.min(), entries.values.max()]
-                estimator._loss().check_target(np.array(ends, np.float64))
+                target_range = [entries.values.min(), entries.values.max()]
+                estimator._loss().check_target(np.array(target_range, np.float64))
             return BatchRows(None), UnnumberedRatings(entries)
 
         return make

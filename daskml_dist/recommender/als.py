@@ -1,4 +1,16 @@
-"""Matrix factorisation by alternating least squares."""
+"""Matrix factorisation by alternating least squares.
+
+With explicit ratings r_ui (Zhou et al. 2008, ALS-WR) the objective is the sum of
+(r_ui - x_u'y_i)**2 over the ratings, plus reg (sum of n_u |x_u|**2 + sum of n_i |y_i|**2), where
+n_u and n_i count the ratings of a user and an item. For given y it is a ridge regression for each
+user: (Y_u'Y_u + reg n_u I) x_u = Y_u' r_u.
+
+Implicit ratings (Hu, Koren and Volinsky 2008) are about all pairs: the preference p_ui is 1 for a
+pair with a rating and else 0, with the confidence c_ui = 1 + alpha r_ui. The system of a user,
+(Y'Y + Y'(C_u - I)Y + reg I) x_u = Y'C_u p_u, needs only the rated items, since Y'Y is shared by all
+users (their section 4). This module is the estimator; sweeps are in `solvers/als.py`, systems in
+`backends/als.py`.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +210,7 @@ class ALS(BaseRecommender):
             self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))
             self._set_factors(solution)
             self.history_ = job.make_history(fit, result)
-        self._given = X
+        self._given = X  # for `recommend`, which leaves out what users have rated
         return self
 
     def fold_in(self, X: Any) -> Self:
@@ -247,6 +259,7 @@ class ALS(BaseRecommender):
         self._check_fitted()
         solver = self._solver()
         users, items, values = self._known_ratings(X)
+        # New users are numbered among themselves, as rows of a CSR matrix of their ratings.
         ids, at = np.unique(users, return_inverse=True)
         rated = build_ratings(at, items, values, len(ids), self.implicit)
         by = self._item_regressors(solver.model)
@@ -314,7 +327,8 @@ class ALS(BaseRecommender):
         solver = self._solver()
         rated = build_ratings(np.zeros(len(items), int), items, values, 1, self.implicit)
         by = self._item_regressors(solver.model)
-        # Hu, Koren and Volinsky, section 5: the prediction y_i' W_u Y' C_u p(u), term by term.
+        # Hu, Koren and Volinsky, section 5: with W_u the inverse of the user's system, the
+        # prediction y_i' W_u Y' C_u p(u) is a sum of y_i' W_u y_j c_uj p_uj over the rated items j.
         contributions = solver.equations.contributions(rated, by, int(wanted), solver.model.width)
         largest = np.argsort(-contributions, kind="stable")[: int(n)]
         return load_pandas().DataFrame(
@@ -341,8 +355,9 @@ class ALS(BaseRecommender):
         if self.biases:
             factors = np.column_stack([factors, self.item_biases_])
         # Implicit ratings weigh all items, rated or not: Y'Y is shared by the users' systems.
-        gram = np.zeros((model.width, model.width))
-        return model.regressors(factors, model.gram(factors) if self.implicit else gram, self.mean_)
+        width = model.width
+        gram = model.gram(factors) if self.implicit else np.zeros((width, width))
+        return model.regressors(factors, gram, self.mean_)
 
     def _solver(self) -> ALSSolver:
         """Check the parameters, and return the solver."""
@@ -386,6 +401,7 @@ class ALS(BaseRecommender):
         )
         self.mean_ = float(solution.extra["mean"])
         self.n_iter_ = solution.n_iter
+        # An earlier fit with biases must leave none behind.
         for name in ("user_biases_", "item_biases_"):
             if hasattr(self, name):
                 delattr(self, name)

@@ -1,4 +1,11 @@
-"""Matrix factorisation by distributed stochastic gradient descent."""
+"""Matrix factorisation by distributed stochastic gradient descent.
+
+A rating r_ui is predicted by mu + b_u + c_i + x_u'y_i (Koren, Bell and Volinsky 2009, equation 4).
+The parameters are one matrix with a row for each user and, after these, for each item; a step
+touches the rows of its batch's users and items alone. So factors are trained by the same steps,
+policies and servers as linear models with sparse rows, and this module only says what the model,
+the learning rate and the fitted attributes are. The gradient is in `models/rated_pairs.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +39,8 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import Settings
 
+#: Options of `Run` without a meaning here: `dtype` says what the arithmetic is in, and pairs have
+#: no features that could be divided.
 _RUN_UNUSED = {"compute_dtype", "shard"}
 #: Rank for which an adaptive optimizer's default rate is right, if ratings have a standard
 #: deviation of 1.
@@ -265,7 +274,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     # -- training -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:
-        # Names of losses of both kinds are taken: the kind of the one named is asked for.
+        # Losses of regression and of classification are both taken, by their names; `get_loss`
+        # checks a name within one kind.
         named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
         return get_loss(self.loss, getattr(named, "kind", "regression"))
 
@@ -281,7 +291,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
                 'what users chose with what they did not. Set implicit=True and loss="log_loss" or '
                 '"hinge".'
             )
-        self._loss()
+        self._loss()  # raises for a loss that does not exist, before the other settings
         settings = super()._check_settings(policy)
         if settings.policy.averages:
             raise InvalidParameterError(
@@ -301,6 +311,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
+        # Ids become numbers on the workers, and ratings are dealt to the lanes; the client gets
+        # the sorted ids.
         pairs = job.engine.cut_keys(job.run.n_lanes)
         assert isinstance(pairs, NumberedPairs)
         self._ids = pairs.ids
@@ -314,6 +326,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         elif last is not None:
             offset = last.offset  # the last fit's factors are relative to it
         else:
+            # The best constant prediction: the mean, in the loss's own terms.
             shift = make_target_shift(loss, True, survey)
             offset = shift[0] if shift else loss.constant(float(survey.target_mean))
         n_users, n_items = map(len, self._ids)
@@ -370,6 +383,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
             np.ascontiguousarray(part[:, :rank]) for part in (users, items)
         )
         self.mean_ = float(model.offset)
+        # An earlier fit with biases must leave none behind.
         for name in ("user_biases_", "item_biases_"):
             if hasattr(self, name):
                 delattr(self, name)
@@ -379,7 +393,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     def _fitted(self) -> FittedFactors:
         fitted, loss = super()._fitted(), self._last_model.loss
         if fitted.user_biases is None:
-            # Scores with biases include the mean, which this model always has: biases of zero.
+            # `FittedFactors` adds the mean only where there are biases, and this model always has
+            # a mean: so biases of zero.
             users, items = (np.zeros(len(ids)) for ids in (fitted.user_ids, fitted.item_ids))
             fitted = replace(fitted, user_biases=users, item_biases=items)
         if loss.kind == "classification":

@@ -1,7 +1,9 @@
-"""Checkpoints of streams: when they are written, and what a resumed stream is made of.
+"""Checkpoints of streams: when they are written, and how a resumed stream is planned from one.
 
-A file holds the parameters, the position in the source, and facts of the stream's first rows: by
-rows of zeros that are like them (`SavedStream.rows`) the fit is planned again as it was.
+A file holds the parameters, the position in the source, and facts of the stream's first rows: from
+rows of zeros that share these facts (`SavedStream.rows`) the fit is planned again as it was, so
+that no plan has to be written to disk. Parameters and position are in one file, which is renamed
+into place whole: a crash leaves both as of the last save.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
 from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_checkpoint
 from daskml_dist.training.spec import FitSpec
 
-#: Messages of errors: why a stream goes no further.
+# Texts of errors: why a stream goes no further.
 CLOSED = "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
 ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
 TORN = (
@@ -70,6 +72,7 @@ class SavingSchedule:
         found = CheckpointFiles.of(path, self.checkpoint.keep).load_newest()
         if found is None:
             return None
+        # A checkpoint of a fit has the same format, without a position from which to continue.
         if "stream" not in found[1]:
             raise CheckpointError(
                 f"{path} is of a fit, not of a stream. Name another file, or set resume=False to "
@@ -78,12 +81,13 @@ class SavingSchedule:
         return SavedStream(*found)
 
     def count(self) -> None:
-        """Count a call that begins: an interrupted one may have changed the parameters too."""
+        """Count a call that begins; an interrupted one may have changed the parameters too."""
         self._calls += 1
 
     @property
     def is_due(self) -> bool:
         """Return whether the last call is one to save after."""
+        # Looked at after calls only, so that a save by seconds never waits in a timer's thread.
         if self._seconds is None:
             return self._calls >= self.checkpoint.every
         return time.monotonic() - self._since >= self._seconds
@@ -94,8 +98,9 @@ class SavingSchedule:
         return self._calls > 0
 
     def save(self, fit: FitSpec, state: ShardState, stream: dict[str, Any]) -> None:
-        """Save the parameters and the facts of the stream's course."""
+        """Save the parameters, with the stream's position, sums and facts of its first rows."""
         self.checkpoint.save(state, {**make_checkpoint_facts(fit, []), "stream": stream})
+        # From the end of the save on: a slow disk never leaves a save due at once again.
         self._calls, self._since = 0, time.monotonic()
 
 
@@ -121,6 +126,7 @@ class SavedStream:
     def likeness_for(self, *names: str) -> list[Any]:
         """Return facts of the first rows that only some estimators have, by their names."""
         likeness = self.stream["likeness"]
+        # A stream of another kind of estimator: the identity of its model is compared later.
         if missing := [name for name in names if name not in likeness]:
             raise CheckpointError(
                 f"The checkpoint is of a stream of another kind of estimator: it has no {missing}. "
@@ -145,10 +151,11 @@ class SavedStream:
         n_rows = n_rows if y is None else len(y)
         shape, dtype = (n_rows, *likeness["row_shape"]), likeness["dtype"]
         if likeness["nonzeros"] is not None:
-            # As many entries a row as the first rows had: by these the plan chooses sparse steps.
+            # As many stored entries in each row as the first rows had on average: by their number
+            # the plan chooses sparse steps. In CSR explicit zeros are stored entries too.
             n = likeness["nonzeros"]
-            at = np.tile(np.arange(n), n_rows), np.arange(n_rows + 1) * n
-            return sparse.csr_matrix((np.zeros(n * n_rows, dtype), *at), shape), y
+            indices, indptr = np.tile(np.arange(n), n_rows), np.arange(n_rows + 1) * n
+            return sparse.csr_matrix((np.zeros(n * n_rows, dtype), indices, indptr), shape), y
         X = np.zeros(shape, dtype)
         names = likeness["names"]
         if names is None:
@@ -174,6 +181,8 @@ class SavedStream:
         fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
+        # Rows of zeros plan another schedule, automatic rate and mean norm of rows than the first
+        # rows did; all three are taken from the file.
         rates = likeness["rates"]
         if likeness.get("row_size") is not None:
             model: Any = fit.steps.model

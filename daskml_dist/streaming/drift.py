@@ -1,4 +1,9 @@
-"""Losses of a stream, and drifts that they show: `PageHinkley` and any detector of River's kind."""
+"""Losses of a stream, and drifts that they show: `PageHinkley` and any detector of River's kind.
+
+A drift is a change of the distribution that rows come from; the parameters, learned from earlier
+rows, then fit worse. It shows in the losses of rows before they are learned, which need no held-out
+rows (`ProgressiveLoss`). A detector sees one number for each call, the mean loss of its rows.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-#: What `on_drift` may name: begin the optimizer anew, or the parameters too.
+#: Reactions that `on_drift` may name: reset the optimizer and its rates, or the parameters too.
 _NAMED_REACTIONS = ("rate", "reset")
-#: Deviations that one call counts for at most: no single call is a drift.
+#: Standard deviations that one call counts for at most. With the default threshold of 12 it takes
+#: four such calls, so that a single call of outliers is no drift.
 _MAX_DEVIATIONS = 4.0
 
 
@@ -112,7 +118,9 @@ class PageHinkley(NamedParameters):
         self._begin()
 
     def _begin(self) -> None:
+        """Forget all losses."""
         self.statistic = 0.0
+        #: Losses since the last drift, and their running mean and variance.
         self._n = 0
         self._mean = self._variance = 0.0
 
@@ -130,8 +138,9 @@ class PageHinkley(NamedParameters):
         if self.drift_detected:
             self._begin()
         self.drift_detected = False
+        # The loss is standardised by the mean and the deviation of the losses before it, so that an
+        # outlier does not widen the scale by which it is measured.
         if self._n >= self.min_calls:
-            # Cumulative sum of standardised losses above the mean, less the slack `delta`.
             spread = math.sqrt(self._variance)
             above = (
                 (x - self._mean) / spread
@@ -139,10 +148,12 @@ class PageHinkley(NamedParameters):
                 else math.copysign(_MAX_DEVIATIONS, x - self._mean)
             )
             above = 0.0 if x == self._mean else max(-_MAX_DEVIATIONS, min(_MAX_DEVIATIONS, above))
+            # One-sided cumulative sum with slack `delta` (Page 1954): S = max(0, S + z - delta).
+            # Clipped at zero, it forgets how long all was well before the losses began to rise.
             self.statistic = max(0.0, self.statistic + above - self.delta)
             self.drift_detected = self.statistic > self.threshold
-        # Running mean and variance: exact over the first `window` calls, then exponentially
-        # weighted.
+        # Mean and variance by one update of weight 1/n: over the first `window` calls those of all
+        # losses (Welford 1962), then exponentially weighted with weight 1/window.
         self._n += 1
         share = 1 / min(self._n, self.window)
         away = x - self._mean

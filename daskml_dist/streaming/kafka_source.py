@@ -1,4 +1,10 @@
-"""`KafkaSource`: batches of rows from the messages of a Kafka topic."""
+"""`KafkaSource`: batches of rows from the messages of a Kafka topic.
+
+Kafka's consumer groups commit offsets by time, whatever was done with the messages: after a crash
+some messages would count twice or not at all. So partitions are assigned, not subscribed to, the
+offsets of learned messages lie in the checkpoint beside the parameters, and the group's committed
+offsets only follow it, for tools that show a group's lag.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from daskml_dist.streaming.sources import Batch, check_seconds, unpack_X_y
 
 #: Seconds to gather messages for a batch: short, since Ctrl-C waits while librdkafka gathers.
 _GATHER_SECONDS = 0.1
-#: Most messages that one call of librdkafka's consumer returns.
+#: Messages that one call of `Consumer.consume` returns at most; confluent-kafka refuses more.
 _MAX_MESSAGES = 1_000_000
 
 
@@ -97,6 +103,8 @@ class KafkaSource(NamedParameters):
         # By default librdkafka skips to the end of a partition whose next message was deleted, and
         # so loses the messages that it still has; the user's config may choose otherwise.
         defaults = {"auto.offset.reset": "error"}
+        # No commit before the checkpoint is written; and an event at each partition's end, which
+        # `idle` needs (`_ends_after`).
         required = {"enable.auto.commit": False, "enable.partition.eof": True}
         self._config = {**defaults, **config, **required}
         self._topic = topic
@@ -156,8 +164,9 @@ class KafkaSource(NamedParameters):
                 f"{', '.join(unknown)}. Was it made anew? Then begin another stream."
             )
         for partition in committed:
+            # The checkpoint's offset goes before the group's, which may lag behind it.
             if (number := str(partition.partition)) in self._after:
-                partition.offset = self._after[number] + 1
+                partition.offset = self._after[number] + 1  # `after` is the last learned message
             elif partition.offset < 0:  # a special value: the group has committed nothing
                 partition.offset = self._kafka.OFFSET_BEGINNING
         return list(committed)
@@ -196,8 +205,9 @@ class KafkaSource(NamedParameters):
             raise self._make_error(error) from error
         messages = []
         for message in received:
+            # librdkafka reports errors and the ends of partitions as messages among the others.
             if (failure := message.error()) is None:
-                self._unread.add(message.partition())
+                self._unread.add(message.partition())  # there may be more after it
                 messages.append(message)
             elif failure.code() == self._kafka.KafkaError._PARTITION_EOF:
                 self._unread.discard(message.partition())

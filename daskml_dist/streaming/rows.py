@@ -1,4 +1,10 @@
-"""Rows of a call of a stream: checked, encoded, and as a model reads them."""
+"""Rows of a call of a stream: checked, encoded, and as a model reads them.
+
+A call may hold a single row, and its steps take microseconds, so the checks of a fit, which look at
+names, dtypes and kinds of containers, would dominate. Plain NumPy arrays of the first call's shape
+and dtype skip them (`CallRowsMaker._needs_no_conversion`); all others take the path of a fit's
+blocks. Values are checked in both: a NaN or an unknown label must not reach the parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +29,16 @@ _COMPARABLE_KINDS = "biu"
 
 
 class CallRowsMaker:
-    """Rows of calls, checked, encoded, and in the dtype of the first call's.
+    """Function from the inputs of a call to its rows, checked, encoded, in the first call's dtype.
 
     Weights are taken as they are: in a stream there is no mean over all rows to scale them by.
 
     Parameters
     ----------
     fit : FitSpec
-        Of the first call.
+        Planned by the first call.
     survey : DataSummary
-        Of its rows.
+        Facts of the first call's rows.
     make_block : callable
         As :func:`daskml_dist.data.blocks.make_block`, for targets of the estimator's kind.
     batch_rows : int or None
@@ -71,6 +77,8 @@ class CallRowsMaker:
             self._check_targets(block.y)
         self._check_enough(block.n_rows)
         rows = block.X
+        # A plan for sparse rows has sparse steps, which read CSR; the other way round, dense steps
+        # read both kinds.
         if self._is_sparse and not sparse.issparse(rows):
             rows = sparse.csr_matrix(rows)
         rows = self._model.prepare(self._backend.to_device(rows), self._dtype)
@@ -82,6 +90,7 @@ class CallRowsMaker:
 
     def _needs_no_conversion(self, X: Any, y: Any) -> bool:
         """Return whether arrays can make a block as they are, without checks or copies."""
+        # `type` and not `isinstance`: masked arrays and matrices are no plain arrays.
         if type(X) is not np.ndarray or X.dtype != self._rows_dtype:
             return False
         if X.shape[1:] != self._shape or not X.flags.c_contiguous:
@@ -90,6 +99,7 @@ class CallRowsMaker:
             return True
         if type(y) is not np.ndarray or y.shape != X.shape[:1] or self._n_targets is not None:
             return False
+        # Targets of regression are converted and checked for NaN; integer labels need neither.
         return self._spec.classes is not None and y.dtype.kind in _COMPARABLE_KINDS
 
     def _check_targets(self, y: NDArray[Any] | None) -> None:
@@ -128,13 +138,13 @@ class CallRowsMaker:
 
     def _compute_weights(self, block: Block) -> NDArray[Any] | None:
         """Return the weights of the rows times those of their classes; None where all are 1."""
-        of_class, classes, given = (
-            self._spec.class_weight, self._spec.classes, block.sample_weight,
-        )  # fmt: skip
-        if of_class is None or classes is None or block.y is None:
+        class_weight, classes = self._spec.class_weight, self._spec.classes
+        given = block.sample_weight
+        if class_weight is None or classes is None or block.y is None:
             return None if given is None else given.astype(self._dtype, copy=False)
+        # Clipped, since labels above all classes are reported only when the targets are encoded.
         at = np.minimum(np.searchsorted(classes, block.y), len(classes) - 1)
-        weight = of_class[at] if given is None else of_class[at] * given
+        weight = class_weight[at] if given is None else class_weight[at] * given
         return weight.astype(self._dtype)
 
 
@@ -166,12 +176,15 @@ def _count_columns(n_targets: int | None) -> str:
 
 def _check_known_labels(y: NDArray[Any], classes: NDArray[Any]) -> None:
     """Raise where labels are not among the classes."""
+    # Classes are sorted: a label is known if the class at its place is equal to it. Two comparisons
+    # are faster than the search where there are two classes.
     if len(classes) == 2:
         known = (y == classes[1]) | (y == classes[0])
     else:
         known = classes[np.minimum(np.searchsorted(classes, y), len(classes) - 1)] == y
     if np.all(known):
         return
+    # Broadcast, since NumPy may answer a comparison of unlike kinds by a single False.
     strange = np.unique(y[~np.broadcast_to(known, y.shape)]).tolist()
     raise InvalidDataError(
         f"y holds {strange[:5]}, and the classes of the stream are {classes.tolist()}. Name every "

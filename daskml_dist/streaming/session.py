@@ -2,6 +2,11 @@
 
 It checks and takes each call's rows, counts them, saves and publishes what was learned, and sets
 the estimator's fitted attributes when they are asked for.
+
+Each row counts exactly once, also over crashes: a checkpoint holds the parameters together with the
+position in the source after the calls that they have learned, and a batch at or before that
+position is skipped. A call that was cut short leaves parameters that belong to no position, so they
+are never saved (`_is_whole`).
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SingleThreadGuard:
-    """Context that one thread at a time may enter, also nested; in another thread it raises.
+    """Lock that one thread at a time may hold, also nested; in another thread it raises.
 
     Raises
     ------
@@ -80,9 +85,9 @@ class ClusterLanes:
     def __init__(
         self, client: Any, estimator: Any, started: StartedStream, learned: Callable[..., None]
     ) -> None:
-        steps: Any = started.over_lanes(client, plan_lanes(estimator))
+        steps: Any = started.open_lanes(client, plan_lanes(estimator))
         self._steps: ClusterSteps = steps
-        started.steps = steps
+        started.steps = steps  # from here on the state of the stream is the cluster's
         self._learned = learned
         self._failed = False
 
@@ -128,6 +133,7 @@ class ClusterLanes:
     def skip(self) -> None:
         """Wait until all calls are learned, before a call without rows moves the position."""
         self.settle()
+        # The position after a call without rows is the session's own, no longer the last call's.
         self._steps.last = None
 
 
@@ -201,7 +207,9 @@ class Session:
         self._guard = SingleThreadGuard()
         self._lanes: ClusterLanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
-        #: Names of the fitted attributes that :meth:`show` set; None: they are out of date.
+        #: Names of the fitted attributes that :meth:`show` set; None: they are out of date. To copy
+        #: the parameters after each call would often cost more than its step, so that a step only
+        #: removes the attributes, and reading one of them sets all anew.
         self._shown: list[str] | None = []
 
     # -- opening and closing -------------------------------------------------------------------
@@ -214,6 +222,8 @@ class Session:
             )
         if self._is_over:
             raise InvalidParameterError(ENDED)
+        # Both are called for their errors: parameters that do not suit a stream are refused here,
+        # before the caller fetches the first rows.
         check_stream_settings(self.estimator)
         if self._client is not None:
             plan_lanes(self.estimator)
@@ -221,6 +231,7 @@ class Session:
         if saved is not None:
             self._resume(saved)
         self._is_open = True
+        # `BaseSteps.__getattr__` asks the session for fitted attributes while this is set.
         vars(self.estimator)["_stream"] = self
         return self
 
@@ -307,10 +318,12 @@ class Session:
         check_in_memory(X, y)
         if position is not None:
             position = check_position(position)
+            # Compared with the last batch that was given: lanes may not have learned it yet.
             if is_past(position, self._given):
                 return None
         position = advance_position(position, self._given)
         if has_no_rows(X, y):
+            # Nothing to learn, but the source has moved on, as by messages without content.
             if self._lanes is not None:
                 self._lanes.skip()
             self._position = position
@@ -352,13 +365,14 @@ class Session:
             self._lanes.give(rows, block, weight, position)
             return
         assert self._started is not None
+        # False until the position is set: an interrupt in between leaves some steps made.
         self._is_whole = False
         self._learned(self._started.steps.take(rows, block), weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
         """Add a learned call to the sums, set the position, and look for a drift."""
         if not math.isfinite(loss):
-            self._is_whole = False
+            self._is_whole = False  # no checkpoint of such parameters
             raise DivergedError(
                 f"The loss after row {self._progress.n_rows} of the stream is {loss}: the "
                 "parameters grew beyond all bounds. Lower learning_rate, or scale the features "
@@ -366,8 +380,9 @@ class Session:
             )
         self._progress.add(loss, weight, n_rows)
         self._position = position
-        if self._lanes is None:
+        if self._lanes is None:  # lanes tell by `failed` whether their state has whole calls
             self._is_whole = True
+        # Last, since the reaction to a drift may save or reset the stream after this call.
         if weight:  # rows whose weights are all 0 have no mean loss
             self._watch.update(self, self._progress)
 
@@ -400,6 +415,7 @@ class Session:
         if self._started is not None:
             self._hide()
             self._started.steps.reset(parameters)
+            # New parameters have learned nothing, so that no part of a call is in them.
             self._is_whole = self._is_whole or parameters
 
     # -- saving --------------------------------------------------------------------------------
@@ -440,6 +456,7 @@ class Session:
             )
         if self._started is None:
             return
+        # Position, sums and parameters must be of the same calls, so lanes finish theirs first.
         self._settle()
         if not self._may_be_kept:
             raise CheckpointError(TORN)
@@ -451,6 +468,7 @@ class Session:
             "likeness": started.facts(),
         }
         self._saving.save(started.fit, started.steps.meeting(), stream)
+        # Only now that the file is on disk: a source may forget what it gave up to the position.
         if self._on_checkpoint is not None:
             self._on_checkpoint(self._position)
 
@@ -504,11 +522,12 @@ class Session:
             with self._guard:
                 self._settle()
                 estimator._show_stream(started, started.steps.state(), self._progress)
-        except BaseException:
+        except BaseException:  # an interrupt too: never some new attributes beside old ones
             held.clear()
             held.update(before)
             self._shown = None
             raise
+        # Attributes that are new or changed are the ones that the next step makes stale.
         self._shown = [
             name for name in held if name not in before or before[name] is not held[name]
         ]

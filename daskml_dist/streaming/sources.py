@@ -2,8 +2,10 @@
 
 A position says where in its source a batch is, so that no batch is learned twice: a number, a text,
 a list of positions (compared from the first to the last, as tuples are), or a dict of positions by
-the name of a partition, of which each goes on by itself. JSON can hold it. Kafka's topics are read
-by `kafka_source.py`.
+the name of a partition, of which each goes on by itself. JSON can hold it. Positions of one
+partition are totally ordered and grow; a dict is only partially ordered, as vector clocks are, so
+that a batch before the stream in one partition and after it in another is an error. Kafka's topics
+are read by `kafka_source.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from typing import Any
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-#: A listing of the folder is used for this many times as long as it took: at most a tenth of the
-#: time goes into listings.
+#: A listing of the folder is reused for this many times as long as it took (a ratio): listings of
+#: a folder of a hundred thousand files take seconds, and so about a tenth of the time at most.
 _LISTING_REUSE = 10.0
 
 
@@ -33,7 +35,7 @@ class Batch(NamedParameters):
     ----------
     X, y : as in :meth:`Session.learn`
     position : number, str, list or dict
-        Of :meth:`Session.learn`.
+        As in :meth:`Session.learn`.
 
     Examples
     --------
@@ -124,10 +126,11 @@ def folder(
 def _iterate_arrivals(
     files: _FolderFiles, read: Callable[[str], Any], idle: float | None, poll: float
 ) -> Iterator[Batch]:
-    """Yield the batches of files as these come, until the marker or the longest wait is reached."""
+    """Yield the batches of files as they arrive, until the marker or the longest wait."""
     since = time.monotonic()
     while True:
-        # The marker is written last: asked for before the files, so that none of them is missed.
+        # Looked for before the files are listed: a writer writes the marker after its last file, so
+        # if the marker is there now, the listing that follows has all files.
         ended = files.has_ended()
         if (found := files.take_next()) is not None:
             position, path = found
@@ -140,7 +143,7 @@ def _iterate_arrivals(
 
 
 class _FolderFiles:
-    """Files of a pattern that have not been given yet, in their order.
+    """Files of a pattern that have not been taken yet, in their order.
 
     Listing a folder of many files takes a while, so one listing serves for several files.
     """
@@ -151,12 +154,14 @@ class _FolderFiles:
         self._pattern, self._order, self._poll = pattern, order, poll
         base = _find_base_folder(pattern)
         self._marker = None if marker is None else os.path.join(base, marker)
-        #: Position of the last file that was given.
+        #: Position of the last file that was taken.
         self._reached = reached
-        #: Paths of the files that were given; from the first listing on, those before `reached`
-        #: too.
+        #: Paths of the files that were taken, and of files before the start of a resumed stream;
+        #: None before the first listing.
         self._known: set[str] | None = None
+        #: Position and path of the listed files that were not taken, in order.
         self._waiting: deque[tuple[Any, str]] = deque()
+        #: Time of `time.monotonic` at which the folder is listed again.
         self._list_at = 0.0
 
     def has_ended(self) -> bool:
@@ -170,7 +175,8 @@ class _FolderFiles:
         if not self._waiting:
             return None
         position, path = self._waiting.popleft()
-        if self._is_given(position):
+        # A late file: the session would skip it as learned, and its rows would be lost silently.
+        if is_past(position, self._reached):
             raise InvalidDataError(
                 f"{path} came after a file that follows it in the order of {self._order}s was "
                 f"given: the source is at {self._reached!r}. Name files so that they grow, or use "
@@ -181,18 +187,15 @@ class _FolderFiles:
         self._reached = position
         return position, path
 
-    def _is_given(self, position: Any) -> bool:
-        """Return whether a position is at or before that of the last file."""
-        return is_past(position, self._reached)
-
     def _list_files(self) -> None:
-        """List the folder, and keep the files that have not been given."""
+        """List the folder, and keep the files that have not been taken."""
         begun = time.monotonic()
         found = self._find_files()
         if self._known is None:
-            # A resumed stream has learned these. A file that comes later at such a position would
-            # be lost, so it is not counted among them and raises.
-            self._known = {path for position, path in found if self._is_given(position)}
+            # A resumed stream has learned the files up to its position that are there at the first
+            # listing. One that arrives later at such a position was not learned, so it is not known
+            # and raises in `take_next`.
+            self._known = {path for position, path in found if is_past(position, self._reached)}
         self._waiting = deque(one for one in found if one[1] not in self._known)
         took = time.monotonic() - begun
         self._list_at = begun + max(self._poll, _LISTING_REUSE * took)
@@ -208,6 +211,7 @@ class _FolderFiles:
                 continue
             name = os.path.relpath(path, base) if base else path
             if path != self._marker:
+                # The name breaks ties: files of one instant have an order of their own.
                 found.append((name if self._order == "name" else [changed, name], path))
         return sorted(found)
 
@@ -228,9 +232,10 @@ def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
     def read(path: str) -> tuple[Any, Any]:
         import pandas as pd
 
-        of = pd.read_csv if ".csv" in os.path.basename(path) else pd.read_parquet
+        # Anywhere in the name: a CSV file may be compressed, as "clicks.csv.gz" is.
+        read_frame = pd.read_csv if ".csv" in os.path.basename(path) else pd.read_parquet
         try:
-            frame = of(path)
+            frame = read_frame(path)
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas, of Arrow
             raise InvalidDataError(
                 f"{path} cannot be read: {error}. Have its writer give it this name once it is "
@@ -248,7 +253,7 @@ def check_position(position: Any) -> Any:
     if isinstance(position, dict) and all(isinstance(name, str) for name in position):
         return {name: check_position(part) for name, part in position.items()}
     if hasattr(position, "item") and getattr(position, "ndim", None) == 0:
-        position = position.item()
+        position = position.item()  # a NumPy scalar, which JSON cannot hold
     finite = not isinstance(position, float) or math.isfinite(position)
     if isinstance(position, str | int | float) and finite:
         return position
@@ -266,6 +271,8 @@ def is_past(position: Any, reached: Any) -> bool:
         raise _incomparable_error(position, reached)
     if isinstance(position, dict):
         past = [is_past(part, reached.get(name)) for name, part in position.items()]
+        # The batch can be neither skipped nor learned: some of its rows would be lost or count
+        # twice.
         if any(past) and not all(past):
             raise InvalidParameterError(
                 f"A batch of position {position} holds rows that were learned and others that "
@@ -283,6 +290,7 @@ def advance_position(position: Any, reached: Any) -> Any:
     """Return the position of a stream at `reached` that has learned a batch at `position`."""
     if position is None:
         return reached
+    # Partitions that the batch does not name stay where they are.
     if isinstance(position, dict) and isinstance(reached, dict):
         parts = {name: advance_position(part, reached.get(name)) for name, part in position.items()}
         return {**reached, **parts}
@@ -290,6 +298,7 @@ def advance_position(position: Any, reached: Any) -> Any:
 
 
 def _incomparable_error(position: Any, reached: Any) -> InvalidParameterError:
+    """Return the error for a position of another kind than the stream's."""
     return InvalidParameterError(
         f"The position {position!r} cannot be compared with {reached!r}, where the stream is. Give "
         "positions of one kind."

@@ -1,7 +1,10 @@
-"""Start of a stream: the plan of a fit to its first rows, by which all later rows are learned.
+"""Start of a stream: a fit to its first rows is planned, and later rows are learned by this plan.
 
-The fit is never made: its model, its rule of steps and its start are what the stream steps with. A
-resumed stream is planned from rows that are like its first ones (`SavedStream.rows`).
+The fit itself is never run. The stream takes over its model, its update rule and its initial
+parameters. So a stream has the same defaults, checks and arithmetic as a fit, and no second place
+decides the batch size, the learning rate or whether steps are sparse. A checkpoint holds facts of
+the first rows (`describe_first_rows`), from which a resumed stream makes up rows of zeros
+(`SavedStream.rows`) whose plan is the same.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist.backends import get_backend
@@ -47,7 +49,8 @@ class StartedStream:
     likeness : dict
         Facts of the first rows, to start again from.
     open_cluster_steps : callable, optional
-        Returns the steps by lanes on a cluster, of a client, a plan, the fit and the steps.
+        Function from a client, a layout, the fit and the steps of this process to steps by lanes on
+        a cluster; by default :class:`ClusterSteps`.
     """
 
     fit: FitSpec
@@ -56,7 +59,8 @@ class StartedStream:
     steps: Steps
     seen: float
     likeness: dict[str, Any]
-    # Given by the estimator: what it names imports `distributed`, which steps here do without.
+    # A function, not a class: the class's module imports `distributed`, and steps in this process
+    # do without it.
     open_cluster_steps: Callable[..., Any] | None = field(default=None, kw_only=True)
 
     def facts(self) -> dict[str, Any]:
@@ -65,14 +69,15 @@ class StartedStream:
 
     def n_seen(self, progress: ProgressiveLoss) -> float:
         """Return the number of rows that the state was trained on, by an earlier fit too."""
+        # Counted rows whose call the fetched state does not have yet are taken off again.
         return self.seen + progress.n_rows - self.steps.n_behind
 
-    def over_lanes(self, client: Any, plan: StreamLayout) -> Any:
+    def open_lanes(self, client: Any, layout: StreamLayout) -> Any:
         """Return steps by lanes on a cluster, which take the place of those of this process."""
         from daskml_dist.streaming.cluster.steps import ClusterSteps
 
         open_steps = self.open_cluster_steps or ClusterSteps
-        return open_steps(client, plan, self.fit, self.steps)
+        return open_steps(client, layout, self.fit, self.steps)
 
 
 def check_stream_settings(estimator: Any) -> Settings:
@@ -111,11 +116,12 @@ def plan_stream(
 ) -> StartedStream:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
 
-    Of a resumed stream, whose first step had `first_rows`, `ready` gives the plan its saved state.
-    Without it the estimator makes the plan ready by the rows (first centroids, for instance).
+    `ready` and `first_rows` are of a resumed stream: a function that gives the plan the saved
+    state, and the rows of the stream's first step. A new stream takes its start from the rows
+    instead, such as the first centroids.
     """
     settings = check_stream_settings(estimator)
-    goes_on = hasattr(estimator, "_state")
+    goes_on = hasattr(estimator, "_state")  # a fitted estimator: the stream continues from its fit
     if goes_on:
         settings = estimator._settings_of_last_fit(settings)
     if estimator._classification:
@@ -125,13 +131,14 @@ def plan_stream(
     )
     batch_rows = None if estimator._whole_calls else get_batch_rows(settings)
     with FitJob(collection, INLINE, settings.run) as job:
-        # Elsewhere weights are no part of the plan.
+        # Weights are part of the plan only where it computes a start from the rows.
         weighted = estimator._whole_calls and sample_weight is not None
         rows = estimator._dataset_info(job, classes, settings.class_weight, weighted)
         job.rows = rows
-        # Whether a step touches few of the parameters depends on its rows.
+        # The rows of a step, not of the call: whether steps are sparse depends on how many of the
+        # parameters the rows of one step touch.
         most = first_rows or batch_rows or rows.survey.n_rows
-        # Steps are of `most` rows at most where calls are not taken whole.
+        # None, a full batch: the solvers of such estimators take all rows of a call in one step.
         size = None if estimator._whole_calls else most
         sized = dataclasses.replace(settings, batch_size=size)
         model, initial = estimator._model_to_train(rows, sized, goes_on)
@@ -172,17 +179,20 @@ def describe_first_rows(
 ) -> dict[str, Any]:
     """Return the facts of a stream's first rows, from which it starts the same way again.
 
-    `names` are of the columns, with the dtype of each.
+    `names` holds the dtype of each column by its name. The facts are plain values for JSON.
     """
     classes = fit.rows.classes
     nonzeros = survey.nonzeros_per_row
     origin: Any = fit.steps.model.origin()
+    # An automatic rate was searched on the first rows: kept, since rows of zeros give another.
     rates = None
     if auto_rate:
         own = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
         rates = own[0] if own else [fit.steps.rule.schedule(1, 0.0)]
     targets: list[Any] | None = None
     if classes is None and any(info.targets is not None for info in survey.infos):
+        # A linear model subtracts a shift, its origin, from the targets: made-up rows with this
+        # target in each row lead to the same shift.
         one = origin if isinstance(origin, list) and origin else survey.target_means.tolist()
         targets = one if survey.n_targets is not None else one[:1]
     return {
@@ -213,16 +223,16 @@ def plan_resumed_stream(
     `n_rows` is the least number of rows from which such a fit can be planned.
     """
     X, y = saved.rows(n_rows)
-    state = partial(saved.fit, path=path)
 
     def make_ready(fit: FitSpec) -> FitSpec:
-        return state(fit if ready is None else ready(fit))
+        return saved.fit(fit if ready is None else ready(fit), path)
 
     stream = saved.stream
     started = plan_stream(
         estimator, X, y, None, classes, make_ready, stream["likeness"]["batch_rows"]
     )
     started.steps.resumed()
+    # The facts of the true first rows, not of the made-up ones: the next checkpoint holds them.
     started.seen, started.likeness = stream["seen"], stream["likeness"]
     return started
 

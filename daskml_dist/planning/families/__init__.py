@@ -21,6 +21,7 @@ def load_families() -> dict[str, Family]:
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__, __name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
+            # Classes that the module defines, not those that it imports as bases.
             if _is_family(value) and value.__module__ == module.name:
                 family = value()
                 found.update((name, family) for name in family.estimators)
@@ -35,6 +36,7 @@ def _is_family(value: Any) -> bool:
 def find_family(estimator: Any) -> Family:
     """Return the family of an estimator, or of a class that it is derived from."""
     every = load_families()
+    # By name, so that planning imports no estimator; the nearest base class decides.
     for cls in type(estimator).__mro__:
         if cls.__name__ in every:
             return every[cls.__name__]

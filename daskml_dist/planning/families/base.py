@@ -23,7 +23,8 @@ from daskml_dist.planning.rows import (
 from daskml_dist.policies import AllReduce, Policy
 from daskml_dist.training.job import INLINE
 
-#: Parameters that do not change the cost of a pass.
+#: Parameters that do not change the cost of an operation, so that they are left out of the key of
+#: kept costs: their effect, if any, is on the counts.
 _PARAMS_OF_EQUAL_COST = (
     "callbacks", "verbose", "checkpoint", "random_state", "max_iter", "tol", "warm_start", "run",
     "device", "n_jobs", "batch_size",
@@ -72,9 +73,9 @@ class Family(ABC):
     usual_there: ClassVar[Mapping[str, float]] = {"fit": 0.1, "read": 2e-9, "pass": 2e-3}
     #: Factor by which a range of seconds lies below and above the expected ones, at each place.
     spread: ClassVar[Mapping[str, float]] = {INLINE: 1.5, "cluster": 1.7}
-    #: Bytes of rows from which another lane in one process is worth a thread; 0: never.
+    #: Bytes of rows for each further thread of a fit in this process (4 MiB); 0: one thread alone.
     share: ClassVar[int] = 1 << 22
-    #: Distinct rows of tiny fits; the others repeat them.
+    #: Distinct rows of tiny fits; the others repeat them, since drawing takes longer than a fit.
     distinct: ClassVar[int] = 1000
     #: Whether sparse rows have a cost model, which counts their stored entries.
     takes_sparse: ClassVar[bool] = False
@@ -150,6 +151,7 @@ class Family(ABC):
         """Return the bytes that a fit sends between processes."""
         if place.trainers == 1:
             return 0.0
+        # Each trainer sends its message at a meeting, and gets one of the same size back.
         return 2.0 * work.message * work.meetings * work.passes * place.trainers
 
     # -- how it is measured --------------------------------------------------------------------
@@ -168,6 +170,8 @@ class Family(ABC):
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
         """Return equations of counts and seconds, from a fit and its passes."""
+        # Two equations, so that starts and passes are told apart. The median pass: the first one
+        # may fill caches, and any one may be disturbed by other programs.
         pass_seconds = median(records)
         return [
             (work.setup, max(seconds - pass_seconds * work.passes, 0.0)),
@@ -183,6 +187,7 @@ def _make_rows(
     Some rows are repeated, since drawing takes longer than a fit.
     """
     rng = np.random.default_rng(0)
+    # Drawn in float32, which is faster, whatever the dtype of the fit.
     distinct_rows = rng.standard_normal(
         (min(n_rows, distinct), n_features), dtype=np.float32
     ).astype(dtype)
@@ -191,6 +196,7 @@ def _make_rows(
     # learning rate, would go on too long.
     score = X[:, :8].sum(axis=1) / 8**0.5 + rng.standard_normal(n_rows).astype(dtype)
     if not n_classes:
-        return X, np.abs(score)
+        return X, np.abs(score)  # not negative, as losses of counts and of amounts require
+    # Classes of equal size, cut at quantiles of the score.
     bounds = np.quantile(score[:2000], np.linspace(0, 1, n_classes + 1)[1:-1])
     return X, np.digitize(score, bounds)

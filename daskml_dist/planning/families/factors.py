@@ -1,4 +1,9 @@
-"""Factors of users and items by alternating least squares."""
+"""Factors of users and items by alternating least squares.
+
+A half sweep solves a ridge regression of k unknowns for each user from its ratings (Zhou et al.
+2008): the normal equations cost k**2 for each rating, their solution k**3 for each user, or k**2
+for each step of conjugate gradients.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,7 @@ _RATING_BYTES = 24
 
 
 class ALSFamily(Family):
-    """Alternating least squares: a sweep solves for each user, and then for each item.
-
-    Normal equations cost the square of the rank for each rating, their solution its cube for each
-    user and item.
-    """
+    """Family of alternating least squares: a sweep solves for each user, then for each item."""
 
     kind = "ALS"
     estimators = ("ALS",)
@@ -81,7 +82,9 @@ class ALSFamily(Family):
         share, solved = rows.n_rows / side_by_side, keys / side_by_side
         cubes = rank**2 * estimator.cg_steps if estimator.solver == "cg" else rank**3
         return Work(
+            # `cut`: ratings are sorted by user and by item, and dealt to ranges of both.
             {"fit": 1.0, "cut": share, "send": float(rows.n_rows)},
+            # Both half sweeps read all ratings; together they solve for all users and items.
             {
                 "pass": 1.0,
                 "entry": 2 * share * rank,
@@ -90,6 +93,7 @@ class ALSFamily(Family):
             },
             passes,
             2.0,
+            # The factors of one side, in 8 bytes each; half of both sides on average.
             keys * rank * 8 / 2,
         )
 
@@ -101,6 +105,8 @@ class ALSFamily(Family):
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Return fits of few users, of many users, and of a high rank."""
         few = {"max_iter": 3, "tol": None}
+        # Equal ratings with 20 times the users and items tell "cube" from "entry" and "square",
+        # the higher rank tells these two from each other.
         if place.name != INLINE:
             return Probe(1000, 50, params=few), Probe(60_000, 1000, params=few)
         return (
@@ -135,7 +141,8 @@ def _estimate_distinct(ids: NDArray[Any]) -> float:
     seen, drawn = float(len(pd.unique(sample))), float(len(sample))
     if drawn == len(ids) or seen >= drawn:
         return seen
-    # Of k equally frequent ids n draws show about k (1 - exp(-n/k)): solved for k by bisection.
+    # Occupancy: n draws of k equally frequent ids show about k (1 - exp(-n/k)) of them, which grows
+    # with k: solved for k by bisection, 50 halvings for the precision of a float.
     low, high = seen, float(len(ids))
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,4 +1,10 @@
-"""Solvers that iterate over sums of all rows: gradients, least squares, k-means."""
+"""Solvers that iterate over sums of all rows: gradients, least squares, k-means.
+
+A pass sums a statistic over all rows, each process over its share, and all meet once: O(n d k)
+operations for n rows, d entries a row and k outputs. What differs between the families is k, the
+message of the meeting, and what is done with the sum. The number of passes depends on the rows,
+so that a range is planned where a tolerance ends the fit.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +34,12 @@ class _RoundSolverFamily(Family):
         """Return the operation counts: a process's share of rows and entries, times outputs."""
         entries, width = rows.row_entries, self.width(estimator, rows)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        # Not divided by the processes: all rows are read, or sent, by this one.
         setup = {"fit": 1.0, "read": float(rows.n_rows * entries)}
+        # `entry` is a multiplication and an addition, `row` what comes once for all of a row's
+        # entries, such as its loss.
         one_pass = {"pass": 1.0, "row": share * width, "entry": share * entries * width}
+        # A gradient: float64 for each feature and the intercept, of each output.
         message = float((rows.n_features + 1) * width * 8)
         return Work(setup, one_pass, passes, 1.0, message)
 
@@ -38,6 +48,8 @@ class _RoundSolverFamily(Family):
 
         On a cluster fits of few and many rows.
         """
+        # Few rows tell the costs of a fit and a pass; two widths of equally many rows tell `row`
+        # from `entry`; the last ones are larger than the caches.
         start = Probe(1000, 8, times=2)
         if place.name != INLINE:
             return start, Probe(400_000, 16, times=2)
@@ -64,6 +76,7 @@ class GradientSolverFamily(_RoundSolverFamily):
 
         The true number depends on the rows.
         """
+        # `max_iter` limits iterations, and line searches take further passes: half as many again.
         return _make_range(costs.passes or 10.0, 1.5 * estimator.max_iter)
 
 
@@ -86,6 +99,7 @@ class LeastSquaresFamily(_RoundSolverFamily):
         """Return the operation counts of products of all pairs of features, and of the solution."""
         work = super().work(estimator, rows, place, passes)
         d = rows.n_features
+        # X'X costs n d**2 operations, in BLAS, and its factorisation d**3, once in one process.
         squares = rows.n_rows / place.side_by_side(rows.nbytes, self.share) * d * d
         setup = {**work.setup, "cube": float(d**3)}
         # The message is the matrix of second moments in float64.
@@ -108,6 +122,7 @@ class KMeansFamily(_RoundSolverFamily):
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts of a fit, the search of the first centroids included."""
         work = super().work(estimator, rows, place, passes)
+        # Each row is compared with some candidates (k-means||): of the order of a pass.
         begin = work.one_pass["entry"]
         return Work({**work.setup, "begin": begin}, work.one_pass, passes, 1.0, work.message)
 

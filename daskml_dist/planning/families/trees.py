@@ -1,4 +1,9 @@
-"""Trees over binned features: boosting, forests, single trees."""
+"""Trees over binned features: boosting, forests, single trees.
+
+A tree that is grown level by level reads each row's bins once a level, and adds them to histograms
+of the row's node: n d log2(leaves) operations for n rows and d features, whatever the splits are.
+Splits are then found in the histograms, at a cost of bins, not of rows.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +44,13 @@ class BoostingFamily(Family):
         p = estimator._all_params()
         width = rows.n_classes if rows.n_classes > 2 else 1
         leaves = p["max_leaf_nodes"] or 2 ** (p["max_depth"] or 8)
+        # No more leaves than rows allow; and as if the tree were balanced, log2 of them levels.
         leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
         levels = min(log2(leaves), p["max_depth"] or 99)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        # Few rows have fewer distinct values, and so bins, than a histogram has room for.
         bins = min(rows.n_rows, _HISTOGRAM_SIZE / 2) * rows.n_features
+        # Binning reads each value once, in the processes; rows in memory are sent to them first.
         read = {"read": share * rows.n_features, "send": float(rows.n_rows * rows.n_features)}
         return Work(
             {"fit": 1.0, **read},
@@ -111,6 +119,7 @@ class ForestFamily(Family):
         leaf = p["min_samples_leaf"]
         leaf = leaf if leaf >= 1 else leaf * rows.n_rows
         full = log2(max(rows.n_rows / max(leaf, 1.0), 2.0))
+        # Trees are not balanced: a fifth deeper than a balanced tree of as many leaves.
         depth = min(full * 1.2, p["max_depth"] or 1e9)
         # Noisy targets are split down to single rows: about a node for every three of them.
         nodes = min(2.0 ** min(depth, 60.0), rows.n_rows / 3, p["max_leaf_nodes"] or 1e12)
@@ -125,7 +134,8 @@ class ForestFamily(Family):
                 "node": nodes * n_searched / place.side_by_side(rows.nbytes, self.share),
             },
             passes,
-            depth,
+            depth,  # a meeting for each level
+            # Histograms of the nodes of a level, on average, in float64; 4,096 nodes at most.
             float(min(nodes, 4096.0) * n_searched * _HISTOGRAM_SIZE * 8 / depth),
         )
 

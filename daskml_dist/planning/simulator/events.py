@@ -5,6 +5,12 @@ and which pushes are applied. Time is modelled: the computation of each worker w
 and first-come-first-served queues at every network card and at each server's processor.
 A `Training` may be handed in: then every push carries a real gradient, computed from the
 parameters that the worker had pulled in simulated time.
+
+It is a discrete-event simulation: a heap holds the events to come, and the clock jumps from one to
+the next. A queue needs no events of its own. With work taken in the order of arrival, it is one
+number, the time at which the resource is free again: a job that arrives at time t and takes s
+seconds ends at max(t, free) + s, which is the new `free` (Lindley's recursion). Policies without
+servers meet all at once, so their time is a sum of maxima, without any events.
 """
 
 from __future__ import annotations
@@ -78,7 +84,8 @@ class Stragglers:
         They depend on the seed alone, so that policies are compared on the same stragglers.
         """
         rng = np.random.default_rng(seed)
-        # Less half the variance, so that the lognormal factor has a mean of 1.
+        # The mean of exp(N(m, s**2)) is exp(m + s**2 / 2): with m = -s**2 / 2 it is 1, so that
+        # noise makes steps uneven, but not longer on average.
         factor = np.exp(self.noise * rng.standard_normal((workers, steps)) - self.noise**2 / 2)
         paused = rng.random((workers, steps)) < self.pause_share
         factor += paused * rng.exponential(self.pause or 1.0, (workers, steps))
@@ -92,7 +99,7 @@ class Training(Protocol):
     over: bool
 
     def pull(self) -> Any:
-        """Copy of the parameters."""
+        """Return a copy of the parameters."""
 
     def gradient(self, worker: int, copy: Any) -> Any:
         """Return the gradient of the worker's next batch."""
@@ -137,12 +144,12 @@ class SimulatedRun:
 
     @property
     def idle(self) -> float:
-        """Share of the workers' time in which they did not compute."""
+        """Return the share of the workers' time in which they did not compute."""
         return 1 - self.busy / (self.workers * self.seconds)
 
     @property
     def rate(self) -> float:
-        """Gradients that counted, a second."""
+        """Return the gradients that counted, per second."""
         return self.steps / self.seconds
 
     def efficiency(self, costs: Costs) -> float:
@@ -151,7 +158,7 @@ class SimulatedRun:
 
 
 #: No stragglers.
-UNDISTURBED = Stragglers()
+_UNDISTURBED = Stragglers()
 
 
 def simulate(
@@ -162,13 +169,18 @@ def simulate(
     servers: int = 1,
     n_bytes: float = 1024,
     steps: int = 100,
-    stragglers: Stragglers = UNDISTURBED,
+    stragglers: Stragglers = _UNDISTURBED,
     seed: int = 0,
     cached: bool = False,
     colocated: bool = False,
     training: Training | None = None,
 ) -> SimulatedRun:
-    """Simulate until `steps` gradients per worker have been applied, or the training is over."""
+    """Simulate until `steps` gradients per worker have been applied, or the training is over.
+
+    Servers hold equal parts of the `n_bytes` of parameters. If `cached`, workers under bounded
+    staleness pull only once their copy is too old (the rule of Ho et al. 2013); if `colocated`,
+    server i runs on the machine of worker i, without a network between the two.
+    """
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
         return _simulate_replicas(policy, costs, seconds, n_bytes)
@@ -187,10 +199,13 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     others = workers - 1
     if others == 0:
         return 0.0
+    # Mesh: one latency, but all bytes to each of the others.
     if n_bytes <= _MAX_MESH_BYTES or workers == 2:
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
-    # Ring all-reduce: each worker passes on a part, n - 1 times to sum and n - 1 times to share.
+    # Ring: each worker passes on a part of 1/n of the bytes, n - 1 times to sum (reduce-scatter)
+    # and n - 1 times to share (all-gather). 2 (n - 1)/n of the bytes go through each card, which is
+    # the least possible (Patarasu and Yuan 2009), at the price of 2 (n - 1) latencies.
     part = n_bytes / workers
     hop = costs.latency + costs.peer + part / costs.bandwidth
     return 2 * others * hop + others * part * costs.add
@@ -202,12 +217,15 @@ def _simulate_replicas(
     """Simulate policies without servers: after every few steps all workers all-reduce."""
     workers, steps = seconds.shape
     every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
-    ends = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
+    # Seconds of each worker between two meetings; a meeting waits for the slowest worker.
+    rounds = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
+    n_meetings = len(rounds)
     meeting = allreduce_seconds(costs, workers, n_bytes)
-    # An all-reduced step is applied on every trainer at once; local ones while they compute.
-    applies = costs.apply * n_bytes * (len(ends) if every == 1 else steps)
-    total = float(ends.sum() + len(ends) * meeting + applies)
-    network = len(ends) * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
+    # An all-reduced step is applied once for each meeting, a local one at each step.
+    applies = costs.apply * n_bytes * (n_meetings if every == 1 else steps)
+    total = float(rounds.sum() + n_meetings * meeting + applies)
+    # Bytes through a card: those of a ring, or n - 1 times all of a mesh.
+    network = n_meetings * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
     if n_bytes <= _MAX_MESH_BYTES:
         network *= workers / 2
     return SimulatedRun(
@@ -215,7 +233,7 @@ def _simulate_replicas(
         total,
         float(seconds.sum()),
         workers * steps,
-        updates=len(ends),
+        updates=n_meetings,
         use={"worker network": network / total},
     )
 
@@ -228,10 +246,13 @@ class _Server:
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
+        #: Version and gradients of each lane's push that was not applied yet.
         self.pending: dict[int, tuple[int, list[Any]]] = {}
-        #: Lanes whose answers the gate holds back, slowest clock first.
+        #: Heap of clock and lane, of lanes whose answers the gate holds back.
         self.waiting: list[tuple[int, int]] = []
         self.version = 0
+        #: Times at which the card (inwards), the processor and the card (outwards) are free again,
+        #: and seconds for which each was used. Cards send and receive at the same time.
         self.read_free = self.cpu_free = self.write_free = 0.0
         self.read_used = self.cpu_used = self.write_used = 0.0
 
@@ -241,17 +262,23 @@ class _Worker:
 
     def __init__(self, number: int, seconds: list[float]) -> None:
         self.number = number
+        #: Seconds of its steps; after the last one they begin again.
         self.seconds = seconds
-        self.made = 0
+        #: Steps that it began, also those whose gradients a round did not wait for.
+        self.n_begun = 0
         self.clock = 0
         #: Clock up to which a cached copy is fresh enough.
         self.horizon = 0
+        #: Parameters that it pulled last, and their version.
         self.copy: Any = None
         self.version = 0
+        #: Gradients since its last push.
         self.gradients: list[Any] = []
+        #: Time at which its present step began, and seconds that it has computed.
         self.began = self.busy = 0.0
+        #: As of a server's card; `moved` are the seconds in which it sent or received.
         self.write_free = self.read_free = self.moved = 0.0
-        #: When the first byte of each server's answer comes, and how long it takes to read.
+        #: Time at which the first byte of each server's answer arrives, and seconds to read it.
         self.answers: list[tuple[float, float]] = []
 
 
@@ -287,6 +314,8 @@ class _ServerSimulation:
         self._servers = [_Server(policy.gate(range(workers))) for _ in range(servers)]
         self._workers = [_Worker(i, row) for i, row in enumerate(seconds.tolist())]
         self._events: list[_Event] = []
+        #: Second key of the heap: events of one time keep their order, and are never compared
+        #: themselves.
         self._ties = itertools.count()
         self._ended = 0.0
         self._staleness_sum = 0
@@ -309,26 +338,31 @@ class _ServerSimulation:
     def _begin(self, worker: _Worker, now: float) -> None:
         """Start the next step of a worker."""
         worker.began = now
-        done = now + worker.seconds[worker.made % len(worker.seconds)]
-        worker.made += 1
+        done = now + worker.seconds[worker.n_begun % len(worker.seconds)]
+        worker.n_begun += 1
         self._schedule((done, next(self._ties), worker, -1, 0, (False, False), 0, []))
 
     def _schedule(self, event: _Event) -> None:
+        """Add an event to the heap."""
         heapq.heappush(self._events, event)
 
     def _computed(self, worker: _Worker, now: float) -> None:
         """Take a ready gradient: push and pull where the policy's loop would, else step again."""
         worker.busy += now - worker.began
         worker.clock += 1
+        # In the order of simulated time, by the parameters that the worker had pulled: a gradient
+        # is as stale as it would be on the cluster.
         if self._training is not None:
             worker.gradients.append(self._training.gradient(worker.number, worker.copy))
         push = worker.clock % self._push_every == 0
         pull = worker.clock % self._pull_every == 0
+        # Ho et al. 2013: a cached copy is read as long as it misses no update that is older than
+        # the bound.
         if self._cached:
             pull = worker.clock > worker.horizon
         if push or pull:
             self._send(worker, now, push, pull)
-        if pull:
+        if pull:  # it waits for the answers
             worker.answers = []
         else:
             self._begin(worker, now)
@@ -338,20 +372,23 @@ class _ServerSimulation:
         gradients: list[Any] = []
         if push:
             gradients, worker.gradients = worker.gradients, []
-        duration = self._transfer if push else 0.0
+        duration = self._transfer if push else 0.0  # a request has next to no bytes
         for s in range(len(self._servers)):
-            first = now
+            # The first byte arrives a latency after it was sent. The rest follows at the pace of
+            # the sender's card; the receiver's card reads it meanwhile, unless it is busy.
+            first_byte = now
             if not self._is_local(worker, s):
                 start = max(worker.write_free, now)
                 worker.write_free = start + duration
                 worker.moved += duration
-                first = start + self._costs.latency
+                first_byte = start + self._costs.latency
             self._schedule(
-                (first, next(self._ties), worker, s, worker.clock, (push, pull),
+                (first_byte, next(self._ties), worker, s, worker.clock, (push, pull),
                  worker.version, gradients)
             )  # fmt: skip
 
     def _is_local(self, worker: _Worker, server: int) -> bool:
+        """Return whether worker and server share a machine, and use no network."""
         return self._colocated and worker.number == server
 
     def _arrived(
@@ -366,6 +403,7 @@ class _ServerSimulation:
     ) -> None:
         """Take a message whose first byte has reached a server, in the order of arrival."""
         server, (push, pull) = self._servers[number], wants
+        # Two queues, one after the other: the card reads the message, then the processor works.
         read = now
         if push and not self._is_local(worker, number):
             read = server.read_free = max(server.read_free, now) + self._transfer
@@ -393,23 +431,27 @@ class _ServerSimulation:
             gate.join(lane, clock)
             self._apply(server, [(version, gradients)], made)
             return
+        # A push of a round that has closed is dropped (backup workers).
         if not gate.push(lane, clock):
             self.result.dropped += first
             return
         server.pending[lane] = version, gradients
+        # Groups of lanes whose pushes become one update: all of a round, or a single lane.
         while group := gate.due():
-            pushes = [server.pending.pop(one) for one in group]
+            pushes = [server.pending.pop(member) for member in group]
             self._apply(server, pushes, len(pushes) * self._push_every)
 
     def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
         """Apply pushes as one update; the first server counts for all."""
-        cost = self._costs.apply
+        # A round first adds up its pushes, then makes one update of their sum.
+        seconds_per_byte = self._costs.apply
         if self._policy.loop == "bulk":
-            cost += len(pushes) * self._costs.add
-        self._work(server, cost * self._bytes)
+            seconds_per_byte += len(pushes) * self._costs.add
+        self._work(server, seconds_per_byte * self._bytes)
         if server is self._servers[0]:
             self.result.steps += steps
             self.result.updates += 1
+            # Updates that were applied since the oldest of the parameters that were pulled.
             self._staleness_sum += max(server.version - version for version, _ in pushes)
             self._ended = server.cpu_free
             if self._training is not None:
@@ -448,14 +490,15 @@ class _ServerSimulation:
             self._begin(worker, self._received(worker))
 
     def _give(self, worker: _Worker, clock: int) -> None:
-        """Hand over the current parameters of the first server."""
+        """Hand over the current parameters of the first server, which stands for all shards."""
         server = self._servers[0]
         worker.version = server.version
         if self._policy.loop == "bulk":
-            # A round may have closed without this worker.
+            # A round may have closed without this worker, which then joins the open one.
             worker.clock = clock
         if self._training is not None:
             worker.copy = self._training.pull()
+        # The copy has all updates of the slowest lane's clock.
         if self._staleness is not None:
             slowest = min(server.gate.clocks.values())
             worker.horizon = slowest + self._staleness
@@ -483,6 +526,7 @@ class _ServerSimulation:
         result.use = {
             "server processor": max(s.cpu_used for s in servers) / end,
             "server network": max(max(s.read_used, s.write_used) for s in servers) / end,
+            # Half, since `moved` adds up both directions of a card.
             "worker network": max(w.moved for w in self._workers) / 2 / end,
         }
         return result

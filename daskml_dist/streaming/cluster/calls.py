@@ -1,4 +1,9 @@
-"""Calls of a stream on a cluster: their steps, and the shares of these that lanes learn."""
+"""Calls of a stream on a cluster: their rows cut into steps, and each step dealt to lanes.
+
+Under a lockstep policy all lanes have a share of each step. Otherwise whole steps go to lanes in
+turn, so that no lane waits for another. The cut depends on the rows and the number of lanes alone,
+not on the number of workers or on time, so that a call that is repeated after a loss is cut alike.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,8 @@ from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec
 
-#: Steps of a pass of a stream: more than any stream takes, since it has no end.
+#: Steps of the one pass of a stream: more than any stream takes, since it has no end (2**60; loops
+#: compare and add such counts in int64).
 _UNLIMITED_STEPS = 1 << 60
 
 
@@ -68,9 +74,11 @@ class StreamLayout:
     def fit(self, fit: FitSpec, state: ShardState, n_lanes: int) -> FitSpec:
         """Return a one-lane fit as a fit of `n_lanes` lanes whose servers start from `state`."""
         policy, outer = self.policy, None
+        # Outer step along the lanes' mean change; rate 1 without momentum is plain averaging.
         if policy.outer_rate != 1 or policy.outer_momentum != 0:
             outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
         work = fit.steps
+        # Lanes count alike in means: a stream has no number of rows of each lane to weight them by.
         rows = replace(fit.rows, lane_rows=(1,) * n_lanes)
         return replace(fit, rows=rows).replace_work(
             policy=policy,

@@ -2,7 +2,13 @@
 
 `StreamActors` are the servers and lanes on the workers; one generation of them lives until a worker
 is lost. `ClusterSteps` takes the place of a session's `Steps`: it sends calls to the actors, and
-after a loss opens the next generation, which repeats the calls since the last fetched state.
+after a loss opens the next generation.
+
+Recovery is by replay of a log: the client keeps the state that it fetched last and all calls since
+(`_StateAndCalls`). A new generation starts from that state and learns these calls again, which
+gives each call's rows exactly one place in the parameters, whatever the lost actors had done with
+them. No standby servers or snapshots on workers are needed, since the client has the rows anyway.
+The log is cut whenever the state is fetched.
 """
 
 from __future__ import annotations
@@ -190,6 +196,7 @@ class StreamActors:
         except Exception as error:
             if self._membership.is_there(actor.address) and actor.future.status == "error":
                 raise
+            # An error of the actor's constructor is the user's; any other one may be a lost worker.
             raise WorkerUnreachableError(actor.address, repr(error)) from error
 
     def _check_alive(self, actor: _StreamActor) -> None:
@@ -317,7 +324,9 @@ class StreamActors:
                 lanes |= states
         if whole is None:
             return _average_states(lanes), lanes
-        if lanes:  # servers sum changes of the parameters alone; replicas have the optimizer
+        # Hogwild has both: servers sum changes of the parameters alone, and the optimizer's state
+        # is that of the first worker's replica.
+        if lanes:
             whole.opt_state, whole.step = lanes[0].opt_state, lanes[0].step
             lanes = {0: whole}
         return whole, lanes
@@ -332,6 +341,7 @@ def _average_states(states: dict[int, ShardState]) -> ShardState:
     first = states[min(states)].part(slice(None))
     if len(states) == 1:
         return first
+    # Summed in the order of lanes and in float64, so that the mean has the same bits each time.
     in_order = [states[lane] for lane in sorted(states)]
     first.w = np.mean([state.w for state in in_order], axis=0, dtype=np.float64).astype(
         first.w.dtype
@@ -353,7 +363,8 @@ _KEPT_CALLS, _MAX_KEPT_BYTES = 64, 1 << 26
 _STATE_BYTES_PER_CALL = 1 << 14
 #: Losses of workers without a call learned in between, beyond which the stream fails.
 _MAX_LOSSES_IN_A_ROW = 8
-#: Seconds to wait after a loss, times the losses in a row.
+#: Seconds to wait after a loss, times the losses in a row: a linear backoff, in which a nanny
+#: restarts its worker.
 _RETRY_SECONDS = 0.05
 
 

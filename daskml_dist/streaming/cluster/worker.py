@@ -1,4 +1,11 @@
-"""The Dask actor that hosts the lanes of a stream on one worker, and their thread."""
+"""The Dask actor that hosts the lanes of a stream on one worker, and their thread.
+
+Three threads of control meet here. The client's messages arrive as coroutines in the worker's event
+loop (`LaneHost`), which must never block. The lanes step in a thread of their own (`_run_trainer`),
+which runs the same `Trainer` and the same step loops as a fit. Between them lies a queue of
+functions, each with a future for its result (`_LaneThreadQueue`). A `Learner` adapts a policy's
+step loop, which in a fit draws its own batches, to steps that are handed in by calls.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +44,12 @@ from daskml_dist.training.worker.loops.shared import SharedReplica
 from daskml_dist.training.worker.reader import BatchReader, LaneBatch
 from daskml_dist.training.worker.trainer import Trainer
 
-#: Number of a step, lane, and the sum of the losses of its share.
+#: For each share that was learned: number of the step, lane, and sum of the losses of its rows.
 Losses = list[tuple[int, int, float]]
 
 
 class CallReader(BatchReader):
-    """Batches of a lane that are its shares of the steps of calls, in their order.
+    """Reader of a lane whose batches are its shares of the steps of calls, in their order.
 
     Parameters
     ----------
@@ -52,17 +59,19 @@ class CallReader(BatchReader):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        #: Batches that no step has taken yet.
+        #: Batches that were put and that no step has taken yet, the oldest first.
         self.waiting: deque[LaneBatch] = deque()
 
     def put(self, number: int, X: Any, y: Any, weight: Any) -> None:
         """Add the lane's share of step `number`."""
         n_rows, device = X.shape[0], self._backend.to_device
         y, weight = (None if a is None else device(a) for a in (y, weight))
+        # All rows, but in the backend's own type of rows: CSR matrices become its sparse rows.
         X = self._backend.rows(device(X), slice(0, n_rows))
         # Random streams follow from the number of the step, so a call that is learned again after a
         # loss draws the same numbers.
-        pieces = [BatchRows(X, y, weight, (*self._stream, number, 0))] if n_rows else []
+        key = (*self._stream, number, 0)
+        pieces = [BatchRows(X, y, weight, key)] if n_rows else []
         self.waiting.append(LaneBatch(pieces, n_rows, self._touched_parameters(pieces)))
 
     def seek(self, clock: int) -> None:
@@ -70,26 +79,25 @@ class CallReader(BatchReader):
 
     def next(self, may_gather: bool) -> LaneBatch:
         """Return the next batch; an empty one after the last step of the calls so far."""
+        # Step loops draw the batch of the next step while the servers work on this one, so they
+        # ask once more after the last step of a call.
         return self.waiting.popleft() if self.waiting else self._make_batch([], 0)
 
 
 class Learner(ABC):
-    """Lanes of one worker, which learn the calls of a stream, from :meth:`load` on.
+    """Lanes of one worker that learn the calls of a stream by the loop of a policy.
+
+    :meth:`load` comes before the first call.
 
     Parameters
     ----------
     context : Context
     connection : ShardedConnection
     first : int
-        Number of the step that comes first.
+        Number of the first step of this generation, counted from the begin of the stream.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        connection: ShardedConnection,
-        first: int,
-    ) -> None:
+    def __init__(self, context: Context, connection: ShardedConnection, first: int) -> None:
         self._context, self._connection = context, connection
         self._work = context.fit.steps
         self._lanes = {lane.number: lane for lane in context.lanes}
@@ -98,6 +106,7 @@ class Learner(ABC):
 
     def take(self, steps: list[Step]) -> Losses:
         """Take the steps of a call; return the losses of the shares, each before its step."""
+        # All shares are put before the first step, since a step's loop draws the next batch too.
         for number, _, shares in steps:
             for lane, *rows in shares:
                 self._readers[lane].put(number, *rows)
@@ -122,17 +131,17 @@ class Learner(ABC):
 
     @abstractmethod
     def load(self, states: dict[int, ShardState]) -> None:
-        """Begin with parameters, or go on from others; by lane, where lanes hold them."""
+        """Start or continue from the parameters of each lane; servers hold them already."""
 
     def flush(self) -> None:  # noqa: B027 (most push what they have at once)
         """Push all gradients that have not been pushed, and wait until the servers have them."""
 
     def states(self) -> dict[int, ShardState]:
-        """Return the states that lanes here hold; of equal ones that of the first lane alone."""
+        """Return the states that lanes here hold, by lane; an equal state is returned once."""
         return {}
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:  # noqa: B027
-        """Go on with rows of larger values."""
+        """Adapt the optimizer's feature scales to rows of larger values."""
 
 
 def make_learner(context: Context, connection: ShardedConnection, first: int) -> Learner:
@@ -150,14 +159,15 @@ def make_learner(context: Context, connection: ShardedConnection, first: int) ->
 class _BulkLearner(Learner):
     """Lanes that step together through the servers (``"sync"``)."""
 
+    #: Whether the last step has pulled the parameters from which the next one may step.
     _has_parameters = False
 
     def load(self, states: dict[int, ShardState]) -> None:
         self._steps = BulkSteps(self._context, self._connection)
 
     def _begin_call(self) -> None:
-        # The last step of a call pulls all parameters for the next one, unless each step pulls
-        # those that its rows touch: which these are, only the next call tells.
+        # The last step of a call has pulled the parameters for the step after it. Where a step
+        # pulls only the coordinates that its rows touch, it cannot: the next call has the rows.
         if self._has_parameters and not self._work.coordinates:
             self._steps.draw_first_batches()
         else:
@@ -168,17 +178,19 @@ class _BulkLearner(Learner):
         self._steps.step()
 
     def _end_call(self) -> None:
-        # Nobody begins the next call before the first worker has answered.
+        # Rank 0 alone asks, since the servers serve all lanes. No lane steps meanwhile: the client
+        # sends the next call once all hosts have answered this one.
         if self._work.rule.penalty_is_lazy and self._context.rank == 0:
             self._connection.call_all("apply_pending_penalty")
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
-        self._has_parameters = False  # the servers change them
+        self._has_parameters = False  # the servers change them, so they are pulled anew
 
 
 class _ReplicaLearner(Learner):
-    """Lanes that step on replicas of the parameters, by lane."""
+    """Lanes that step on replicas of the parameters."""
 
+    #: By lane; a replica that several lanes share stands under lane 0.
     _replicas: dict[int, Shard]
 
     def _end_call(self) -> None:
@@ -194,7 +206,7 @@ class _ReplicaLearner(Learner):
 
 
 class _SummedLearner(_ReplicaLearner):
-    """Lanes that share a replica a worker, and sum all gradients (``"allreduce"``)."""
+    """Lanes that share one replica on each worker, and sum all gradients (``"allreduce"``)."""
 
     def load(self, states: dict[int, ShardState]) -> None:
         self._steps = SummedSteps(self._context, states[0])
@@ -204,13 +216,18 @@ class _SummedLearner(_ReplicaLearner):
         self._steps.step(n_rows)
 
     def states(self) -> dict[int, ShardState]:
+        # All workers apply equal sums to equal replicas, so rank 0 has the state of all.
         return {} if self._context.rank else super().states()
 
 
 class _AveragedLearner(_ReplicaLearner):
-    """Lanes with a replica each, averaged now and then (``"local"``) or never (``"average"``)."""
+    """Lanes with a replica each, averaged every few steps (``"local"``) or never (``"average"``).
+
+    Replicas that never meet here become their mean when the client calls `ClusterSteps.meeting`.
+    """
 
     def load(self, states: dict[int, ShardState]) -> None:
+        # A copy for each lane: replicas change in place, and several may start from lane 0's.
         self._steps = AveragedSteps(
             self._context, lambda lane: states.get(lane, states[0]).part(slice(None))
         )
@@ -223,15 +240,15 @@ class _AveragedLearner(_ReplicaLearner):
 class _FreeLearner(Learner):
     """Lanes that pull, and push their gradients, each at its own pace (``"async"``, ``"ssp"``).
 
-    Steps come to lanes in turn, so those that a lane waits for under a bound on its lead were dealt
-    before its own: nobody waits for a step that is not under way.
+    A bound on the lead (SSP, Ho et al. 2013) cannot deadlock a stream: steps are dealt to lanes in
+    turn, so the steps of slower lanes that a lane waits for were sent before its own.
     """
 
     def load(self, states: dict[int, ShardState]) -> None:
         self._steps = {
             number: FreeLaneSteps(self._context, self._connection, lane, ahead=False)
             for number, lane in self._lanes.items()
-        }
+        }  # `ahead=False`: the rows of a lane's next step may not have arrived
 
     def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
         for lane in lanes:
@@ -240,7 +257,8 @@ class _FreeLearner(Learner):
     def flush(self) -> None:
         for steps in self._steps.values():
             steps.push_rest()
-        # Servers take messages in their order, so they have taken all pushes once they answer.
+        # A barrier: servers take the messages of a connection in order, so all pushes have been
+        # applied once they answer. "restore" of no lanes is a request without an effect.
         self._connection.call_all("restore", lanes=[])
 
 
@@ -248,8 +266,8 @@ class _SharedLearner(_ReplicaLearner):
     """Lanes that share a replica, whose changes go to the servers after each call (``"hogwild"``).
 
     Lanes of a worker take their steps one after the other; workers do not wait for each other.
-    Where steps touch few of the parameters, the replica knows the others as they were when it
-    touched them last.
+    Where steps touch few of the parameters, only these are pulled, and the replica has all others
+    as they were when it touched them last.
     """
 
     def load(self, states: dict[int, ShardState]) -> None:
@@ -257,14 +275,15 @@ class _SharedLearner(_ReplicaLearner):
         self._replicas = {0: self._shared.replica}
 
     def _begin_call(self) -> None:
+        # Union of the parameters that the call's batches touch; None: all.
         waiting = [batch for reader in self._readers.values() for batch in reader.waiting]
-        few = [batch.index for batch in waiting if batch.index is not None]
-        self._index = np.unique(np.concatenate(few)) if few else None
+        touched = [batch.index for batch in waiting if batch.index is not None]
+        self._index = np.unique(np.concatenate(touched)) if touched else None
         self._shared.pull_parameters(self._index)
 
     def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
         for lane in lanes:
-            # Rates follow from the steps of all workers.
+            # A schedule counts the steps of all workers, and the replica knows only its own.
             self._shared.replica.version = number - self._first
             self._shared.step(lane)
 
@@ -272,6 +291,7 @@ class _SharedLearner(_ReplicaLearner):
         self._shared.exchange_changes(pull=False, index=self._index)
 
     def flush(self) -> None:
+        # Calls push only what they touched; penalties of all other parameters are pending here.
         if self._work.rule.penalty_is_lazy:
             self._shared.pull_parameters()
             self._shared.replica.apply_pending_penalty()
@@ -282,53 +302,59 @@ class _SharedLearner(_ReplicaLearner):
         return {} if self._context.rank else super().states()
 
 
-class _OrderQueue:
-    """Orders to the thread of the lanes, and their results. It does not hold the actor."""
+class _LaneThreadQueue:
+    """Queue of functions that the thread of the lanes calls, each with a future for its result.
+
+    It holds no reference to the actor, so that the garbage collector may end the thread.
+    """
 
     def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        #: What ended the thread, or will; a list, since the garbage collector may add to it.
+        #: Pairs of a function and its future; None ends the thread.
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        #: Not empty once the thread ends: its error, or None. A list and a SimpleQueue, since a
+        #: finalizer may add to both at any moment, also while this thread holds a lock.
         self.ended: list[BaseException | None] = []
 
-    def order(self, function: Callable[[Learner], Any]) -> Future[Any]:
-        """Have the lanes' thread call a function, after all earlier ones."""
+    def submit(self, function: Callable[[Learner], Any]) -> Future[Any]:
+        """Have the lanes' thread call a function, after all earlier ones; return its future."""
         result: Future[Any] = Future()
-        self._orders.put((function, result))
+        self._tasks.put((function, result))
+        # Tested after the put: a thread that ended before it has emptied the queue already.
         if self.ended:
-            self.refuse()
+            self.refuse_rest()
         return result
 
     def end(self) -> None:
         """Let the thread end; may be called by the garbage collector, in any thread."""
         self.ended.append(None)
-        self._orders.put(None)
+        self._tasks.put(None)
 
-    def work(self, learner: Learner) -> None:
-        """Carry out orders until the end, or an error."""
-        while (order := self._orders.get()) is not None:
-            function, result = order
+    def run(self, learner: Learner) -> None:
+        """Call the functions in their order, until the end or an error."""
+        while (task := self._tasks.get()) is not None:
+            function, result = task
             try:
                 result.set_result(function(learner))
             except BaseException as error:
-                with suppress(InvalidStateError):
+                with suppress(InvalidStateError):  # its caller has gone away
                     result.set_exception(_as_package_error(error))
                 raise
 
-    def refuse(self) -> None:
-        """Answer what nobody will carry out any more."""
+    def refuse_rest(self) -> None:
+        """Set an error on the futures of all functions that the thread will not call any more."""
         error = next((e for e in self.ended if e is not None), None)
         with suppress(queue.Empty):
             while True:
-                order = self._orders.get_nowait()
-                if order is not None:
+                task = self._tasks.get_nowait()
+                if task is not None:
                     with suppress(InvalidStateError):
-                        order[1].set_exception(error or TrainingError("The stream has ended."))
+                        task[1].set_exception(error or TrainingError("The stream has ended."))
 
 
 class _LaneTrainer(Trainer):
-    """Trainer whose rows come with its orders."""
+    """Trainer that takes its rows and its steps from a queue, instead of blocks and passes."""
 
-    desk: _OrderQueue
+    tasks: _LaneThreadQueue
     first: int
 
     def _make_lanes(self, ready: Any, stack: Any) -> list[Lane]:
@@ -340,16 +366,16 @@ class _LaneTrainer(Trainer):
     def _run_loop(self, context: Context) -> None:
         connection = context.connect()
         try:
-            self.desk.work(make_learner(context, connection, self.first))
+            self.tasks.run(make_learner(context, connection, self.first))
         finally:
             connection.close()
 
 
 class LaneHost:
-    """Actor: lanes of a stream on one worker, which learn in a thread of their own.
+    """Actor that hosts lanes of a stream on one worker, which learn in a thread of their own.
 
-    Its methods wait in the worker's event loop, so that streams side by side never hold a thread
-    that another one waits for.
+    Its methods are coroutines of the worker's event loop. Dask runs blocking methods of all actors
+    of a worker in one thread, where streams side by side, whose lanes wait for others, deadlock.
 
     Parameters
     ----------
@@ -362,78 +388,84 @@ class LaneHost:
     def __init__(self, fit: FitSpec, spec: TrainerSpec, first: int) -> None:
         worker = get_worker()
         self.run_id = spec.run_id
-        self._desk = desk = _OrderQueue()
+        self._tasks = tasks = _LaneThreadQueue()
+        #: Calls that came before an earlier one: steps, and the future that the message awaits.
         self._early: dict[int, tuple[list[Step], Future[Any]]] = {}
-        self._next = 0
-        wait = Wait(fit.run.timeout, lambda: bool(desk.ended))
+        self._next_call = 0
+        wait = Wait(fit.run.timeout, lambda: bool(tasks.ended))
         credentials = credentials_of(worker, spec.secret, fit.run.shared_memory)
         trainer = _LaneTrainer(fit, spec, wait, credentials, find_reachable_host(worker))
-        trainer.desk, trainer.first = desk, first
-        # The scheduler drops the actor when its client goes; the thread must not hold it.
-        self._end = weakref.finalize(self, desk.end)
-        given = trainer, desk, worker, spec.run_id
-        threading.Thread(target=_run_trainer, args=given, daemon=True, name="daskml-stream").start()
+        trainer.tasks, trainer.first = tasks, first
+        # The scheduler drops the actor when its client goes away. The thread holds no reference to
+        # the actor, so that this finalizer runs then and ends the thread.
+        self._end = weakref.finalize(self, tasks.end)
+        args = trainer, tasks, worker, spec.run_id
+        threading.Thread(target=_run_trainer, args=args, daemon=True, name="daskml-stream").start()
 
     async def learn(self, number: int, steps: list[Step]) -> Losses:
-        """Learn call `number` (from 0): the losses of the shares, each before its step."""
+        """Learn call `number` (from 0); return the losses of the shares, each before its step."""
         result: Future[Any] = Future()
         self._early[number] = steps, result
-        # Messages may overtake each other.
-        while self._next in self._early:
-            self._begin(*self._early.pop(self._next))
-            self._next += 1
-        found: Losses = await asyncio.wrap_future(result)
-        return found
+        # Messages of a client may overtake each other; lanes learn calls in their order.
+        while self._next_call in self._early:
+            self._submit_call(*self._early.pop(self._next_call))
+            self._next_call += 1
+        losses: Losses = await asyncio.wrap_future(result)
+        return losses
 
-    def _begin(self, steps: list[Step], result: Future[Any]) -> None:
-        def tell(done: Future[Any]) -> None:
-            with suppress(InvalidStateError):
+    def _submit_call(self, steps: list[Step], result: Future[Any]) -> None:
+        """Have the lanes learn a call, and copy the outcome to the future that is awaited."""
+
+        def copy_outcome(done: Future[Any]) -> None:
+            with suppress(InvalidStateError):  # the message was cancelled
                 if (error := done.exception()) is not None:
                     result.set_exception(error)
                 else:
                     result.set_result(done.result())
 
-        self._desk.order(lambda learner: learner.take(steps)).add_done_callback(tell)
+        self._tasks.submit(lambda learner: learner.take(steps)).add_done_callback(copy_outcome)
 
     async def flush(self) -> None:
-        """See that the servers have all that was learned."""
-        await asyncio.wrap_future(self._desk.order(lambda learner: learner.flush()))
+        """Wait until the servers have all that was learned."""
+        await asyncio.wrap_future(self._tasks.submit(lambda learner: learner.flush()))
 
     async def states(self) -> dict[int, ShardState]:
-        """States that lanes here hold."""
-        found: dict[int, ShardState] = await asyncio.wrap_future(
-            self._desk.order(lambda learner: learner.states())
+        """Return the states that lanes here hold, by lane."""
+        states: dict[int, ShardState] = await asyncio.wrap_future(
+            self._tasks.submit(lambda learner: learner.states())
         )
-        return found
+        return states
 
     async def load(self, states: dict[int, ShardState]) -> None:
-        """Go on from parameters, the first ones too; waits until the lanes have met the others."""
-        await asyncio.wrap_future(self._desk.order(lambda learner: learner.load(states)))
+        """Start or continue from the lanes' states; the first time, wait for all trainers."""
+        await asyncio.wrap_future(self._tasks.submit(lambda learner: learner.load(states)))
 
     async def rescale(self, largest: Any, norm: float) -> None:
-        """Go on with rows of larger values."""
-        await asyncio.wrap_future(self._desk.order(lambda learner: learner.rescale(largest, norm)))
+        """Adapt the optimizer's feature scales to rows of larger values."""
+        done = self._tasks.submit(lambda learner: learner.rescale(largest, norm))
+        await asyncio.wrap_future(done)
 
     async def close(self) -> None:
-        """Let the lanes end."""
+        """End the thread of the lanes."""
         self._end()
 
 
-def _run_trainer(trainer: _LaneTrainer, desk: _OrderQueue, worker: Any, run_id: str) -> None:
+def _run_trainer(trainer: _LaneTrainer, tasks: _LaneThreadQueue, worker: Any, run_id: str) -> None:
+    """Run the lanes until their queue ends; refuse all that was not learned by then."""
     try:
         with count_working_trainer(worker, run_id):
             trainer.run({})
     except BaseException as error:
-        desk.ended.append(_as_package_error(error))
+        tasks.ended.append(_as_package_error(error))
     finally:
-        desk.ended.append(None)
-        desk.refuse()
+        tasks.ended.append(None)
+        tasks.refuse_rest()
 
 
 def _as_package_error(error: BaseException) -> BaseException:
-    """An error as the client is told of it, who takes others than ours for a loss."""
+    """Return an error of the package: the client takes any other one for the loss of a worker."""
     if isinstance(error, DaskMLDistError):
         return error
-    told = TrainingError(f"A lane of the stream failed: {error!r}")
-    told.add_note("".join(traceback.format_exception(error)))
-    return told
+    translated = TrainingError(f"A lane of the stream failed: {error!r}")
+    translated.add_note("".join(traceback.format_exception(error)))
+    return translated
