@@ -194,7 +194,7 @@ def assert_clean(client: Client, keep: Any = (), timeout: float = 200.0) -> None
     deadline = time.monotonic() + timeout
     while left := _left_behind(client, kept):
         if time.monotonic() > deadline:
-            pytest.fail(f"left behind on the cluster: {left}")
+            pytest.fail(f"left behind on the cluster: {left}; {_holders(client, left)}")
         gc.collect()
         time.sleep(0.005)
 
@@ -205,6 +205,25 @@ def _left_behind(client: Client, kept: set[Any]) -> dict[str, Any]:
     actors: dict[str, list[Any]] = client.run(_worker_actors)
     found["actors"] = {address: keys for address, keys in actors.items() if keys}
     return {what: names for what, names in found.items() if names}
+
+
+def _holders(client: Client, left: dict[str, Any]) -> str:
+    """Return who keeps the tasks: their state on the scheduler, and futures of this process."""
+
+    def states(dask_scheduler: Any) -> list[str]:
+        tasks = [
+            dask_scheduler.tasks[key]
+            for key in left.get("tasks", ())
+            if key in dask_scheduler.tasks
+        ]
+        return [
+            f"{ts.key}: {ts.state}, wanted by {[c.client_key for c in ts.who_wants or ()]}, "
+            f"needed by {[other.key for other in ts.dependents]}"
+            for ts in tasks
+        ]
+
+    counts = {key: client.refcount.get(key, 0) for key in left.get("tasks", ())}
+    return f"{client.run_on_scheduler(states)}; futures of {client.id}: {counts}"
 
 
 def _scheduler_state(dask_scheduler: Any) -> dict[str, Any]:

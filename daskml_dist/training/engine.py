@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -200,8 +200,14 @@ class Engine(ABC):
         """Return the results of a picklable function of each block that is kept."""
 
     @abstractmethod
-    def map_chosen_blocks(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
-        """Return the results of a function of some blocks, which are read again if not kept."""
+    def map_chosen_blocks(
+        self, function: Callable[[Block, Any], Any], arguments: Mapping[int, Any]
+    ) -> list[Any]:
+        """Return the results of a picklable function of some blocks, in the order of `arguments`.
+
+        `arguments` has, by the block's number, what the function takes beside the block. Blocks
+        that are not kept are read again.
+        """
 
     @abstractmethod
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:

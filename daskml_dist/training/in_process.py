@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -76,9 +76,11 @@ class InProcessEngine(Engine):
         """Return the results of a function of each block."""
         return [function(block) for block in self._blocks.values()]
 
-    def map_chosen_blocks(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
-        """Return the results of a function of some blocks."""
-        return [function(self._blocks[i]) for i in numbers]
+    def map_chosen_blocks(
+        self, function: Callable[[Block, Any], Any], arguments: Mapping[int, Any]
+    ) -> list[Any]:
+        """Return the results of a function of some blocks, each with an argument of its own."""
+        return [function(self._blocks[i], argument) for i, argument in arguments.items()]
 
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks and return the facts of each."""

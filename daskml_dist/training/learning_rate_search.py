@@ -47,20 +47,14 @@ SAMPLED_BLOCKS = 8
 _FEW_BLOCKS_FROM = 1 << 22
 
 
-@dataclass(frozen=True, eq=False)
-class _TakeRows:
-    """Picklable function that returns some rows of a block, by their positions in it."""
-
-    places: dict[int, NDArray[np.intp]]
-
-    def __call__(self, block: Block) -> Block:
-        at = self.places[block.index]
-        y, weight = (None if a is None else a[at] for a in (block.y, block.sample_weight))
-        rows = block.rows
-        if sparse.issparse(rows):
-            return Block(block.index, rows[at], y, weight)
-        xp = namespace(rows)
-        return Block(block.index, copy_to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
+def _take_rows(block: Block, at: NDArray[np.intp]) -> Block:
+    """Return some rows of a block, by their positions in it."""
+    y, weight = (None if a is None else a[at] for a in (block.y, block.sample_weight))
+    rows = block.rows
+    if sparse.issparse(rows):
+        return Block(block.index, rows[at], y, weight)
+    xp = namespace(rows)
+    return Block(block.index, copy_to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
 
 
 def draw_sample_rows(
@@ -85,11 +79,11 @@ def draw_sample_rows(
         chosen = np.sort(rng.choice(total, n_rows, replace=False, shuffle=False))
     places = training_rows.find_places(chosen)
     if not by_columns:
-        return _join_rows(engine.map_chosen_blocks(_TakeRows(places), sorted(places)))
+        return _join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(places.items()))))
     parts = []
     for lane in lanes:
         own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
-        parts.append(_join_rows(engine.map_chosen_blocks(_TakeRows(own), sorted(own))))
+        parts.append(_join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(own.items())))))
     columns = [part.rows for part in parts]
     dense = not any(sparse.issparse(X) for X in columns)
     X = np.hstack(columns) if dense else sparse.hstack(columns, format="csr")

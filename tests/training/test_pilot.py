@@ -155,9 +155,12 @@ def test_no_row_is_sampled_that_is_held_out() -> None:
 def test_of_streamed_blocks_few_are_read() -> None:
     seen: list[int] = []
 
-    def look(function: Any, numbers: list[int]) -> list[Any]:
-        seen.extend(numbers)
-        return [function(Block(i, np.full((10, 2), i, "f8"), np.full(10, i))) for i in numbers]
+    def look(function: Any, arguments: dict[int, Any]) -> list[Any]:
+        seen.extend(arguments)
+        return [
+            function(Block(i, np.full((10, 2), i, "f8"), np.full(10, i)), given)
+            for i, given in arguments.items()
+        ]
 
     engine: Any = SimpleNamespace(streaming=object(), columns=None, map_chosen_blocks=look)
     lanes = [LaneSpec(0, tuple(Segment(i, 0, 10) for i in range(100)))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -301,24 +301,29 @@ class ClusterRows:
         self.infos += [found[i] for i in sorted(found)]
         self._report_blocks_read()
 
-    def _map_held_blocks(self, numbers: Iterable[int], function: Any, *args: Any) -> dict[int, Any]:
+    def _map_held_blocks(
+        self, numbers: Iterable[int], function: Any, arguments: Mapping[int, Any] | None = None
+    ) -> dict[int, Any]:
         """Return the results of a function of some blocks that are kept."""
-        return self._gathering.results(self._make_held_tasks(function, *args), numbers, _READ)
+        start = self._make_held_tasks(function, arguments)
+        return self._gathering.results(start, numbers, _READ)
 
-    def _make_held_tasks(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+    def _make_held_tasks(
+        self, function: Any, arguments: Mapping[int, Any] | None = None
+    ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some blocks that are kept."""
-        held, submit = self._held, partial(self._client.submit, apply_to_block, pure=False)
+        held, look = self._held, delayed(partial(apply_to_block, function=function), pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
-            futures = held.make(numbers)
-            return {
-                i: submit(futures[i], i, function, *args, workers=held.pin_to_home(i))
-                for i in numbers
-            }
+            bundles = held.make(numbers)
+            given = {i: () if arguments is None else (arguments[i],) for i in numbers}
+            return held.start({i: look(bundles[i], i, *given[i]) for i in numbers})
 
         return start
 
-    def _make_lazy_tasks(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+    def _make_lazy_tasks(
+        self, function: Any, arguments: Mapping[int, Any] | None = None
+    ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some blocks, read again."""
         held, look = self._held, delayed(function, pure=False)
         begun: set[int] = set()
@@ -326,7 +331,8 @@ class ClusterRows:
         def start(numbers: list[int]) -> dict[int, Any]:
             held.check(begun.intersection(numbers))
             begun.update(numbers)
-            return held.start({i: look(held.first[i], *args) for i in numbers})
+            given = {i: () if arguments is None else (arguments[i],) for i in numbers}
+            return held.start({i: look(held.first[i], *given[i]) for i in numbers})
 
         return start
 
@@ -369,13 +375,17 @@ class ClusterRows:
         found = self._map_held_blocks(numbers, function)
         return [found[i] for i in numbers]
 
-    def look(self, function: Callable[[Any], Any], numbers: list[int]) -> list[Any]:
-        """Return the results of a function of some blocks, read again where they are not kept."""
+    def look(self, function: Callable[[Any, Any], Any], arguments: Mapping[int, Any]) -> list[Any]:
+        """Return the results of a function of some blocks, each with an argument of its own.
+
+        Blocks that are not kept are read again.
+        """
         if self._keeps:
-            found = self._map_held_blocks(numbers, function)
+            found = self._map_held_blocks(arguments, function, arguments)
         else:
-            found = self._gathering.results(self._make_lazy_tasks(function), numbers, _READ)
-        return [found[i] for i in numbers]
+            start = self._make_lazy_tasks(function, arguments)
+            found = self._gathering.results(start, arguments, _READ)
+        return [found[i] for i in arguments]
 
     def warn_of_few_blocks(self) -> None:
         """Warn where the user's blocks are fewer than the workers, and large."""
@@ -465,7 +475,7 @@ class ClusterRows:
         self.parts.release()
 
 
-def apply_to_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
+def apply_to_block(bundle: Bundle, number: int, *args: Any, function: Callable[..., Any]) -> Any:
     """Return the result of a function of a block of a bundle."""
     return function(bundle.blocks[number], *args)
 

@@ -157,11 +157,6 @@ class HeldBlocks:
             return None
         return ready[share[0] * len(ready) // share[1]]
 
-    def pin_to_home(self, number: int) -> list[str] | None:
-        """Return the workers to look at a block on: its home, if that is there."""
-        home = self._find_home(number)
-        return None if home is None else [home]
-
     def make(self, numbers: Iterable[int]) -> dict[int, Any]:
         """Make blocks that are not there; return the future of each one's bundle."""
         numbers = list(numbers)

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -144,9 +144,11 @@ class ClusterEngine(Engine):
         """Return the results of a function of each block, computed where it lies."""
         return self._rows.ask(function)
 
-    def map_chosen_blocks(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+    def map_chosen_blocks(
+        self, function: Callable[[Block, Any], Any], arguments: Mapping[int, Any]
+    ) -> list[Any]:
         """Return the results of a function of some blocks, read again where they are not kept."""
-        return self._rows.look(function, numbers)
+        return self._rows.look(function, arguments)
 
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
