@@ -267,6 +267,30 @@ def test_predictions_are_lazy_and_need_no_cluster(client: Client) -> None:
 # --- uneven rows -----------------------------------------------------------------------------
 
 
+def test_graphs_do_not_grow_faster_than_the_blocks(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, sizes = client._send_to_scheduler, list[int]()
+
+    def record(message: dict[str, Any]) -> None:
+        if message["op"] == "update-graph":
+            sizes.append(sum(len(frame) for frame in message["expr_ser"].frames))
+        send(message)
+
+    found = {}
+    for n_blocks in (8, 64):
+        X, y = client.persist(_lazy(blocks=n_blocks))
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "_send_to_scheduler", record)
+            SGDClassifier("hinge", policy="allreduce", max_iter=1).fit(X, y)
+        found[n_blocks] = len(sizes), sum(sizes)
+        sizes.clear()
+    # A graph for each step of the fit and worker, not for each block; what all graphs hold has a
+    # part that does not depend on the blocks.
+    assert found[64][0] <= found[8][0] + 2
+    assert found[64][1] <= 4 * found[8][1]
+
+
 def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
     home = min(client.scheduler_info(n_workers=-1)["workers"])
     lazy = da.random.default_rng(0).normal(size=(60_000, 8), chunks=(10_000, 8))
