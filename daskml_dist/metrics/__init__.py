@@ -1,4 +1,4 @@
-"""Metrics with scikit-learn's names and values, in one pass over Dask collections."""
+"""Metrics with scikit-learn's names and values, most in one pass over Dask collections."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ __all__ = [
     "zero_one_loss",
 ]
 
-#: Functions that are no metric of targets and predictions.
+#: Public functions that do not score predictions against targets.
 _OTHERS = {
     "get_scorer",
     "get_scorer_names",
@@ -128,8 +128,8 @@ _OTHERS = {
     "silhouette_samples",
     "silhouette_score",
 }
-#: All metrics by name. Each equals the function of this name in `sklearn.metrics` (the curve of
-#: calibration that in `sklearn.calibration`), and takes `sample_weight` where that does.
+#: All metrics by name. Each has the values of the function of this name in `sklearn.metrics` (the
+#: calibration curve: in `sklearn.calibration`), and takes `sample_weight` if that does.
 METRICS: dict[str, Callable[..., Any]] = {
     name: globals()[name] for name in __all__ if name[0].islower() and name not in _OTHERS
 }

@@ -1,8 +1,8 @@
-"""Scored columns: labels, numbers or scores and their weights, read, aligned and reduced.
+"""The columns that a metric reads (targets, predictions, weights): checked, aligned and reduced.
 
-A metric of a Dask collection is a summary of each block, a way to merge summaries, and a score of
-the last one: `ScoredColumns` reads the blocks, checks them and does this in one pass. Rows in
-memory are checked by the same readers and scored by scikit-learn's own function.
+A metric of a Dask collection is three functions: the summary of a block, the merging of summaries,
+and the score of the merged one. `ScoredColumns` checks the blocks and runs these in one pass (a
+tree reduction). Rows in memory are checked by the same readers and scored by scikit-learn.
 """
 
 from __future__ import annotations
@@ -41,26 +41,28 @@ from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.remedies import add_remedy
 
+#: Summary of rows.
 S = TypeVar("S")
 
 
+#: Takes (values, name for errors, index of the block or None), and returns a checked array.
 ColumnReader = Callable[[Any, str, int | None], NDArray[Any]]
 
 
-#: Takes `y_true` and `y_pred` of some rows and returns a number a row (and target).
+#: Takes `y_true` and `y_pred` of some rows, and returns a number for each row (and target).
 RowValues = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 
 
 Sums = NDArray[np.float64]
 
 
-#: Rows that are summarised at once, where a block is done in pieces: 120 kB a column of float64,
-#: so that temporary arrays stay in a core's cache.
-_PIECE = 15_000
+#: Rows of a piece, for metrics that go through a block in pieces: 120 kB a column of float64, so
+#: that temporary arrays stay in a core's cache.
+_PIECE_ROWS = 15_000
 
 
 class MissingValues(InvalidDataError):
-    """A column holds NaN or infinity, of which no metric has a value."""
+    """Error for a column with NaN or infinity, for which no metric has a value."""
 
 
 # --- readers of a block's columns ------------------------------------------------------------
@@ -70,7 +72,7 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return a column of labels (strings, booleans or whole numbers) of a block as an array."""
     labels = as_column(values, name=name, index=index)
     _check_none_missing(labels, name, index)
-    if labels.dtype.kind == "O":
+    if labels.dtype.kind == "O":  # Python strings, or a mix that finding labels will refuse
         return labels
     check_not_complex(labels.dtype, name, index)
     if labels.dtype.kind == "f":
@@ -114,16 +116,18 @@ def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
 
 
 def _has_one_column(values: Any) -> bool:
+    """Return whether values in memory are of shape (n,) or (n, 1)."""
     shape = np.shape(values)
     return len(shape) != 2 or shape[1] == 1
 
 
 def hold_indicators(*columns: Any) -> bool:
-    """Return whether all arguments have several columns, so that they are indicators of labels."""
+    """Return whether all arguments have several columns: multilabel indicators, not labels."""
     return all(_count_known_columns(values) > 1 for values in columns)
 
 
 def _count_known_columns(values: Any) -> float:
+    # Of a Dask collection `shape` is known without work on the data.
     shape = getattr(values, "shape", None)
     shape = np.shape(values) if shape is None else shape
     # Where Dask does not know the width (NaN), one column is assumed; the blocks are checked.
@@ -131,7 +135,7 @@ def _count_known_columns(values: Any) -> float:
 
 
 def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.bool_]:
-    """Return a table of 0 and 1, one column a label, as booleans."""
+    """Return a table of 0 and 1, one column a label, as booleans; sparse ones are made dense."""
     if hasattr(values, "toarray"):
         values = values.toarray()
     table = convert_to_numbers(
@@ -148,16 +152,16 @@ def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.boo
     return found
 
 
-def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
+def _read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
     """Return the weights of a block's rows as int64 or float64, or None where there are none."""
     if values is None:
         return None
-    if isinstance(values, Real):
+    if isinstance(values, Real):  # one weight for all rows
         values = np.full(n_rows, values)
     check_weight_shape(values)
     weights = as_column(values, name="sample_weight", index=index)
     _check_none_missing(weights, "sample_weight", index)
-    # Whole weights stay whole, because a confusion matrix has their dtype.
+    # Integers stay integers: a confusion matrix has the dtype of the weights.
     dtype = "int64" if weights.dtype.kind in "biu" else "float64"
     weights = convert_to_numbers(weights, dtype, "sample_weight", index)
     check_finite(weights, "sample_weight", index)
@@ -165,7 +169,7 @@ def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[
 
 
 def check_weights_nonnegative(weights: NDArray[Any]) -> None:
-    """Raise `InvalidDataError` where a weight is negative."""
+    """Raise `InvalidDataError` for a negative weight."""
     if (weights < 0).any():
         raise InvalidDataError(
             "Negative values in sample_weight, which this metric of a Dask collection has no "
@@ -174,6 +178,7 @@ def check_weights_nonnegative(weights: NDArray[Any]) -> None:
 
 
 def _convert_to_finite(values: NDArray[Any], name: str, index: int | None) -> NDArray[Any]:
+    # float32 is kept: the clipping of log loss depends on it.
     dtype = "float32" if values.dtype == np.float32 else "float64"
     numbers = convert_to_numbers(values, dtype, name, index)
     check_finite(numbers, name, index)
@@ -188,9 +193,10 @@ def _check_none_missing(values: Any, name: str, index: int | None) -> None:
 
 
 def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
-    """Raise `MissingValues` where a number is NaN or infinite, and name its row."""
+    """Raise an `InvalidDataError` for NaN or infinity that names the row."""
     position = find_first_nonfinite(values)
     if position is not None:
+        # A position in the flat array: the row, after the other dimensions.
         row = position // math.prod(values.shape[1:])
         raise MissingValues(
             f"{describe_block(index)}Input {name} contains NaN or infinity (row {row} of the "
@@ -203,7 +209,7 @@ def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
 
 def find_unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     """Return the sorted distinct labels, and the position of each row's label among them."""
-    # Small whole numbers are counted in linear time, which is several times faster than a sort.
+    # Integers of a small range are counted in linear time, several times faster than a sort.
     if (counted := count_whole_numbers(labels)) is not None:
         return counted
     try:
@@ -252,7 +258,7 @@ def _find_block_labels(rows: ScoredRows) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """Aligned rows of one block, of which there is at least one.
+    """Checked rows of one block, at least one.
 
     Parameters
     ----------
@@ -266,7 +272,7 @@ class ScoredRows:
     weight: NDArray[Any] | None
 
     def select(self, at: slice) -> ScoredRows:
-        """Return a range of the rows."""
+        """Return a slice of the rows."""
         weight = None if self.weight is None else self.weight[at]
         return ScoredRows(self.y_true[at], self.y_pred[at], weight)
 
@@ -278,16 +284,15 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class ScoredColumns:
-    """Readers of a metric's two columns, which check and align them. Picklable.
+    """The two columns that a metric reads, and the passes over them. Picklable.
 
     Parameters
     ----------
-    read_true, read_pred : callable
-        Take (values, name, index of the block or None) and return a checked array.
+    read_true, read_pred : ColumnReader
     pred_name : str
         Name of the second argument, for errors.
     several : bool, default=False
-        Whether `y_true` may have several columns.
+        Whether `y_true` may have several columns; `y_pred` then has as many.
     """
 
     read_true: ColumnReader
@@ -306,8 +311,10 @@ class ScoredColumns:
         except InvalidDataError as own:
             if _hold_times(y_true) or _hold_times(y_pred):
                 raise  # scikit-learn takes some for numbers, in whatever unit they are stored
-            weight = _expand_weight(weight, y_true)
+            if weight is not None and np.ndim(weight) == 0:  # one number for all rows
+                weight = np.full(np.shape(y_true)[0], weight)
             return _score_as_given(own, metric, y_true, y_pred, weight, **options)
+        # Checked here, since not every function of scikit-learn does.
         if rows.weight is not None and not rows.weight.any():
             raise _make_zero_weight_error()
         weights = _make_weight_argument(rows.weight)
@@ -319,7 +326,7 @@ class ScoredColumns:
         merge: Callable[[list[S]], S],
         collection: Collection,
     ) -> S:
-        """Return the summary of all rows: blocks are summarised and summaries merged in a tree."""
+        """Return the merged summary of all rows, by one tree reduction."""
         summary: S = self.reduce_to_score(summarise, merge, collection, _return_unchanged)
         return summary
 
@@ -333,15 +340,20 @@ class ScoredColumns:
         in_pieces: bool = False,
         compute: bool = True,
     ) -> Any:
-        """Return `finish` of the summary of all rows, in one pass; lazily without `compute`."""
+        """Return `finish` of the merged summary of all rows, in one pass.
+
+        Without `compute` it is a `dask.delayed.Delayed`. `in_pieces` summarises and merges within
+        each block first, `_PIECE_ROWS` at a time.
+        """
         if in_pieces:
             summarise = partial(_summarise_in_pieces, summarise, merge)
-        own, join = partial(_summarise_block, self, summarise), partial(_merge_summaries, merge)
+        of_block = partial(_summarise_block, self, summarise)
+        merged = partial(_merge_summaries, merge)
         end = partial(_finish_summary, finish, self.pred_name)
         if not compute:
-            return reduce_lazily(collection, own, join, end)
+            return reduce_lazily(collection, of_block, merged, end)
         with reading("scoring"):
-            summary: S | None = reduce_parts(collection, own, join)
+            summary: S | None = reduce_parts(collection, of_block, merged)
         return end(summary)
 
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
@@ -350,7 +362,7 @@ class ScoredColumns:
             X = _as_table_of_columns(y_pred, self.pred_name)
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
-            # `as_collection` speaks of X and y; the caller has named them otherwise.
+            # Errors of `as_collection` name X and y, which here are y_pred and y_true.
             told = "" if self.several else " One column is scored at a time."
             said = str(error).replace("X has", f"{self.pred_name} has")
             said = said.replace("y has", "y_true has").replace("y should", "y_true should")
@@ -360,10 +372,10 @@ class ScoredColumns:
     def read_block(
         self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any
     ) -> ScoredRows:
-        """Return the checked rows of a block; `index` None stands for rows in memory."""
+        """Return the checked rows of a block (`index` None: of rows in memory)."""
         truth = self.read_true(y_true, "y_true", index)
         prediction = self.read_pred(y_pred, self.pred_name, index)
-        weight = read_sample_weights(sample_weight, len(truth), index)
+        weight = _read_sample_weights(sample_weight, len(truth), index)
         lengths = {"y_true": len(truth), self.pred_name: len(prediction)}
         if weight is not None:
             lengths["sample_weight"] = len(weight)
@@ -396,9 +408,9 @@ def _summarise_block(
     y_true: Any,
     sample_weight: Any,
 ) -> S | None:
-    """Return the summary of a block, None where a filter has left it no rows."""
+    """Return the summary of a block; None for one without rows, as a filter may leave it."""
     rows = columns.read_block(index, y_pred, y_true, sample_weight)
-    # An empty block may have the dtype of nothing in particular.
+    # The dtype of an empty block means nothing, and summaries may need a row.
     return summarise(rows) if len(rows.y_true) else None
 
 
@@ -414,11 +426,11 @@ def _finish_summary(finish: Callable[[S], Any], pred_name: str, summary: S | Non
 def _summarise_in_pieces(
     summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S], rows: ScoredRows
 ) -> S:
-    """Return the summary of a block, made of pieces whose temporary arrays stay in the cache."""
-    starts = range(0, len(rows.y_true), _PIECE)
+    """Return the merged summary of a block's pieces, whose temporary arrays stay in the cache."""
+    starts = range(0, len(rows.y_true), _PIECE_ROWS)
     if len(starts) == 1:
         return summarise(rows)
-    return merge([summarise(rows.select(slice(a, a + _PIECE))) for a in starts])
+    return merge([summarise(rows.select(slice(a, a + _PIECE_ROWS))) for a in starts])
 
 
 def _merge_summaries(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:
@@ -427,7 +439,7 @@ def _merge_summaries(merge: Callable[[list[S]], S], summaries: list[S | None]) -
 
 
 def _as_table_of_columns(values: Any, name: str) -> Any:
-    """Return one or more columns as a table, which `as_collection` takes as X."""
+    """Return one or more columns as a two-dimensional table, as `as_collection` takes X."""
     values = convert_foreign(values)
     if isinstance(values, da.Array):
         return values[:, np.newaxis] if values.ndim == 1 else values
@@ -447,14 +459,14 @@ def has_lazy_input(*values: Any) -> bool:
 
 
 def call_sklearn_metric(metric: Callable[..., S], *args: Any, **options: Any) -> S:
-    """Return the result of a function of scikit-learn, whose errors become the package's own."""
+    """Return the result of a function of scikit-learn, with its errors as the package's own."""
     args = tuple(map(convert_foreign, args))
     try:
         return metric(*args, **options)
-    except ZeroDivisionError as error:
+    except ZeroDivisionError as error:  # of np.average, for weights that sum to 0
         raise _make_zero_weight_error() from error
     except ValueError as error:
-        # scikit-learn's error about a parameter is a TypeError too.
+        # scikit-learn's InvalidParameterError is both a ValueError and a TypeError.
         is_parameter = isinstance(error, TypeError)
         kind = InvalidParameterError if is_parameter else InvalidDataError
         raise kind(add_remedy(str(error))) from error
@@ -466,13 +478,13 @@ def _score_as_given(
     own: InvalidDataError, metric: Callable[..., S], y_true: Any, y_pred: Any, weight: Any,
     **options: Any,
 ) -> S:  # fmt: skip
-    """Return scikit-learn's score of inputs that the readers refused, such as indicators of labels.
+    """Return scikit-learn's score of inputs that the readers refused, such as label indicators.
 
-    Where it has none either, both errors are told: ours has the remedy.
+    If it raises too, the error has both texts: that of `own` names the remedy.
     """
     try:
         with np.errstate(invalid="ignore"), warnings.catch_warnings():
-            if isinstance(own, MissingValues):  # an error tells of it
+            if isinstance(own, MissingValues):  # the error is raised in any case
                 warnings.simplefilter("ignore")
             weights = _make_weight_argument(weight)
             found = call_sklearn_metric(metric, y_true, y_pred, **weights, **options)
@@ -481,6 +493,7 @@ def _score_as_given(
     except InvalidDataError as error:
         told = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
         raise type(error)(told) from own
+    # Where scikit-learn lets NaN pass, there is no score all the same.
     if isinstance(own, MissingValues):
         raise own
     return found
@@ -495,18 +508,12 @@ def _hold_times(values: Any) -> bool:
 
 
 def _make_weight_argument(weight: Any) -> dict[str, Any]:
-    """Return the keyword of the weights, if there are any: not every metric takes it."""
+    """Return weights as a keyword argument, empty for None: not every metric takes it."""
     return {} if weight is None else {"sample_weight": weight}
 
 
-def _expand_weight(weight: Any, y_true: Any) -> Any:
-    """Return the weights of rows, where one number stands for each of them."""
-    is_number = weight is not None and np.ndim(weight) == 0
-    return np.full(np.shape(y_true)[0], weight) if is_number else weight
-
-
 def check_computed_at_once(compute: bool) -> None:
-    """Raise `InvalidParameterError` where a lazy score is asked for that does not exist."""
+    """Raise `InvalidParameterError` for ``compute=False`` of a score that is never lazy."""
     if not compute:
         raise InvalidParameterError(
             "compute=False: the score of several labels a row is computed at once. Leave it out."
@@ -514,7 +521,7 @@ def check_computed_at_once(compute: bool) -> None:
 
 
 def check_weight_total(weight: float) -> None:
-    """Raise `InvalidDataError` where the weights of all rows sum to zero."""
+    """Raise `InvalidDataError` if the weights of all rows sum to zero."""
     if weight == 0:
         raise _make_zero_weight_error()
 
@@ -537,7 +544,7 @@ def reduce_weighted_sums(
     finish: Callable[[float, Sums], Any],
     compute: bool = True,
 ) -> Any:
-    """Return `finish` of the sum of the weights and of the weighted values of rows, in one pass."""
+    """Return ``finish(weight, sums)`` of all rows' weight and weighted values, in one pass."""
     return columns.reduce_to_score(
         partial(_sum_weighted_values, values),
         add_arrays,
@@ -553,6 +560,7 @@ def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> 
 
 
 def _sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
+    """Return the weight of rows, followed by the weighted sum of their values by target."""
     found = values(rows.y_true, rows.y_pred)
     if rows.weight is None:
         return np.append(len(found), found.sum(axis=0, dtype=np.float64))
@@ -566,7 +574,7 @@ def average_block_means(
     y_pred: Any,
     sample_weight: Any,
 ) -> Sums:
-    """Return the mean over all rows of a metric that is a weighted mean over rows."""
+    """Return the mean over all rows, by target, of a metric that is a weighted mean of rows."""
     collection = columns.align(y_true, y_pred, sample_weight)
     found = columns.reduce(partial(sum_block_metric, metric), add_arrays, collection)
     check_weight_total(found[0])
@@ -574,18 +582,19 @@ def average_block_means(
 
 
 def sum_block_metric(metric: Callable[..., Any], rows: ScoredRows) -> Sums:
-    """Return the weight of a block, and its mean by scikit-learn's metric times this weight."""
+    """Return the weight of a block, followed by scikit-learn's metric of it times this weight."""
     truth, predicted = (a.astype("float64", copy=False) for a in (rows.y_true, rows.y_pred))
     if rows.weight is None:
         mean = np.atleast_1d(call_sklearn_metric(metric, truth, predicted))
         return np.concatenate([[len(truth)], len(truth) * mean])
-    # Rows of positive and of negative weight apart: where weights cancel out in a block, its mean
-    # is undefined, but the sums over all blocks need not be.
+    # Rows of positive and of negative weight are scored apart: in a block whose weights cancel out
+    # the mean is undefined, while the sums over all blocks are not.
     sums = []
     for sign, of_sign in ((1.0, rows.weight >= 0), (-1.0, rows.weight < 0)):
         weight = np.abs(rows.weights[of_sign])
         total = float(weight.sum())
         if len(weight):
+            # Rows that all have weight 0 get no weights, only so that there is a mean, times 0.
             given = {"sample_weight": weight} if total else {}
             signed = truth[of_sign], predicted[of_sign]
             mean = np.atleast_1d(call_sklearn_metric(metric, *signed, **given))

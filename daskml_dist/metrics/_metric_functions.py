@@ -1,8 +1,8 @@
-"""Maker of the public functions of metrics that are scikit-learn's on rows in memory.
+"""Factory of public metric functions with the signature of scikit-learn's.
 
-On Dask collections one pass leaves so little that scikit-learn's function, or a sum, does the rest:
-each function takes the arguments that scikit-learn's has, and they mean what they mean there. Its
-docstring is filled in here, with an example.
+Such a function calls scikit-learn's on rows in memory, and a reduction of one or two passes on Dask
+collections. Its options mean what they mean in scikit-learn. The docstring is made from a template
+and a table of examples, so that some thirty functions need no text of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from daskml_dist.errors.signatures import make_argument_error
 from daskml_dist.metrics._columns import ScoredColumns, has_lazy_input
 
-#: An option beyond scikit-learn's, and its description.
+#: Parameter that scikit-learn's function does not have, and its description.
 ExtraOption = tuple[inspect.Parameter, str]
 
 
@@ -54,11 +54,13 @@ def make_metric_function(
     own: ExtraOption | None = None,
     notes: str = "",
 ) -> Callable[..., Any]:
-    """Return the public function of a metric: `source` of rows in memory, else `lazily`.
+    """Return the public function of a metric: `source` on rows in memory, else `lazily`.
 
-    `summary`, `of` (the columns) and `notes` go into its docstring; `own` is for lazy rows alone.
+    `summary`, `of` (a description of the columns) and `notes` go into its docstring. `own` is a
+    parameter for Dask collections only. `module` is where the function shall appear to be defined.
     """
     name, theirs = source.__name__, inspect.signature(source)
+    # scikit-learn names the columns differently: y_score, y_prob, labels_pred.
     parameters = list(theirs.parameters.values())
     first, second = (parameter.name for parameter in parameters[:2])
     others = [f"`{p.name}`" for p in parameters[2:] if p.name != "sample_weight"]
@@ -67,6 +69,7 @@ def make_metric_function(
     signature = theirs.replace(parameters=parameters)
 
     def metric(*args: Any, **kwargs: Any) -> Any:
+        # Only the options that were given: the defaults stay those of `source` and `lazily`.
         try:
             options = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
@@ -91,7 +94,7 @@ def make_metric_function(
         notes=notes,
     ).rstrip("\n")
     metric.__doc__ = f"{text}{_format_example(name, module)}"
-    # The function is to look like one that is written out: for help, pickles and inspection.
+    # As if it were written out in `module`: for help, pickling by name, and inspection.
     metric.__name__ = metric.__qualname__ = name
     metric.__module__ = module
     setattr(metric, "__signature__", signature)  # noqa: B010 - mypy knows no such attribute
@@ -102,16 +105,17 @@ def make_metric_function(
 
 
 def _format_example(name: str, module: str) -> str:
-    """Return the section ``Examples`` of a function's docstring; empty where there is none."""
+    """Return the section ``Examples`` of a docstring; empty for a metric without an example."""
     if name not in _EXAMPLES:
         return ""
     rows, lines = _EXAMPLES[name]
-    room = ".".join(module.split(".")[:2])
-    imports = f">>> import numpy as np\n>>> from {room} import {name}"
+    # From the public package, "daskml_dist.metrics", not from the module.
+    package = ".".join(module.split(".")[:2])
+    imports = f">>> import numpy as np\n>>> from {package} import {name}"
     return f"\n\nExamples\n--------\n{imports}\n{rows}\n{lines}\n"
 
 
-#: Rows of the examples: labels and predicted labels, numbers, scores.
+#: Rows of the examples. The texts run as doctests, so a wrong score fails.
 _LABELS = """\
 >>> y_true = np.array([0, 1, 1, 0, 1])
 >>> y_pred = np.array([0, 1, 0, 0, 1])"""
@@ -137,7 +141,7 @@ _CLASS_SCORES = """\
 >>> scores = np.array([[0.5, 0.3, 0.2], [0.4, 0.5, 0.1], [0.6, 0.3, 0.1]])"""
 
 
-#: Scores of `_LABELS`, and of `_NUMBERS`, by the name of a metric.
+#: Scores of `_LABELS` (and below of `_NUMBERS`), rounded to 4 digits, by the name of a metric.
 _LABEL_SCORES = {
     "balanced_accuracy_score": 0.8333,
     "cohen_kappa_score": 0.6154,
@@ -167,7 +171,7 @@ _NUMBER_SCORES = {
 }
 
 
-#: Rows, and lines of a session, by the name of a metric.
+#: Rows, and the lines that follow them in the example, by the name of a metric.
 _EXAMPLES = {
     name: (rows, f">>> round(float({name}(y_true, y_pred)), 4)\n{score}")
     for rows, scores in ((_LABELS, _LABEL_SCORES), (_NUMBERS, _NUMBER_SCORES))

@@ -1,9 +1,9 @@
-"""Score runs: the distinct scores of rows, sorted, with the weight that each label has at each.
+"""Score runs: the distinct scores of rows, sorted, with the weight of each label at each score.
 
-All that a ranking metric needs of rows is in a run, which is as long as there are distinct scores.
-A run that grows too long gives up the order within bins of neighbours and remembers the bins, so
-that the metric is known from both sides. Several classes or labels have a run each, whose scores
-are averaged.
+A run is all that a ranking metric needs to know of rows, and has an entry for each distinct score.
+Runs of blocks are merged as in a merge sort. A run of more entries than its limit is binned:
+neighbouring scores are summed and their range is kept, so that the metric can be bounded from both
+sides (:func:`rank_run_rows`). Several classes or labels have a run each, whose scores are averaged.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from daskml_dist.metrics._columns import (
 AverageOption: TypeAlias = Literal["macro", "weighted", "micro"] | None
 
 
+#: Columns of multilabel metrics: indicators of 0 and 1, and a score for each label.
 INDICATED_SCORES = ScoredColumns(read_indicators, read_scores, "y_score", several=True)
 
 
@@ -43,14 +44,14 @@ INDICATED_SCORES = ScoredColumns(read_indicators, read_scores, "y_score", severa
 
 @dataclass(frozen=True, eq=False)
 class ScoreRun:
-    """Weights by score and label, in the order of `low`.
+    """Weights by score and label, sorted by `low`.
 
     Parameters
     ----------
     labels : ndarray of shape (n_labels,)
         One or two, sorted.
     low, high : ndarray of float64 of shape (n,)
-        The scores of an entry lie between the two; they are one score where the two are equal.
+        Range of the scores of each entry: equal for a single score, different for a bin.
     weights : ndarray of float64 of shape (n, n_labels)
     """
 
@@ -60,23 +61,24 @@ class ScoreRun:
     weights: NDArray[np.float64]
 
     def has_bins(self) -> bool:
-        """Return whether some entries stand for several scores, whose order is lost."""
+        """Return whether some entries are bins of several scores, whose order is lost."""
         return bool((self.high > self.low).any())
 
 
 def make_score_run(
     labels: NDArray[Any], scores: NDArray[Any], weight: NDArray[np.float64], limit: int | None
 ) -> ScoreRun:
-    """Return the run of one or more rows, of `limit` entries at most."""
+    """Return the run of one or more rows, of at most `limit` entries (None: no limit)."""
     names, at = find_unique_labels(labels)
     weights = np.zeros((len(labels), _count_run_labels(names)))
+    # One column a label, of which each row fills its own.
     weights[np.arange(len(labels)), at] = weight
     scores = scores.astype("float64", copy=False)
     return _bin_neighbours(_sort_and_sum(names, scores, scores, weights, np.argsort(scores)), limit)
 
 
 def merge_score_runs(runs: list[ScoreRun], limit: int | None) -> ScoreRun:
-    """Return the run of the rows of all runs, of `limit` entries at most."""
+    """Return the run of the rows of all runs, of at most `limit` entries."""
     names = merge_labels([run.labels for run in runs])
     n_labels = _count_run_labels(names)
     weights = [_widen_to_labels(run, names, n_labels) for run in runs]
@@ -89,6 +91,7 @@ def merge_score_runs(runs: list[ScoreRun], limit: int | None) -> ScoreRun:
 
 
 def _count_run_labels(labels: NDArray[Any]) -> int:
+    """Return the number of labels; raise if there are more than two."""
     if len(labels) > 2:
         raise InvalidDataError(
             f"y_true has more than two labels, {labels[:3].tolist()} among them, and y_score one "
@@ -98,7 +101,7 @@ def _count_run_labels(labels: NDArray[Any]) -> int:
 
 
 def _widen_to_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArray[np.float64]:
-    """Return the weights of a run with a column for each of the names."""
+    """Return the weights of a run with a column for each label of `names`."""
     if len(run.labels) == n_labels:
         return run.weights
     wide = np.zeros((len(run.low), n_labels))
@@ -113,7 +116,7 @@ def _sort_and_sum(
     weights: NDArray[np.float64],
     order: NDArray[np.intp],
 ) -> ScoreRun:
-    """Return entries in an order that makes equal ones neighbours, the weights of these summed."""
+    """Return the run of entries in the given order, in which equal ones are adjacent and summed."""
     low, high = low.take(order), high.take(order)
     differs = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     starts = np.flatnonzero(np.concatenate([[True], differs]))
@@ -125,7 +128,7 @@ def _sort_and_sum(
 
 
 def _bin_neighbours(run: ScoreRun, limit: int | None) -> ScoreRun:
-    """Return a run of `limit` entries at most: bins of nearly equal weight, each label's alike."""
+    """Return the run with neighbours summed into at most `limit` bins of about equal weight."""
     if limit is None or len(run.low) <= limit:
         return run
     # Shares of each label's own total, so that a rare label is cut as finely as a frequent one.
@@ -133,9 +136,11 @@ def _bin_neighbours(run: ScoreRun, limit: int | None) -> ScoreRun:
     columns = zip(run.weights.T, np.where(totals > 0, totals, 1), strict=True)
     shares = np.sum([weights / total for weights, total in columns], axis=0)
     before = np.concatenate([[0.0], np.cumsum(shares)])
+    # Number of each entry's bin: the cumulated share in front of it, on a scale of 0 to `limit`.
     at = (before[:-1] * (limit / (before[-1] or 1.0))).astype(np.int64)
     at = np.minimum(at, limit - 1)
     starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
+    # Entries are sorted by `low` only: any of a bin's may have the largest `high`.
     high = np.maximum.reduceat(run.high, starts)
     sums = np.add.reduceat(run.weights, starts, axis=0)
     return ScoreRun(run.labels, run.low[starts], high, sums)
@@ -144,13 +149,16 @@ def _bin_neighbours(run: ScoreRun, limit: int | None) -> ScoreRun:
 def rank_run_rows(
     run: ScoreRun, positive: Any, favourably: bool
 ) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
-    """Return rows (is positive, score, weight) with the best or the worst metric of the run."""
+    """Return rows (is positive, score, weight) in the best or worst order that the run allows.
+
+    `favourably`: the positive rows of a bin at its upper end and the negative ones at its lower;
+    else the other way round.
+    """
     is_bin = run.high > run.low
-    # Just beyond the bin, so that no tie with a score at its edge halves what may be lost.
+    # Just beyond the ends: a tie with a score at an end would count half, and the bound would fail.
     above = np.where(is_bin, np.nextafter(run.high, np.inf), run.high)
     below = np.where(is_bin, np.nextafter(run.low, -np.inf), run.low)
     is_positive = [int(label == positive) for label in run.labels]
-    # In the best order the positive rows of a bin lie above its negative ones.
     scores = [above if bool(one) == favourably else below for one in is_positive]
     return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
 
@@ -158,7 +166,10 @@ def rank_run_rows(
 def list_run_rows(
     run: ScoreRun,
 ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64]]:
-    """Return rows (label, score, weight) that have the curve of all: one a label and entry."""
+    """Return rows (label, score, weight) with the curve of all rows: one for each entry and label.
+
+    A bin's score is its lower end, so that a threshold takes in all of its rows or none.
+    """
     labels, scores = np.repeat(run.labels, len(run.low)), np.tile(run.low, len(run.labels))
     return labels, scores, run.weights.T.ravel()
 
@@ -173,7 +184,7 @@ def check_multiclass_options(
     average: AverageOption,
     weighted: bool,
 ) -> None:
-    """Raise an error where options of several classes have no meaning."""
+    """Raise an error where options have no meaning for the scores of several classes."""
     if n_columns == 2:
         raise InvalidDataError(
             "y_score has 2 columns. Pass that of the positive label, for example y_score[:, 1]."
@@ -201,7 +212,7 @@ def check_multiclass_options(
 
 
 def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
-    """Return the given labels, which must be sorted and one for each column of scores."""
+    """Return the given labels as an array; raise unless they are sorted, one a column of scores."""
     given = np.asarray(labels)
     n_labels = n_columns or len(given)
     if not np.array_equal(find_unique_labels(given)[0], given) or len(given) != n_labels:
@@ -213,37 +224,33 @@ def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
 
 
 def make_class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
-    """Return the run of each class against the rest."""
+    """Return the run of each class against the rest, in a block of class probabilities."""
     _check_class_probabilities(rows, classes)
     return _make_column_runs(rows.y_true[:, np.newaxis] == classes, rows, limit)
 
 
 def make_pair_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
-    """Return the run of each ordered pair of classes, of the rows that have one of the two.
+    """Return the run of each ordered pair of classes, over the rows of either class.
 
-    The positive class of a pair is the first one, whose column the scores are from.
+    The first class of a pair is the positive one, and its probabilities are the scores. The two
+    orders of a pair are adjacent.
     """
     _check_class_probabilities(rows, classes)
     found = []
-    for first, second in _list_ordered_pairs(len(classes)):
+    unordered = combinations(range(len(classes)), 2)
+    for first, second in (pair for a, b in unordered for pair in ((a, b), (b, a))):
         is_first = rows.y_true == classes[first]
         chosen = is_first | (rows.y_true == classes[second])
         weight = chosen.astype(np.float64)
-        # A run has an entry at least: of a block without rows of the pair, one of no weight.
+        # A run has at least one entry: for a block without rows of the pair, one of weight 0.
         chosen[:1] = True
         given = is_first[chosen], rows.y_pred[chosen, first], weight[chosen]
         found.append(make_score_run(*given, limit))
     return found
 
 
-def _list_ordered_pairs(n_classes: int) -> list[tuple[int, int]]:
-    """Return all pairs of two classes, each beside the one in the other order."""
-    both = combinations(range(n_classes), 2)
-    return [pair for first, second in both for pair in ((first, second), (second, first))]
-
-
 def _check_class_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
-    """Raise an error where rows have other labels, or no probability of each of the classes."""
+    """Raise `InvalidDataError` for unknown labels, or rows that are no class probabilities."""
     check_weights_nonnegative(rows.weights)
     check_label_kinds(rows.y_true, classes)
     unknown = np.setdiff1d(rows.y_true, classes)
@@ -262,13 +269,13 @@ def _check_class_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
 def _make_column_runs(
     indicators: NDArray[np.bool_], rows: ScoredRows, limit: int | None
 ) -> list[ScoreRun]:
-    """Return the run of each column of indicators and the scores in the same column."""
+    """Return the run of each column of indicators, with the scores of the same column."""
     columns = zip(indicators.T, rows.y_pred.T, strict=True)
     return [make_score_run(is_there, scores, rows.weights, limit) for is_there, scores in columns]
 
 
 def merge_runs_by_class(parts: list[list[ScoreRun]], limit: int | None) -> list[ScoreRun]:
-    """Return the run of each class, of the runs that blocks have of it."""
+    """Return the run of each class, given the runs of all classes of each block."""
     return [merge_score_runs(list(runs), limit) for runs in zip(*parts, strict=True)]
 
 
@@ -276,7 +283,9 @@ def average_class_scores(
     runs: list[ScoreRun], average: AverageOption, score: Callable[[ScoreRun], tuple[float, float]]
 ) -> tuple[Any, Any]:
     """Return the averaged scores of the classes, and the averaged bounds of their errors."""
+    # Each class's run holds all rows.
     check_weight_total(runs[0].weights.sum())
+    # Micro: every (row, class) pair is a row of one binary problem.
     if average == "micro":
         return score(merge_score_runs(runs, None))
     scores, bounds = np.array([score(run) for run in runs]).T
@@ -285,7 +294,8 @@ def average_class_scores(
     weights = np.ones(len(runs))
     if average == "weighted":
         weights = np.array([_sum_positive_weight(run) for run in runs])
-        scores = np.where(weights > 0, scores, 0.0)  # a class without rows has none
+        # A class without rows has a score of NaN, which would pass through its weight of 0.
+        scores = np.where(weights > 0, scores, 0.0)
         bounds = np.where(weights > 0, bounds, 0.0)
     return float(np.average(scores, weights=weights)), float(np.average(bounds, weights=weights))
 
@@ -293,11 +303,12 @@ def average_class_scores(
 def average_pair_scores(
     runs: list[ScoreRun], average: AverageOption, score: Callable[[ScoreRun], tuple[float, float]]
 ) -> tuple[float, float]:
-    """Return the averaged scores of all pairs of classes, and the bounds with them.
+    """Return the averaged scores of all pairs of classes, and the averaged bounds.
 
     Source: Hand and Till (2001), "A simple generalisation of the area under the ROC curve for
     multiple class classification problems", Machine Learning 45.
     """
+    # Only pairs of which both classes have rows; True marks the first class.
     pairs = [
         (forth, back)
         for forth, back in zip(runs[::2], runs[1::2], strict=True)
@@ -305,7 +316,7 @@ def average_pair_scores(
     ]
     if not pairs:
         return float("nan"), float("nan")
-    # Either class of a pair is the positive one once.
+    # Mean of both directions: A(i, j) in the paper.
     found = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
     weights = [forth.weights.sum() if average == "weighted" else 1.0 for forth, _ in pairs]
     scores, bounds = np.average(found, axis=0, weights=weights)
@@ -325,15 +336,17 @@ def score_ranked_labels(
     sample_weight: Any,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Return the score of indicators of labels by a ranking metric, and the bound of its error.
+    """Return a ranking metric of label indicators, and the bound of its error.
 
-    `metric` is scikit-learn's, whose `options` are checked; `score` is that of one label's run.
+    `metric` is scikit-learn's function, which checks the `options`; `score` is the metric and its
+    bound of one label's run.
     """
     two = np.eye(2, dtype=np.int64)
     each = partial(metric, average=average, **options)
-    call_sklearn_metric(each, two, two)  # tells bad options before there is work
+    # Made-up rows: scikit-learn raises for bad options before any block is read.
+    call_sklearn_metric(each, two, two)
     if average == "samples":
-        # A row is ranked by itself: scikit-learn's means of blocks are enough.
+        # The labels of each row are ranked on their own, so a mean of blocks' means is exact.
         means = average_block_means(each, INDICATED_SCORES, y_true, y_score, sample_weight)
         return float(means[0]), 0.0
     collection = INDICATED_SCORES.align(y_true, y_score, sample_weight)
@@ -341,7 +354,7 @@ def score_ranked_labels(
     merge = partial(merge_runs_by_class, limit=limit)
     runs = INDICATED_SCORES.reduce(summarise, merge, collection)
     if average == "weighted" and not any(_sum_positive_weight(run) for run in runs):
-        return 0.0, 0.0  # as scikit-learn has it
+        return 0.0, 0.0  # scikit-learn's value for labels that no row has
     return average_class_scores(runs, average, score)
 
 
@@ -351,5 +364,5 @@ def _make_label_runs(rows: ScoredRows, limit: int | None) -> list[ScoreRun]:
 
 
 def _sum_positive_weight(run: ScoreRun) -> float:
-    # The labels of these runs are False and True, and choose the column of True.
+    # The labels are booleans, and so select the column of True.
     return float(run.weights[:, run.labels].sum())

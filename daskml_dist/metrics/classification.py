@@ -1,11 +1,12 @@
-"""Metrics of predicted labels.
+"""Metrics of classification, of one label a row or of multilabel indicators.
 
-All that such a metric needs of a Dask collection is the weight of each pair of true and predicted
-label, which one pass counts. scikit-learn's function is then called on one row a pair.
+One pass counts the weight of each pair of true and predicted label, the sparse confusion matrix.
+scikit-learn's function is then called on one weighted row for each pair.
 
-Of indicators of several labels, scores of each label need the weight of its hits, false alarms and
-misses; scores of each row need how many labels it has, how many it is given, and how many are both.
-A few rows made of these counts have the same scores as all rows, and scikit-learn scores them too.
+Multilabel scores are of two kinds. Scores by label need the weight of each label's hits, false
+alarms and misses. Scores by row need three counts of each row: labels that it has, is given, and
+both. From these counts few weighted rows are made ("stand-in rows"), whose scores equal those of
+all rows, and scikit-learn's function is called on them.
 """
 
 from __future__ import annotations
@@ -43,15 +44,12 @@ from daskml_dist.metrics._columns import (
 from daskml_dist.metrics._metric_functions import make_metric_function
 
 __all__ = [
-    "IndicatorCounts",
     "accuracy_score",
     "balanced_accuracy_score",
-    "check_scores_indicators",
     "class_likelihood_ratios",
     "classification_report",
     "cohen_kappa_score",
     "confusion_matrix",
-    "count_indicators",
     "count_label_pairs",
     "f1_score",
     "fbeta_score",
@@ -63,7 +61,6 @@ __all__ = [
     "precision_score",
     "recall_score",
     "reduce_to_label_pairs",
-    "score_indicators",
     "zero_one_loss",
 ]
 
@@ -74,8 +71,8 @@ LABEL_COLUMNS = ScoredColumns(read_labels, read_labels)
 INDICATOR_COLUMNS = ScoredColumns(read_indicators, read_indicators, several=True)
 
 
-#: Sorted labels, and a sparse matrix of weights over them (true labels down), which of many labels
-#: takes no more memory than the rows.
+#: Sorted labels, and the sparse confusion matrix over them (true labels down), which has no more
+#: entries than there are rows, however many the labels.
 PairCounts = tuple[NDArray[Any], Any]
 
 
@@ -83,9 +80,8 @@ PairCounts = tuple[NDArray[Any], Any]
 StandInRows = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
-#: Bits of each of the three counts of a row, which one int64 holds together: up to two million
-#: labels.
-_BITS = 21
+#: Bits of each of the three counts of a row, packed into one int64: up to two million labels.
+_COUNT_BITS = 21
 
 
 @suggest_arguments
@@ -97,7 +93,7 @@ def accuracy_score(
     sample_weight: Any = None,
     compute: bool = True,
 ) -> Any:
-    """Share of the rows whose label is predicted; of several labels, whose labels all are.
+    """Return the share of the rows whose label is predicted (multilabel: whose labels all are).
 
     Parameters
     ----------
@@ -136,7 +132,7 @@ def accuracy_score(
         return float(LABEL_COLUMNS.score_in_memory(theirs.accuracy_score, *rows, **options))
     if hold_indicators(y_true, y_pred):
         check_computed_at_once(compute)
-        return float(score_indicators(theirs.accuracy_score, *rows, **options))
+        return float(_score_indicators(theirs.accuracy_score, *rows, **options))
     finish = partial(_finish_accuracy, normalize)
     return reduce_weighted_sums(LABEL_COLUMNS, _compare_labels, *rows, finish, compute)
 
@@ -200,7 +196,7 @@ def confusion_matrix(
     _check_confusion_options(labels, normalize)
     if has_lazy_input(y_true, y_pred, sample_weight):
         if hold_indicators(y_true, y_pred):
-            check_scores_indicators(theirs.confusion_matrix)
+            _check_scores_indicators(theirs.confusion_matrix)
         y_true, y_pred, sample_weight, found = reduce_to_label_pairs(y_true, y_pred, sample_weight)
         labels = found if labels is None else labels
     matrix: NDArray[Any] = LABEL_COLUMNS.score_in_memory(
@@ -231,7 +227,7 @@ def _check_confusion_options(labels: Any, normalize: str | None) -> None:
 def reduce_to_label_pairs(
     y_true: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return one row for each pair of two labels (true, predicted, weight), and all labels."""
+    """Return arrays (true label, predicted label, weight) of all pairs, and the sorted labels."""
     collection = LABEL_COLUMNS.align(y_true, y_pred, sample_weight)
     labels, counts = LABEL_COLUMNS.reduce(count_label_pairs, _merge_pair_counts, collection)
     pairs = counts.tocoo()
@@ -239,8 +235,9 @@ def reduce_to_label_pairs(
 
 
 def count_label_pairs(rows: ScoredRows) -> PairCounts:
-    """Return the labels of some rows, and the weight of each pair of them."""
+    """Return the sorted labels of some rows, and the weight of each (true, predicted) pair."""
     check_label_kinds(rows.y_true, rows.y_pred)
+    # Both columns at once, so that their labels get the same numbers.
     labels, at = find_unique_labels(np.concatenate([rows.y_true, rows.y_pred]))
     weight = np.ones(len(rows.y_true), np.int64) if rows.weight is None else rows.weight
     return labels, _build_pair_matrix(weight, at[: len(weight)], at[len(weight) :], len(labels))
@@ -259,7 +256,8 @@ def _merge_pair_counts(parts: list[PairCounts]) -> PairCounts:
 def _build_pair_matrix(
     weight: NDArray[Any], down: NDArray[Any], across: NDArray[Any], size: int
 ) -> Any:
-    # Entries of weight zero stay, which adding two matrices would drop, and labels with them.
+    # Made of coordinates: a sum of two sparse matrices would drop entries of weight 0, and so
+    # labels that scikit-learn reports with a support of 0.
     return sparse.coo_array((weight, (down, across)), shape=(size, size)).tocsr()
 
 
@@ -267,15 +265,17 @@ def _build_pair_matrix(
 
 
 @dataclass(frozen=True, eq=False)
-class IndicatorCounts:
+class _IndicatorCounts:
     """Weights of rows of indicators, by label and by the counts of each row.
 
     Parameters
     ----------
     labels : ndarray of shape (3, n_labels)
-        Weight of the rows that have and are given a label; are given it alone; have it alone.
+        Weight of the hits of each label (rows that have it and are given it), of its false alarms
+        (given only) and of its misses (had only).
     kinds : ndarray of int64 of shape (n_kinds,)
-        Kinds of rows: numbers of labels that a row both has and is given, has, and is given.
+        Sorted kinds of rows. A kind is three counts of labels, packed: those that a row both has
+        and is given, has, and is given.
     weights : ndarray of shape (n_kinds,)
         Weight of the rows of each kind, int64 where weights are whole.
     """
@@ -290,7 +290,10 @@ class IndicatorCounts:
         return self.weights.sum()
 
     def make_label_rows(self) -> StandInRows:
-        """Return three rows a label and one without labels, with the scores of each label."""
+        """Return rows with the scores by label: a hit, a false alarm and a miss of each label.
+
+        A last row without labels has the weight of all rows: true negatives for every label.
+        """
         here = np.eye(self.labels.shape[1], dtype=np.int64)
         none = np.zeros_like(here)
         # In the order of `labels`: hits, false alarms, misses.
@@ -300,27 +303,19 @@ class IndicatorCounts:
         return np.vstack([y_true, empty]), np.vstack([y_pred, empty]), weight
 
     def make_rows_of_kinds(self) -> StandInRows:
-        """Return one row of each kind, with the score that each row of this kind has."""
+        """Return one row of each kind, with the scores by row: they depend on the counts only."""
         both, has, given = _unpack_row_counts(self.kinds)
         at = np.arange(self.labels.shape[1])
-        # A row has the first labels; it is given the first of these, and then others behind them.
+        # A row has the first `has` labels; it is given the first `both` of these, and then labels
+        # directly behind those that it has.
         y_true = at < has[:, None]
         first = at < both[:, None]
         more = (at >= has[:, None]) & (at < (has + given - both)[:, None])
         return y_true.astype(np.int64), (first | more).astype(np.int64), self.weights
 
 
-def count_indicators(
-    y_true: Any, y_pred: Any, sample_weight: Any, labels: Any = None
-) -> IndicatorCounts:
-    """Return the counts of all rows of indicators, of some labels or all, in one pass."""
-    collection = INDICATOR_COLUMNS.align(y_true, y_pred, sample_weight)
-    chosen = None if labels is None else np.atleast_1d(np.asarray(labels))
-    count = partial(_count_block_indicators, labels=chosen)
-    return INDICATOR_COLUMNS.reduce(count, _merge_indicator_counts, collection)
-
-
-def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) -> IndicatorCounts:
+def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) -> _IndicatorCounts:
+    """Return the counts of a block's rows, of the columns `labels` (None: all)."""
     n = rows.y_true.shape[1]
     if labels is not None and not (len(labels) and 0 <= labels.min() <= labels.max() < n):
         raise InvalidParameterError(
@@ -331,18 +326,19 @@ def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) 
     y_true, y_pred = rows.y_true[:, at], rows.y_pred[:, at]
     weight = np.ones(len(y_true), np.int64) if rows.weight is None else rows.weight
     both = y_true & y_pred
+    # Products with the weights sum over rows, by label; the sums below are over labels, by row.
     hits, has, given = (weight @ of.astype(weight.dtype) for of in (both, y_true, y_pred))
     counts = (of.sum(axis=1, dtype=np.int64) for of in (both, y_true, y_pred))
     kinds, found = np.unique(_pack_row_counts(*counts), return_inverse=True)
     by_label = np.stack([hits, given - hits, has - hits])
-    return IndicatorCounts(by_label, kinds, _sum_by_kind(found, weight, len(kinds)))
+    return _IndicatorCounts(by_label, kinds, _sum_by_kind(found, weight, len(kinds)))
 
 
-def _merge_indicator_counts(parts: list[IndicatorCounts]) -> IndicatorCounts:
+def _merge_indicator_counts(parts: list[_IndicatorCounts]) -> _IndicatorCounts:
     kinds, at = np.unique(np.concatenate([part.kinds for part in parts]), return_inverse=True)
     weight = np.concatenate([part.weights for part in parts])
     labels = np.sum([part.labels for part in parts], axis=0)
-    return IndicatorCounts(labels, kinds, _sum_by_kind(at, weight, len(kinds)))
+    return _IndicatorCounts(labels, kinds, _sum_by_kind(at, weight, len(kinds)))
 
 
 def _sum_by_kind(at: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]:
@@ -353,38 +349,42 @@ def _sum_by_kind(at: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]
 
 
 def _pack_row_counts(both: Any, has: Any, given: Any) -> NDArray[np.int64]:
-    return np.asarray((both << 2 * _BITS) | (has << _BITS) | given)
+    return np.asarray((both << 2 * _COUNT_BITS) | (has << _COUNT_BITS) | given)
 
 
 def _unpack_row_counts(kinds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    mask = (1 << _BITS) - 1
-    return kinds >> 2 * _BITS, kinds >> _BITS & mask, kinds & mask
+    mask = (1 << _COUNT_BITS) - 1
+    return kinds >> 2 * _COUNT_BITS, kinds >> _COUNT_BITS & mask, kinds & mask
 
 
 # --- scikit-learn's scores of indicators, by the few rows that stand for all -----------------
 
 
-def score_indicators(
+def _score_indicators(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
-    """Return the score of indicators by one of scikit-learn's metrics of labels."""
-    check_scores_indicators(source)
-    # Bad options are told before there is work on the data.
+    """Return the multilabel score of lazy indicators by scikit-learn's function `source`."""
+    _check_scores_indicators(source)
+    # Two made-up rows: scikit-learn raises for bad options before any block is read.
     two = np.eye(2, dtype=np.int64)
     general = {name: value for name, value in options.items() if name not in _LABEL_OPTIONS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call_sklearn_metric(source, two, two, **general)
-    counts = count_indicators(y_true, y_pred, sample_weight, options.get("labels"))
+    collection = INDICATOR_COLUMNS.align(y_true, y_pred, sample_weight)
+    labels = options.get("labels")
+    chosen = None if labels is None else np.atleast_1d(np.asarray(labels))
+    count = partial(_count_block_indicators, labels=chosen)
+    counts = INDICATOR_COLUMNS.reduce(count, _merge_indicator_counts, collection)
     check_weight_total(counts.weight)
     found = _INDICATOR_SCORES[source.__name__](source, counts, options)
-    # scikit-learn weighs indicators by floats, labels by what the weights are.
+    # scikit-learn sums the weights of indicators as floats, those of labels in their own dtype.
     weighed = isinstance(found, np.ndarray) and sample_weight is not None
     return found.astype(np.float64) if weighed else found
 
 
-def check_scores_indicators(source: Callable[..., Any]) -> None:
-    """Raise `InvalidDataError` where a metric has no score of indicators."""
+def _check_scores_indicators(source: Callable[..., Any]) -> None:
+    """Raise `InvalidDataError` for a metric without a multilabel score."""
     if source.__name__ not in _INDICATOR_SCORES:
         raise InvalidDataError(
             f"multilabel-indicator is not supported by {source.__name__}: y_true should be a 1d "
@@ -393,7 +393,7 @@ def check_scores_indicators(source: Callable[..., Any]) -> None:
         )
 
 
-#: Options whose meaning depends on the number of labels.
+#: Options whose validity depends on the number of labels, so that two made-up rows cannot tell it.
 _LABEL_OPTIONS = ("labels", "target_names")
 
 
@@ -401,21 +401,23 @@ def _score_stand_in_rows(
     source: Callable[..., Any], rows: StandInRows, options: dict[str, Any]
 ) -> Any:
     y_true, y_pred, weight = rows
-    if y_true.shape[1] == 1:  # scikit-learn would take it for a column of labels
+    # One column of indicators would be taken for labels: a second, empty one is appended.
+    if y_true.shape[1] == 1:
         y_true, y_pred = (np.pad(table, ((0, 0), (0, 1))) for table in (y_true, y_pred))
         options = {**options, "labels": [0]}
     return call_sklearn_metric(source, y_true, y_pred, sample_weight=weight, **options)
 
 
 def _score_by_rows(
-    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+    source: Callable[..., Any], counts: _IndicatorCounts, options: dict[str, Any]
 ) -> float:
     return float(_score_stand_in_rows(source, counts.make_rows_of_kinds(), options))
 
 
 def _score_by_labels(
-    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+    source: Callable[..., Any], counts: _IndicatorCounts, options: dict[str, Any]
 ) -> Any:
+    # The counts are of the chosen labels already.
     options = {name: value for name, value in options.items() if name != "labels"}
     by_row = options.get("average") == "samples"
     rows = counts.make_rows_of_kinds() if by_row else counts.make_label_rows()
@@ -423,7 +425,7 @@ def _score_by_labels(
 
 
 def _make_label_tables(
-    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+    source: Callable[..., Any], counts: _IndicatorCounts, options: dict[str, Any]
 ) -> Any:
     """Return the confusion matrix of each label, of shape (n_labels, 2, 2)."""
     if options.get("samplewise"):
@@ -432,20 +434,20 @@ def _make_label_tables(
             "a Dask collection pass False, or some rows in memory."
         )
     hits, alarms, misses = counts.labels
-    rest = counts.weight - hits - alarms - misses
-    return np.stack([rest, alarms, misses, hits], axis=-1).reshape(-1, 2, 2)
+    true_negatives = counts.weight - hits - alarms - misses
+    return np.stack([true_negatives, alarms, misses, hits], axis=-1).reshape(-1, 2, 2)
 
 
 def _make_indicator_report(
-    source: Callable[..., Any], counts: IndicatorCounts, options: dict[str, Any]
+    source: Callable[..., Any], counts: _IndicatorCounts, options: dict[str, Any]
 ) -> Any:
-    """Return a report of all labels, in which the mean of the rows' scores is put."""
+    """Return scikit-learn's report of labels, as text or dictionary."""
     labels = options.get("labels")
     named = {name: value for name, value in options.items() if name != "labels"}
     if named.get("target_names") is None and labels is not None:
         named["target_names"] = [str(label) for label in labels]
-    # Two reports: of the rows that stand for labels all lines but "samples avg" are right, of the
-    # rows that stand for kinds of rows this line alone is; so are the warnings of each.
+    # Two reports are joined. That of the rows by label is right but for the line "samples avg",
+    # that of the rows by kind is right in this line alone; likewise the warnings of each.
     with _ignore_warnings_like("in samples with"):
         found = _score_stand_in_rows(source, counts.make_label_rows(), named)
     with _ignore_warnings_like("(in labels with|due to)"):
@@ -467,6 +469,7 @@ def _ignore_warnings_like(of: str) -> Iterator[None]:
         yield
 
 
+#: Multilabel scores by the names of scikit-learn's functions: by row, by label, and special cases.
 _INDICATOR_SCORES: dict[str, Callable[..., Any]] = {
     "accuracy_score": _score_by_rows,
     "hamming_loss": _score_by_rows,
@@ -488,8 +491,9 @@ _INDICATOR_SCORES: dict[str, Callable[..., Any]] = {
 def _score_label_pairs(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
+    """Return scikit-learn's metric of lazy labels or indicators."""
     if hold_indicators(y_true, y_pred):
-        return score_indicators(source, y_true, y_pred, sample_weight, **options)
+        return _score_indicators(source, y_true, y_pred, sample_weight, **options)
     *rows, _ = reduce_to_label_pairs(y_true, y_pred, sample_weight)
     return LABEL_COLUMNS.score_in_memory(source, *rows, **options)
 
@@ -497,11 +501,12 @@ def _score_label_pairs(
 def _score_with_supports(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
-    """Return a score with the number of rows of each label, a whole number without weights."""
+    """Return a score that contains supports (rows of each label), as integers without weights."""
     found = _score_label_pairs(source, y_true, y_pred, sample_weight, **options)
     if sample_weight is not None:
         return found
-    # The pairs' counts went in as weights, so scikit-learn's supports are floats.
+    # The pairs' counts were passed as weights, with which scikit-learn's supports are floats: "5.0"
+    # at the end of a line of the report becomes "5", in the same columns.
     if isinstance(found, str):
         return re.sub(r" +(\d+)\.0$", lambda at: f" {at[1]:>9}", found, flags=re.MULTILINE)
     if isinstance(found, tuple) and found[-1] is not None:

@@ -1,7 +1,9 @@
-"""Silhouettes of clusters, without true labels.
+"""Silhouette scores of clusterings.
 
-Rows of a Dask collection are compared with a sample of all rows (`ComparisonSample`), or, where the
-mean distance to a cluster follows from sums over it, with all rows (`ClusterSums`).
+A silhouette needs the mean distance of a row to the rows of each cluster. For squared Euclidean and
+cosine distances this follows from sums over the cluster, so a Dask collection is scored exactly, in
+two passes (`_ClusterSums`). For other metrics its rows are compared with a random sample of all
+(`_ComparisonSample`).
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ from daskml_dist.metrics._columns import (
 Numbers = NDArray[np.float64]
 
 
-#: Rows of a Dask collection that are compared by default: 800 MB of distances, in slices.
+#: Rows of the sample by default: 800 MB of distances between them, which are computed in slices.
 SAMPLE_SIZE = 10_000
 
 
-#: Metrics whose means follow from sums of the clusters.
+#: Metrics whose mean distance to a cluster follows from sums over it.
 _METRICS_OF_SUMS = ("sqeuclidean", "cosine")
 
 
-#: Rows up to which a permutation of all is drawn, as scikit-learn does, 128 MiB of numbers; of more
-#: rows, the sample alone.
+#: Most rows of which a whole permutation (128 MiB) is drawn, which makes the sample scikit-learn's.
+#: Of more rows only the sample is drawn.
 _MAX_PERMUTED_ROWS = 1 << 24
 
 
-#: Bytes of the distances that are there at one time, 64 MiB: rows are compared in slices.
+#: Bytes of distances that are in memory at a time, 64 MiB: rows are compared in slices.
 _MAX_DISTANCE_BYTES = 1 << 26
 
 
@@ -68,7 +70,7 @@ def silhouette_score(
     random_state: Any = None,
     **kwds: Any,
 ) -> float:
-    """Mean silhouette: how much nearer rows are to their own cluster than to the next one.
+    """Return the mean silhouette: how much nearer rows are to their own cluster than to the next.
 
     Source: Rousseeuw (1987), "Silhouettes: a graphical aid to the interpretation and validation of
     cluster analysis".
@@ -87,7 +89,7 @@ def silhouette_score(
     random_state : int, RandomState or None
         Draws the rows.
     **kwds
-        Of the metric.
+        Options of the metric.
 
     Returns
     -------
@@ -103,9 +105,9 @@ def silhouette_score(
 
     Notes
     -----
-    The sample comes to the caller, who compares 64 MiB of distances at a time. Without a sample the
-    mean squared Euclidean (or cosine) distance to a cluster follows from its mean, so two passes
-    are enough for all rows.
+    The sample is gathered in the calling process, which computes 64 MiB of distances at a time.
+    Without a sample, the mean squared Euclidean (or cosine) distance to a cluster follows from its
+    mean and its spread, so two passes are enough for all rows.
 
     Examples
     --------
@@ -121,6 +123,7 @@ def silhouette_score(
         return float(call_sklearn_metric(score, X, labels))
     rows = _align_labelled_rows(X, labels, metric, sample_size)
     if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
+        # Sums of the clusters, then the silhouettes of all rows by these.
         sums = _reduce_cluster_sums(rows, metric)
         total_of_block = partial(_sum_block_silhouettes, share_in_graph(sums.compute_silhouettes))
         weight, total = reduce_parts(rows, total_of_block, add_arrays)
@@ -140,7 +143,7 @@ def silhouette_samples(
     random_state: Any = None,
     **kwds: Any,
 ) -> Any:
-    """Silhouette of each row; parameters and errors as :func:`silhouette_score`.
+    """Return the silhouette of each row; parameters and errors as :func:`silhouette_score`.
 
     Parameters
     ----------
@@ -174,9 +177,10 @@ def silhouette_samples(
     if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
         found: Any = _reduce_cluster_sums(rows, metric)
     else:
-        # Rows of the sample are known by their numbers among all rows.
+        # A row is recognised in the sample by its number among all rows.
         starts = _find_block_starts(rows)[:-1].tolist()
         found = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
+    # The sums or the sample are one object of the graph, not a copy in each task.
     make, once = (
         delayed(_score_block_silhouettes, pure=False),
         share_in_graph(found.compute_silhouettes),
@@ -190,11 +194,13 @@ def silhouette_samples(
 
 
 def _align_labelled_rows(X: Any, labels: Any, metric: Any, sample_size: Any) -> Collection:
+    """Return rows and labels as aligned blocks, after checks of the options."""
     if metric == "precomputed":
         raise InvalidParameterError(
             "metric='precomputed' is for distances in memory. Pass rows, or X.compute()."
         )
-    three = np.array([[0.0], [1.0], [3.0]])  # scikit-learn tells a bad sample_size of them
+    # Three made-up rows: scikit-learn raises for a sample_size of the wrong type.
+    three = np.array([[0.0], [1.0], [3.0]])
     call_sklearn_metric(theirs.silhouette_score, three, [0, 0, 1], sample_size=sample_size and 3)
     if sample_size is not None and sample_size < 1:
         raise InvalidParameterError(f"sample_size={sample_size} draws no row. Raise it.")
@@ -222,11 +228,11 @@ def _compute_silhouettes(own: Numbers, others: Numbers) -> Numbers:
     """Return ``(b - a) / max(a, b)``, a and b the mean distances to the own and next cluster."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found = (others - own) / np.maximum(own, others)
-    return np.nan_to_num(found)  # a cluster of one row has none
+    return np.nan_to_num(found)  # 0 by definition for the row of a cluster of one
 
 
-def check_cluster_count(n_labels: int, n_rows: int) -> None:
-    """Raise `InvalidDataError` where there is one cluster, or a cluster for each row."""
+def _check_cluster_count(n_labels: int, n_rows: int) -> None:
+    """Raise `InvalidDataError` for a single cluster, or one for each row."""
     if not 1 < n_labels < n_rows:
         raise InvalidDataError(
             f"Number of labels is {n_labels}. Valid values are 2 to n_samples - 1 (inclusive), of "
@@ -238,21 +244,22 @@ def check_cluster_count(n_labels: int, n_rows: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class ComparisonSample:
-    """Rows that others are compared with. Picklable.
+class _ComparisonSample:
+    """Sample of all rows, with which rows are compared. Picklable.
 
     Parameters
     ----------
     rows : ndarray or CSR matrix of shape (n, n_features)
         In the order of their labels.
     numbers : ndarray of int64 of shape (n,)
-        Of the rows among all.
+        Positions of the rows among all rows.
     labels : ndarray of shape (n_clusters,)
+        Sorted.
     starts : ndarray of int64 of shape (n_clusters,)
-        First row of each cluster.
+        Index of the first row of each cluster in `rows`.
     metric : str or callable
     options : dict
-        Of the metric.
+        Options of the metric.
     """
 
     rows: Any
@@ -265,10 +272,10 @@ class ComparisonSample:
     @classmethod
     def from_rows(
         cls, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any], metric: Any, options: Any
-    ) -> ComparisonSample:
-        """Return the sample of rows with their labels, in any order."""
+    ) -> _ComparisonSample:
+        """Return the sample of given rows and labels, in any order."""
         labels, at = find_unique_labels(y)
-        check_cluster_count(len(labels), len(y))
+        _check_cluster_count(len(labels), len(y))
         order = np.lexsort((numbers, at))
         starts = np.searchsorted(at[order], np.arange(len(labels)))
         return cls(rows[order], numbers[order], labels, starts, metric, options)
@@ -276,14 +283,14 @@ class ComparisonSample:
     def compute_silhouettes(
         self, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any]
     ) -> Numbers:
-        """Return the silhouettes of rows, of which any may be in the sample."""
+        """Return the silhouettes of rows, which may be in the sample, given their numbers."""
         at = np.searchsorted(self.labels, y).clip(max=len(self.labels) - 1)
         if (self.labels[at] != y).any():
             raise InvalidDataError(
                 f"The sample has no row of the label {y[self.labels[at] != y][0]!r}. Raise "
                 "sample_size."
             )
-        # The place that each row has in the sample, if it is there.
+        # The index of each row in the sample; of another row, where it would be inserted.
         order = np.argsort(self.numbers)
         place = np.searchsorted(self.numbers, numbers, sorter=order).clip(max=len(order) - 1)
         step = max(1, _MAX_DISTANCE_BYTES // (8 * len(self.numbers)))
@@ -292,15 +299,17 @@ class ComparisonSample:
         return np.concatenate([np.empty(0), *found])
 
     def _compare(self, rows: Any, numbers: Any, at: Any, place: Any) -> Numbers:
-        """Return the silhouettes of few rows, by all their distances to the sample."""
+        """Return the silhouettes of a slice of rows, by their distances to the whole sample."""
         each = partial(pairwise_distances, metric=self.metric, **self.options)
         distances = call_sklearn_metric(each, rows, self.rows)
         every = np.arange(len(at))
-        # A row's distance to itself is no distance to its cluster: rounding must not leave any.
+        # A row is not compared with itself; rounding may have left a distance above 0.
         itself = self.numbers[place] == numbers
         distances[every[itself], place[itself]] = 0.0
+        # The sample is sorted by cluster, so sums by cluster are sums of adjacent columns.
         sums = np.add.reduceat(distances, self.starts, axis=1, dtype=np.float64)
         counts = np.diff(np.append(self.starts, len(self.numbers)))
+        # A row of the sample has one fewer other row in its cluster.
         with np.errstate(divide="ignore", invalid="ignore"):
             own = sums[every, at] / (counts[at] - itself)
         means = sums / counts
@@ -310,8 +319,8 @@ class ComparisonSample:
 
 def _draw_comparison_sample(
     rows: Collection, metric: Any, size: int | None, random_state: Any, options: dict[str, Any]
-) -> ComparisonSample:
-    """Return a random sample of all rows, or all of them where they are no more."""
+) -> _ComparisonSample:
+    """Return a random sample of `size` rows, or of all rows if there are no more."""
     starts = _find_block_starts(rows)
     n = int(starts[-1])
     size = min(n, SAMPLE_SIZE if size is None else size)
@@ -326,11 +335,11 @@ def _draw_comparison_sample(
     X, y, numbers = zip(*found, strict=True)
     table = sparse.vstack(X, format="csr") if sparse.issparse(X[0]) else np.concatenate(X)
     given = np.concatenate(numbers), np.concatenate(y)
-    return ComparisonSample.from_rows(table, *given, metric, options)
+    return _ComparisonSample.from_rows(table, *given, metric, options)
 
 
 def _find_block_starts(rows: Collection) -> NDArray[np.int64]:
-    """Return the number of each block's first row, and last the number of all rows."""
+    """Return the number of each block's first row among all rows, followed by their count."""
     counts = rows.row_counts
     counts = reduce_parts(rows, _count_block_rows, concatenate_lists) if counts is None else counts
     starts = np.append(0, np.cumsum(counts)).astype(np.int64)
@@ -346,6 +355,7 @@ def _count_block_rows(index: int, X: Any, y: Any, weight: Any) -> list[int]:
 def _take_drawn_rows(
     drawn: NDArray[np.int64], starts: NDArray[np.int64], index: int, X: Any, y: Any, weight: Any
 ) -> list[tuple[Any, NDArray[Any], NDArray[np.int64]]]:
+    """Return the drawn rows of a block, their labels and their numbers."""
     rows, of = _read_labelled_block(index, X, y)
     first, last = np.searchsorted(drawn, starts[index : index + 2])
     numbers = drawn[first:last]
@@ -357,11 +367,12 @@ def _take_drawn_rows(
 
 
 @dataclass(frozen=True, eq=False)
-class ClusterSums:
-    """Sums of which the mean squared Euclidean, or cosine, distance to a cluster's rows follows.
+class _ClusterSums:
+    """Sums from which the mean squared Euclidean, or cosine, distance to a cluster's rows follows.
 
-    Source: T. Chan, G. Golub, R. LeVeque (1983), "Algorithms for computing the sample variance",
-    for the way blocks are merged.
+    The mean of ``|x - y|**2`` over the rows y of a cluster is ``|x - mean|**2`` plus the cluster's
+    variance; that of ``1 - x @ y`` over rows of norm 1 is ``1 - x @ mean``. Blocks are merged as in
+    T. Chan, G. Golub, R. LeVeque (1983), "Algorithms for computing the sample variance".
 
     Parameters
     ----------
@@ -371,6 +382,7 @@ class ClusterSums:
     squares : ndarray of float64 of shape (n_clusters,)
         Sums of the squared distances of rows from the mean.
     cosine : bool
+        Whether rows are scaled to norm 1.
     """
 
     labels: NDArray[Any]
@@ -380,16 +392,16 @@ class ClusterSums:
     cosine: bool
 
     def compute_silhouettes(self, rows: Any, y: NDArray[Any]) -> Numbers:
-        """Return the silhouettes of rows, all of which have been counted."""
+        """Return the silhouettes of rows, which must be among those that were summed."""
         at, every = np.searchsorted(self.labels, y), np.arange(len(y))
         rows = _prepare_rows(rows, self.cosine)
         if self.cosine:
             means = 1.0 - np.asarray(rows @ self.means.T)
             itself = 1.0 - _sum_squares_of_rows(rows)
         else:
-            # Mean squared distance to a cluster's rows: that to its mean, plus its variance.
             means = _measure_center_distances(rows, self.means) + self.squares / self.counts
             itself = np.zeros(len(y))
+        # Mean over the other rows of the cluster: the row's distance to itself is taken out.
         count = self.counts[at]
         with np.errstate(divide="ignore", invalid="ignore"):
             own = np.maximum(count * means[every, at] - itself, 0.0) / (count - 1)
@@ -397,48 +409,46 @@ class ClusterSums:
         return _compute_silhouettes(own, means.min(axis=1))
 
 
-def _reduce_cluster_sums(rows: Collection, metric: str) -> ClusterSums:
+def _reduce_cluster_sums(rows: Collection, metric: str) -> _ClusterSums:
     cosine = metric == "cosine"
-    sums: ClusterSums | None = reduce_parts(
+    sums: _ClusterSums | None = reduce_parts(
         rows, partial(_sum_block_clusters, cosine=cosine), _merge_cluster_sums
     )
     if sums is None:
         raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
-    check_cluster_count(len(sums.labels), int(sums.counts.sum()))
+    _check_cluster_count(len(sums.labels), int(sums.counts.sum()))
     return sums
 
 
 def _sum_block_clusters(
     index: int, X: Any, y: Any, weight: Any, *, cosine: bool
-) -> ClusterSums | None:
-    rows, of = _read_labelled_block(index, X, y)
-    return sum_clusters(rows, of, cosine) if len(of) else None
-
-
-def sum_clusters(rows: Any, y: NDArray[Any], cosine: bool) -> ClusterSums:
-    """Return the sums of some rows, of which there is at least one."""
+) -> _ClusterSums | None:
+    rows, y = _read_labelled_block(index, X, y)
+    if not len(y):
+        return None
     labels, at = find_unique_labels(y)
     rows = _prepare_rows(rows, cosine)
-    # A sparse matrix with a row a cluster, which is 1 for each row of it: its products are sums.
+    # Sums by cluster as products with a sparse matrix: row i has a 1 for each row of cluster i.
     member = sparse.csr_array((np.ones(len(at)), (at, np.arange(len(at)))))
     counts = np.asarray(member.sum(axis=1), np.float64).ravel()
     sums = member @ rows
     means = (sums.toarray() if sparse.issparse(sums) else sums) / counts[:, None]
     if sparse.issparse(rows):
-        # Differences from the mean would be dense: the squares are shifted instead.
+        # Differences from the mean would be dense: sum |x|**2 - n |mean|**2 instead, at the cost of
+        # digits where the mean is large.
         squares = np.asarray(member @ _sum_squares_of_rows(rows)).ravel()
         squares = np.maximum(squares - counts * (means**2).sum(axis=1), 0.0)
     else:
         squares = member @ _sum_squares_of_rows(rows - means[at])
-    return ClusterSums(labels, counts, means, squares, cosine)
+    return _ClusterSums(labels, counts, means, squares, cosine)
 
 
-def _merge_cluster_sums(parts: list[ClusterSums | None]) -> ClusterSums | None:
+def _merge_cluster_sums(parts: list[_ClusterSums | None]) -> _ClusterSums | None:
     filled = [part for part in parts if part is not None]
     return reduce(_merge_two_sums, filled) if filled else None
 
 
-def _merge_two_sums(one: ClusterSums, other: ClusterSums) -> ClusterSums:
+def _merge_two_sums(one: _ClusterSums, other: _ClusterSums) -> _ClusterSums:
     labels = merge_labels([one.labels, other.labels])
     counts = np.zeros((2, len(labels)))
     means = np.zeros((2, len(labels), one.means.shape[1]))
@@ -447,22 +457,25 @@ def _merge_two_sums(one: ClusterSums, other: ClusterSums) -> ClusterSums:
         at = np.searchsorted(labels, part.labels)
         counts[k, at], means[k, at] = part.counts, part.means
         squares[at] += part.squares
-    # The distance between the two means adds to the squares about the merged one.
+    # Pairwise update of Chan, Golub and LeVeque: the distance between the two means adds to the
+    # squares about the merged one.
     count = counts.sum(axis=0)
     step = means[1] - means[0]
     share = counts[1] / count
     squares += (step**2).sum(axis=1) * counts[0] * share
-    return ClusterSums(labels, count, means[0] + step * share[:, None], squares, one.cosine)
+    return _ClusterSums(labels, count, means[0] + step * share[:, None], squares, one.cosine)
 
 
 def _sum_block_silhouettes(
     score: Any, index: int, X: Any, y: Any, weight: Any
 ) -> NDArray[np.float64]:
+    """Return the number of a block's rows, and the sum of their silhouettes."""
     rows, of = _read_labelled_block(index, X, y)
     return np.array([len(of), score(rows, of).sum() if len(of) else 0.0])
 
 
 def _prepare_rows(rows: Any, cosine: bool) -> Any:
+    """Return rows as float64, scaled to norm 1 for cosine distances."""
     rows = rows.astype("float64", copy=False)
     return normalize(rows) if cosine else rows
 
@@ -477,6 +490,6 @@ def _measure_center_distances(rows: Any, means: Numbers) -> Numbers:
     if sparse.issparse(rows):
         found: Numbers = euclidean_distances(rows, means, squared=True)
         return found
-    # From differences: distances of rows far from the origin keep their digits.
+    # From differences, not from the expanded square: rows far from the origin keep their digits.
     each = [((rows - mean) ** 2).sum(axis=1) for mean in means]
     return np.stack(each, axis=1)

@@ -1,6 +1,8 @@
-"""scikit-learn's displays, drawn of what one pass over Dask collections leaves.
+"""scikit-learn's displays of curves and confusion matrices, for Dask collections too.
 
-Of rows in memory they are scikit-learn's own. matplotlib is imported when one is drawn.
+A collection is reduced in one pass to a score run or to counts of label pairs, whose entries
+scikit-learn's displays take as weighted rows. Rows in memory go to scikit-learn unchanged.
+matplotlib is imported when a display is drawn.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import sklearn.metrics as theirs
-from numpy.typing import NDArray
 
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
@@ -29,11 +30,12 @@ from daskml_dist.metrics.scorers import make_scorer
 UNNAMED_CURVE = "Classifier"
 
 
+#: Methods of ``response_method="auto"``, in scikit-learn's order.
 _SCORE_METHODS = ("predict_proba", "decision_function")
 
 
 def check_matplotlib(name: str) -> None:
-    """Raise `DaskMLDistError` where matplotlib is missing, before any rows are read."""
+    """Raise `DaskMLDistError` if matplotlib is missing: called before any rows are read."""
     try:
         import matplotlib.pyplot  # noqa: F401
     except ImportError as error:
@@ -41,10 +43,8 @@ def check_matplotlib(name: str) -> None:
 
 
 def remember_curve_name(display: Any, name: str) -> Any:
-    """Return a display that remembers its curve's name, as scikit-learn's own do.
-
-    The attribute is called `estimator_name` in older versions of scikit-learn.
-    """
+    """Return the display with its curve's name set, as scikit-learn's constructors do."""
+    # Older versions of scikit-learn call the attribute `estimator_name`.
     for attribute in ("name", "estimator_name"):
         if attribute in vars(display):
             setattr(display, attribute, name)
@@ -54,7 +54,10 @@ def remember_curve_name(display: Any, name: str) -> Any:
 def score_positive_label(
     estimator: Any, X: Any, response_method: Any, pos_label: Any
 ) -> tuple[Any, Any]:
-    """Return the scores of the positive label, lazy where the rows are, and that label."""
+    """Return the scores of rows, higher for the positive label (lazy where X is), and that label.
+
+    Raises for an estimator that is no classifier of two labels.
+    """
     classes = getattr(estimator, "classes_", None)
     if classes is None or len(classes) != 2:
         raise InvalidParameterError(
@@ -67,12 +70,14 @@ def score_positive_label(
             f"pos_label={pos_label!r}: choose one of {list(classes)}, which the model knows."
         )
     methods = _SCORE_METHODS if response_method == "auto" else response_method
+    # A scorer knows how to take one column of probabilities, or to turn a decision's sign; its
+    # metric is not called.
     scorer = make_scorer(theirs.roc_auc_score, response_method=methods, pos_label=pos_label)
     return scorer.predict_answers(estimator, X), pos_label
 
 
 class _ThresholdCurveDisplay:
-    """Base class of displays of curves over thresholds."""
+    """Mix-in, before scikit-learn's display of the same curve, that accepts Dask collections."""
 
     @classmethod
     def from_estimator(
@@ -111,6 +116,7 @@ class _ThresholdCurveDisplay:
         check_matplotlib(cls.__name__)
         check_fitted(estimator)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
+        # In memory: scikit-learn's own constructor, with its own checks and legend.
         if not has_lazy_input(X, y, sample_weight):
             given = {"sample_weight": sample_weight, "response_method": response_method}
             shown: Self = super().from_estimator(  # type: ignore[misc]
@@ -161,29 +167,24 @@ class _ThresholdCurveDisplay:
         check_max_thresholds(max_thresholds)
         rows = (y_true, y_score, sample_weight)
         if has_lazy_input(*rows):
-            rows = _reduce_to_weighted_rows(*rows, max_thresholds)
+            # One weighted row for each label and distinct score: they have the curve of all rows.
+            run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
+            labels, scores, weights = list_run_rows(run)
+            some = weights > 0
+            rows = labels[some], scores[some], weights[some]
         return cls._draw_rows(*rows, **options)
 
     @classmethod
     def _draw_rows(cls, y_true: Any, y_score: Any, sample_weight: Any, **options: Any) -> Self:
+        """Return the display of rows in memory."""
         shown: Self = super().from_predictions(  # type: ignore[misc]
             y_true, y_score, sample_weight=sample_weight, **options
         )
         return shown
 
 
-def _reduce_to_weighted_rows(
-    y_true: Any, y_score: Any, sample_weight: Any, limit: int | None
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return rows that have the curve of all: one for each label and score, of their weight."""
-    run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), limit)
-    labels, scores, weights = list_run_rows(run)
-    some = weights > 0
-    return labels[some], scores[some], weights[some]
-
-
 class RocCurveDisplay(_ThresholdCurveDisplay, theirs.RocCurveDisplay):
-    """scikit-learn's display of true over false positive rates, of Dask collections, too.
+    """scikit-learn's display of true over false positive rates, for Dask collections too.
 
     Examples
     --------
@@ -196,7 +197,7 @@ class RocCurveDisplay(_ThresholdCurveDisplay, theirs.RocCurveDisplay):
 
 
 class DetCurveDisplay(_ThresholdCurveDisplay, theirs.DetCurveDisplay):
-    """scikit-learn's display of false negative over false positive rates, of Dask, too.
+    """scikit-learn's display of false negative over false positive rates, for Dask too.
 
     Examples
     --------
@@ -209,9 +210,9 @@ class DetCurveDisplay(_ThresholdCurveDisplay, theirs.DetCurveDisplay):
 
 
 class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDisplay):
-    """scikit-learn's display of precision over recall, of Dask collections, too.
+    """scikit-learn's display of precision over recall, for Dask collections too.
 
-    The level of chance is the share of the positive label's weight; scikit-learn's counts rows.
+    The level of chance is the positive label's share of the weights; scikit-learn counts rows.
 
     Examples
     --------
@@ -234,6 +235,8 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
         name: str | None = None,
         **options: Any,
     ) -> Self:
+        # Not scikit-learn's `from_predictions`: its level of chance is a share of the rows, and the
+        # rows here may be entries of a run, whose number means nothing.
         if pos_label is None:
             if not set(np.unique(y_true).tolist()) <= {-1, 0, 1}:
                 raise InvalidParameterError(
@@ -258,7 +261,7 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
 
 
 class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
-    """scikit-learn's display of pairs of true and predicted labels, of Dask collections, too.
+    """scikit-learn's display of a confusion matrix, for Dask collections too.
 
     Examples
     --------
@@ -295,6 +298,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         """
         check_fitted(estimator)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
+        # For its lazy predictions, also by estimators of other packages that know no Dask.
         scorer = make_scorer(theirs.accuracy_score)
         predicted = scorer.predict_answers(estimator, X)
         return cls.from_predictions(y, predicted, sample_weight=sample_weight, **options)
@@ -315,7 +319,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         ----------
         y_true, y_pred, sample_weight : dask Array or Series, or array-like, of shape (n_rows,)
         labels : array-like, or None
-            Those shown, in their order; None: all, sorted.
+            Labels to show, in their order; None: all, sorted.
         **options
             scikit-learn's.
 
@@ -332,6 +336,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         """
         check_matplotlib(cls.__name__)
         if has_lazy_input(y_true, y_pred, sample_weight):
+            # One weighted row for each pair of labels has the same matrix as all rows.
             y_true, y_pred, sample_weight, found = reduce_to_label_pairs(
                 y_true, y_pred, sample_weight
             )

@@ -1,4 +1,8 @@
-"""Distances and kernels between rows, with scikit-learn's names; lazy over Dask collections."""
+"""Distances and kernels between rows, with scikit-learn's names; lazy over Dask collections.
+
+The result has a block for each pair of a block of X and a block of Y, which scikit-learn's function
+computes when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ __all__ = [
 ]
 
 
-#: Metrics that learn a scale from all rows, and the argument that passes it.
+#: Metrics that estimate a scale from all rows, and the argument that replaces the estimate.
 _LEARNED_SCALES = {"seuclidean": "V", "mahalanobis": "VI"}
 
 
@@ -68,6 +72,7 @@ def pairwise_distances(
     """
     if not (is_dask(X) or is_dask(Y)):
         return call_sklearn_metric(theirs.pairwise_distances, X, Y, metric, **kwds)
+    # Estimated block by block the scale would differ from block to block.
     scale = _LEARNED_SCALES.get(metric) if isinstance(metric, str) else None
     if scale is not None and scale not in kwds:
         raise InvalidParameterError(
@@ -208,25 +213,27 @@ def pairwise_distances_argmin_min(
             partial(theirs.pairwise_distances_argmin_min, **options), X, Y
         )
         return nearest, values
+    # axis=0 would need the minimum over all blocks of X.
     if axis != 1:
         raise InvalidParameterError(
             f"axis={axis!r}: of a Dask collection X the nearest rows of Y are found, axis=1. "
             "For axis=0 pass rows in memory."
         )
+    # Both results in one array, so that each block is compared once. Indices of rows are exact in
+    # float64 up to 2**53.
     both = map_blocks(partial(_find_nearest_rows, Y, options), X, meta=np.empty((0, 2)))
-    # Numbers of rows are exact in float64 up to 2**53.
     return both[:, 0].astype(np.int64), both[:, 1]
 
 
 def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.float64]:
-    """Return the number of each row's nearest, and its distance, as two columns."""
+    """Return the index of each row's nearest row of Y, and the distance, as two columns."""
     return np.column_stack(
         theirs.pairwise_distances_argmin_min(convert_missing_to_nan(X), Y, **options)
     )
 
 
 def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
-    """Return a function of two blocks of rows, applied lazily to each pair of blocks of X and Y."""
+    """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks."""
     rows = _convert_to_row_blocks(X, "X")
     others = rows if Y is None else _convert_to_row_blocks(Y, "Y")
     widths = rows.shape[1], others.shape[1]
@@ -235,11 +242,12 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
             f"Incompatible dimension for X and Y matrices: X.shape[1] == {widths[0]} while "
             f"Y.shape[1] == {widths[1]}. Pass the same columns of both."
         )
-    try:  # bad arguments are told before any work, by a row of each
+    # One made-up row of each shows the dtype, and raises for bad arguments before any work.
+    try:
         dtype = function(np.ones((1, 2), rows.dtype), np.ones((1, 2), others.dtype)).dtype
     except (ValueError, TypeError) as error:
         if not {"V", "VI"}.isdisjoint(getattr(function, "keywords", {})):
-            dtype = np.dtype(np.float64)  # a given scale has the width of the real rows
+            dtype = np.dtype(np.float64)  # the given scale does not fit made-up rows of width 2
         else:
             raise InvalidParameterError(str(error)) from error
     return da.blockwise(
@@ -249,7 +257,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
         "ik",
         others,
         "jk",
-        # The numbers of the blocks, so that a block meets itself as such.
+        # The indices of both blocks, by which a block is known to meet itself.
         ArrayBlockIdDep(rows.chunks[:1]),
         "i",
         ArrayBlockIdDep(others.chunks[:1]),
@@ -285,10 +293,11 @@ def _apply_to_block_pair(
     at: tuple[int],
     other: tuple[int],
 ) -> Any:
+    # scikit-learn refuses blocks without rows, as a filter may leave them.
     if not len(X) or not len(Y):
         return np.empty((len(X), len(Y)))
     try:
-        # A row is at no distance of itself, to the bit, which a function of X alone sees to.
+        # ``function(X)`` sets the diagonal to 0; ``function(X, X)`` may leave rounding errors.
         return function(X) if of_itself and at == other else function(X, Y)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {at[0]} of X, block {other[0]} of Y: ") from error

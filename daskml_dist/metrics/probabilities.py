@@ -1,8 +1,9 @@
-"""Metrics of predicted probabilities, and of whether the true label has one of the best scores.
+"""Log loss, Brier score and top-k accuracy of a column of scores for each label.
 
-A table of probabilities has one column a label, in the order of all sorted labels. A block may lack
-labels, so that it cannot tell which column is whose: it sums the values of each label's rows for
-every column (`ColumnSums`), and the sums of all blocks together tell which column counts.
+The columns are in the order of all sorted labels. A block that lacks some labels cannot tell which
+column belongs to which of its labels. So it sums, for the rows of each label, the loss under the
+assumption of every column (`_ColumnSums`); when all blocks are merged and all labels known, the sum
+under each label's own column is picked.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def log_loss(
     y_pred: Any = "deprecated",
     compute: bool = True,
 ) -> Any:
-    """Mean negative logarithm of the probability that was given to the true label.
+    """Return the mean negative logarithm of the probability given to the true label.
 
     Source: Bishop (2006), "Pattern Recognition and Machine Learning", p. 209.
 
@@ -106,7 +107,8 @@ def log_loss(
     0.4297
     """
     y_proba = _resolve_renamed_argument(y_proba, y_pred)
-    classes = check_given_classes(labels)
+    # Sorted, as the columns are.
+    classes = _check_given_classes(labels)
     rows = y_true, y_proba, sample_weight
     if not has_lazy_input(*rows):
         options = {"normalize": normalize, "labels": labels}
@@ -123,7 +125,7 @@ def log_loss(
     summarise = _sum_indicated_losses if indicated else partial(_sum_block_losses, classes=classes)
     return columns.reduce_to_score(
         summarise,
-        merge_column_sums,
+        _merge_column_sums,
         columns.align(*rows),
         partial(_finish_log_loss, indicated, classes, normalize),
         in_pieces=True,
@@ -132,17 +134,17 @@ def log_loss(
 
 
 def _finish_log_loss(
-    indicated: bool, classes: NDArray[Any] | None, normalize: bool, losses: ColumnSums
+    indicated: bool, classes: NDArray[Any] | None, normalize: bool, losses: _ColumnSums
 ) -> float:
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=user_stack_level())
-    summed = float(losses.sums[0, 0]) if indicated else sum_own_columns(losses, classes)
+    summed = float(losses.sums[0, 0]) if indicated else _sum_own_columns(losses, classes)
     return _finish_mean(losses, summed, normalize)
 
 
 def _resolve_renamed_argument(y_proba: Any, y_pred: Any) -> Any:
-    """Return the probabilities, which `y_pred` named in older versions of scikit-learn."""
+    """Return `y_proba`, or `y_pred`, the argument's name in older versions of scikit-learn."""
     if isinstance(y_pred, str) and y_pred == "deprecated":
         if y_proba is None:
             raise InvalidTypeError("log_loss() misses the argument y_proba. Pass probabilities.")
@@ -159,48 +161,55 @@ def _resolve_renamed_argument(y_proba: Any, y_pred: Any) -> Any:
     return y_pred
 
 
-def _sum_block_losses(rows: ScoredRows, classes: NDArray[Any] | None) -> ColumnSums:
+def _sum_block_losses(rows: ScoredRows, classes: NDArray[Any] | None) -> _ColumnSums:
+    """Return a block's sums of -log p by label and column."""
     proba = rows.y_pred
-    check_probabilities(proba)
+    _check_probabilities(proba)
+    # One column holds the probability of the larger of two labels.
     if proba.ndim == 1:
         proba = np.column_stack([1 - proba, proba])
     labels, at = find_unique_labels(rows.y_true)
-    check_block_labels(labels, classes, proba.shape[1])
+    _check_block_labels(labels, classes, proba.shape[1])
+    # Clipped to the precision of the dtype, as in scikit-learn, so that p = 0 has a finite loss.
     eps = np.finfo(proba.dtype).eps
     sums_to_one = _do_rows_sum_to_one(proba)
     if len(labels) < proba.shape[1]:
         logs = partial(_compute_negative_logs, eps=eps)
-        found = sum_by_label_column(rows, proba, logs, classes)
+        found = _sum_by_label_column(rows, proba, logs, classes)
         return found._replace(sums_to_one=sums_to_one)
-    # All labels are there, so each one's column is known: one logarithm a row instead of one a
-    # cell. The sum of all is put where the first label's own column is added up.
+    # The block has all labels, so each one's column is known: one logarithm a row instead of one a
+    # cell. `_sum_own_columns` adds the diagonal, where it does not matter which entry has the sum.
     weight = float(len(at) if rows.weight is None else rows.weight.sum())
     by_label = np.zeros((len(labels), len(labels)))
     by_label[0, 0] = _sum_known_losses(proba, at, rows.weight, eps)
-    return ColumnSums(labels, by_label, weight, sums_to_one)
+    return _ColumnSums(labels, by_label, weight, sums_to_one)
 
 
 def _sum_known_losses(
     proba: NDArray[Any], at: NDArray[np.intp], weight: NDArray[Any] | None, eps: Any
 ) -> float:
-    """Return the summed loss of rows whose label's column is `at`."""
+    """Return the summed loss of rows, given the column `at` of each row's label."""
     n_columns = proba.shape[1]
+    # A flat `take` is faster than two-dimensional indexing; "clip" skips the check of bounds.
     given = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
+    # In place: `given` is a copy.
     logs = np.log(np.clip(given, eps, 1 - eps, out=given), out=given)
     return -float(logs.sum(dtype=np.float64) if weight is None else weight @ logs.astype("f8"))
 
 
-def _sum_indicated_losses(rows: ScoredRows) -> ColumnSums:
-    """Return the summed losses of rows of indicators, as if there were one label."""
-    check_probabilities(rows.y_pred)
+def _sum_indicated_losses(rows: ScoredRows) -> _ColumnSums:
+    """Return the summed losses of rows of indicators, as those of one label with one column."""
+    _check_probabilities(rows.y_pred)
+    # Columns are known here. A row's loss is the sum over the labels that it has.
     logs = _compute_negative_logs(rows.y_pred, np.finfo(rows.y_pred.dtype).eps)
     summed = rows.weights @ (logs * rows.y_true).sum(axis=1, dtype=np.float64)
     sums_to_one = _do_rows_sum_to_one(rows.y_pred)
     sums = np.full((1, 1), summed)
-    return ColumnSums(np.zeros(1), sums, float(rows.weights.sum()), sums_to_one)
+    return _ColumnSums(np.zeros(1), sums, float(rows.weights.sum()), sums_to_one)
 
 
 def _do_rows_sum_to_one(proba: NDArray[Any]) -> bool:
+    # A product with ones: row sums by BLAS. The tolerance is scikit-learn's.
     totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
     return bool(np.abs(totals - 1).max() <= np.sqrt(np.finfo(proba.dtype).eps))
 
@@ -209,7 +218,8 @@ def _compute_negative_logs(proba: NDArray[Any], eps: Any) -> NDArray[Any]:
     return np.asarray(-np.log(np.clip(proba, eps, 1 - eps)))
 
 
-def _finish_mean(found: ColumnSums, summed: float, normalize: bool) -> float:
+def _finish_mean(found: _ColumnSums, summed: float, normalize: bool) -> float:
+    """Return a sum over all rows, divided by their weight with `normalize`."""
     if not normalize:
         return summed
     check_weight_total(found.weight)
@@ -229,7 +239,7 @@ def brier_score_loss(
     labels: Any = None,
     scale_by_half: bool | str = "auto",
 ) -> float:
-    """Mean squared distance of the probabilities from 1 for the true label and 0 for the others.
+    """Return the mean squared distance of probabilities from 1 (true label) and 0 (all others).
 
     Source: Brier (1950), "Verification of forecasts expressed in terms of probability".
 
@@ -275,27 +285,28 @@ def brier_score_loss(
     knows_labels = set(more) <= set(inspect.signature(metric).parameters)
     if knows_labels and not has_lazy_input(*rows):
         score = PROBABILITY_COLUMNS.score_in_memory(metric, *rows, pos_label=pos_label, **more)
-        if pos_label is not None:
+        if pos_label is not None:  # which scikit-learn does not look for among several columns
             _resolve_positive_label(np.unique(y_true), pos_label)
         return float(score)
     if scale_by_half not in ("auto", True, False):
         raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")
-    classes = check_given_classes(labels)
+    classes = _check_given_classes(labels)
     found, of_one = _reduce_distances(*rows, classes)
     if of_one:
+        # One column of probabilities: `pos_label` decides whether it is the second label's.
         positive = _resolve_positive_label(found.labels, pos_label)
         columns = (found.labels == positive).astype(int)
         summed = float(found.sums[np.arange(len(columns)), columns].sum())
     else:
-        summed = sum_own_columns(found, classes)
+        summed = _sum_own_columns(found, classes)
     halved = found.sums.shape[1] == 2 if scale_by_half == "auto" else bool(scale_by_half)
     return _finish_mean(found, summed, True) * (0.5 if halved else 1.0)
 
 
 def _reduce_distances(
     y_true: Any, y_proba: Any, sample_weight: Any, classes: NDArray[Any] | None
-) -> tuple[ColumnSums, bool]:
-    """Return the squared distances of all rows, and whether probabilities are in one column."""
+) -> tuple[_ColumnSums, bool]:
+    """Return the sums of squared distances, and whether probabilities are in one column."""
     columns = PROBABILITY_COLUMNS
     if not has_lazy_input(y_true, y_proba, sample_weight):
         rows = columns.read_block(None, y_proba, y_true, sample_weight)
@@ -304,20 +315,21 @@ def _reduce_distances(
         return _sum_block_distances(rows, classes), rows.y_pred.ndim == 1
     collection = columns.align(y_true, y_proba, sample_weight)
     summarise = partial(_sum_block_distances, classes=classes)
-    found = columns.reduce(summarise, merge_column_sums, collection)
+    found = columns.reduce(summarise, _merge_column_sums, collection)
     return found, collection.n_features == 1
 
 
-def _sum_block_distances(rows: ScoredRows, classes: NDArray[Any] | None) -> ColumnSums:
-    check_probabilities(rows.y_pred)
+def _sum_block_distances(rows: ScoredRows, classes: NDArray[Any] | None) -> _ColumnSums:
+    _check_probabilities(rows.y_pred)
     proba = rows.y_pred.astype("float64", copy=False)
     table = np.column_stack([1 - proba, proba]) if proba.ndim == 1 else proba
-    return sum_by_label_column(rows, table, _measure_squared_distances, classes)
+    return _sum_by_label_column(rows, table, _measure_squared_distances, classes)
 
 
 def _measure_squared_distances(table: NDArray[Any]) -> NDArray[np.float64]:
     """Return the squared distance of each row from each corner of the simplex."""
-    # With both terms of one sign: |p|^2 - 2 p_j + 1 would lose the digits of a small distance.
+    # The distance from corner j, as a sum of terms >= 0: expanded, |p|^2 - 2 p_j + 1 would lose the
+    # digits of a small distance.
     others = (table**2).sum(axis=1, keepdims=True) - table**2
     return np.asarray(np.maximum(others, 0.0) + (1 - table) ** 2)
 
@@ -343,11 +355,15 @@ def _resolve_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
 
 
 class _TopKHits(NamedTuple):
-    """Hits of rows; scores of two labels in one column give two columns for each threshold."""
+    """Summary of rows for top-k accuracy.
 
-    found: ColumnSums  # of one column of scores: with a threshold of 0, then with one of 0.5
+    One column of scores of two labels may hold decisions, with a threshold of 0, or probabilities,
+    with one of 0.5. Which it is follows from the range of all rows' scores, so a block counts both.
+    """
+
+    found: _ColumnSums  # weighted hits; of one column of scores: two columns for each threshold
     of_one: bool
-    probabilities: bool
+    probabilities: bool  # whether all scores are from 0 to 1
 
 
 def _reduce_top_k_accuracy(
@@ -359,15 +375,15 @@ def _reduce_top_k_accuracy(
     normalize: bool = True,
     labels: Any = None,
 ) -> float:
-    three = np.eye(3)
-    call_sklearn_metric(theirs.top_k_accuracy_score, [0, 1, 2], three, k=min(k, 2))  # tells bad k
+    # Three made-up rows: scikit-learn raises for a bad `k` (and warns of one of 3 or more).
+    call_sklearn_metric(theirs.top_k_accuracy_score, [0, 1, 2], np.eye(3), k=min(k, 2))
     classes = _check_label_order(labels)
     collection = SCORE_COLUMNS.align(y_true, y_score, sample_weight)
     summarise = partial(_count_top_k_hits, k=k, classes=classes)
     hits = SCORE_COLUMNS.reduce(summarise, _merge_top_k_hits, collection)
     found = hits.found
     if hits.of_one:
-        # All blocks together tell whether the scores are decisions or probabilities.
+        # Columns 0 and 1 were counted with a threshold of 0, columns 2 and 3 with one of 0.5.
         start = 2 if hits.probabilities else 0
         found = found._replace(sums=found.sums[:, start : start + 2])
         if len(found.labels) > 2:
@@ -382,12 +398,12 @@ def _reduce_top_k_accuracy(
             UndefinedMetricWarning,
             stacklevel=user_stack_level(),
         )
-    return _finish_mean(found, sum_own_columns(found, classes), normalize)
+    return _finish_mean(found, _sum_own_columns(found, classes), normalize)
 
 
 def _check_label_order(labels: Any) -> NDArray[Any] | None:
-    """Return the given labels, which must be sorted, as the columns of scores are."""
-    classes = check_given_classes(labels)
+    """Return the given labels as an array; raise unless they are sorted and distinct."""
+    classes = _check_given_classes(labels)
     if classes is not None and classes.tolist() != np.asarray(labels).tolist():
         raise InvalidParameterError(
             "Parameter 'labels' must be ordered, each label once, and the columns of y_score in "
@@ -400,18 +416,18 @@ def _count_top_k_hits(rows: ScoredRows, k: int, classes: NDArray[Any] | None) ->
     scores = rows.y_pred
     if scores.ndim == 2:
         mark = partial(_mark_best_scores, k=k)
-        return _TopKHits(sum_by_label_column(rows, scores, mark, classes), False, False)
-    if k > 1:
+        return _TopKHits(_sum_by_label_column(rows, scores, mark, classes), False, False)
+    if k > 1:  # of two labels, both are among the best
         table = np.ones((len(scores), 4))
     else:
         table = np.column_stack([scores <= 0, scores > 0, scores <= 0.5, scores > 0.5])
-    found = sum_by_label_column(rows, table.astype(np.float64), np.asarray, classes)
+    found = _sum_by_label_column(rows, table.astype(np.float64), np.asarray, classes)
     return _TopKHits(found, True, bool(scores.min() >= 0 and scores.max() <= 1))
 
 
 def _mark_best_scores(scores: NDArray[Any], k: int) -> NDArray[np.float64]:
-    """Return 1 for the k best scores of each row, else 0."""
-    # Of equal scores the later column is the better one, as scikit-learn has it.
+    """Return a table of 1 at the k best scores of each row, and 0 elsewhere."""
+    # A stable sort, reversed: of equal scores the later column is the better, as in scikit-learn.
     best = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :k]
     found = np.zeros(scores.shape)
     np.put_along_axis(found, best, 1.0, axis=1)
@@ -420,7 +436,7 @@ def _mark_best_scores(scores: NDArray[Any], k: int) -> NDArray[np.float64]:
 
 def _merge_top_k_hits(parts: list[_TopKHits]) -> _TopKHits:
     found, of_one, probabilities = zip(*parts, strict=True)
-    return _TopKHits(merge_column_sums(list(found)), all(of_one), all(probabilities))
+    return _TopKHits(_merge_column_sums(list(found)), all(of_one), all(probabilities))
 
 
 top_k_accuracy_score = make_metric_function(
@@ -437,43 +453,47 @@ top_k_accuracy_score = make_metric_function(
 # --- sums by label and column ----------------------------------------------------------------
 
 
-class ColumnSums(NamedTuple):
-    """Sums over the rows of each label, if its column were the first, second, ..."""
+class _ColumnSums(NamedTuple):
+    """Weighted sums over the rows of each label, under the assumption that its column is column j.
+
+    Once all labels are known, `_sum_own_columns` picks the column that is each label's.
+    """
 
     labels: NDArray[Any]
     sums: NDArray[np.float64]  # (n_labels, n_columns)
-    weight: float
-    sums_to_one: bool = True
+    weight: float  # of all rows
+    sums_to_one: bool = True  # whether the probabilities of each row do
 
 
-def sum_by_label_column(
+def _sum_by_label_column(
     rows: ScoredRows,
     table: NDArray[Any],
     values: Callable[[NDArray[Any]], NDArray[Any]],
     classes: NDArray[Any] | None,
-) -> ColumnSums:
-    """Return the sums of a function of a block's table, by label and column."""
+) -> _ColumnSums:
+    """Return the weighted sums of ``values(table)`` of a block, by label and column."""
     labels, at = find_unique_labels(rows.y_true)
-    check_block_labels(labels, classes, table.shape[1])
-    # A sparse matrix with a row a label, which holds the weights of its rows: one product sums.
+    _check_block_labels(labels, classes, table.shape[1])
+    # A grouped sum as one sparse product: row i of the matrix has the weights of label i's rows.
     places = (at, np.arange(len(at)))
     weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
     sums = weights @ values(table).astype("float64", copy=False)
-    return ColumnSums(labels, sums, float(rows.weights.sum()))
+    return _ColumnSums(labels, sums, float(rows.weights.sum()))
 
 
-def merge_column_sums(parts: list[ColumnSums]) -> ColumnSums:
+def _merge_column_sums(parts: list[_ColumnSums]) -> _ColumnSums:
     """Return the sums of all blocks, whose labels may differ."""
     labels = merge_labels([part.labels for part in parts])
     sums = np.zeros((len(labels), parts[0].sums.shape[1]))
+    # `labels` holds every part's labels: the search finds each one's place.
     for part in parts:
         sums[np.searchsorted(labels, part.labels)] += part.sums
     weight = sum(part.weight for part in parts)
-    return ColumnSums(labels, sums, weight, all(part.sums_to_one for part in parts))
+    return _ColumnSums(labels, sums, weight, all(part.sums_to_one for part in parts))
 
 
-def sum_own_columns(found: ColumnSums, classes: NDArray[Any] | None) -> float:
-    """Return the sum over all rows, each taken from the column of its label."""
+def _sum_own_columns(found: _ColumnSums, classes: NDArray[Any] | None) -> float:
+    """Return the sum over all rows, of each label under the column that is its own."""
     n_columns = found.sums.shape[1]
     known = found.labels if classes is None else classes
     if classes is None and len(known) == 1:
@@ -487,8 +507,8 @@ def sum_own_columns(found: ColumnSums, classes: NDArray[Any] | None) -> float:
     return float(found.sums[np.arange(len(column)), column].sum())
 
 
-def check_probabilities(proba: NDArray[Any]) -> None:
-    """Raise `InvalidDataError` where numbers lie outside [0, 1]."""
+def _check_probabilities(proba: NDArray[Any]) -> None:
+    """Raise `InvalidDataError` for numbers outside [0, 1]."""
     if proba.min() < 0 or proba.max() > 1:
         raise InvalidDataError(
             f"y_proba holds {proba.min()} to {proba.max()}, which are no probabilities. Pass what "
@@ -496,10 +516,11 @@ def check_probabilities(proba: NDArray[Any]) -> None:
         )
 
 
-def check_block_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_columns: int) -> None:
-    """Raise `InvalidDataError` where a block has labels beside `classes`, or more than columns."""
+def _check_block_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_columns: int) -> None:
+    """Raise `InvalidDataError` for labels that `classes` lacks; if None, for more than columns."""
     if classes is None:
-        # More labels than columns would make the summary as large as the block.
+        # Found at the end too; but then regression targets, taken for labels, would have made
+        # summaries as large as the blocks.
         if len(labels) > n_columns:
             raise _make_label_count_error(labels, n_columns)
         return
@@ -512,8 +533,8 @@ def check_block_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_col
         )
 
 
-def check_given_classes(labels: Any) -> NDArray[Any] | None:
-    """Return the sorted labels of the argument `labels`, of which there must be two or more."""
+def _check_given_classes(labels: Any) -> NDArray[Any] | None:
+    """Return the argument `labels`, sorted and distinct; raise if there are fewer than two."""
     if labels is None:
         return None
     classes, _ = find_unique_labels(np.asarray(labels))

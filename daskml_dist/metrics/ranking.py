@@ -1,7 +1,9 @@
-"""Metrics of the order that scores put rows in, and curves over the thresholds of a score.
+"""Ranking metrics (ROC AUC, average precision), and curves over the thresholds of a score.
 
-One pass makes the runs of all rows (`_runs.py`), of which scikit-learn's own functions then make
-the score or the curve. Where runs were cut, the score is known to lie between two bounds.
+One pass reduces all rows to a score run (`_runs.py`): the weight of each label at each distinct
+score. scikit-learn's functions are then called on the entries of the run, as if they were rows.
+Where a run was binned to limit its size, the order within bins is lost; the score is computed for
+the best and the worst order, which bound it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_statistics import ColumnSketch
-from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.metrics._columns import (
@@ -56,7 +57,7 @@ from daskml_dist.metrics._runs import (
 SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
 
 
-#: Distinct scores that are kept, 32 bytes each: runs of 8 MB.
+#: Distinct scores that a run keeps by default; of 32 bytes each (low, high, two weights), 8 MiB.
 MAX_THRESHOLDS = 2**18
 
 
@@ -73,7 +74,7 @@ def roc_auc_score(
     max_thresholds: int | None = MAX_THRESHOLDS,
     return_bound: bool = False,
 ) -> Any:
-    """Area under the receiver operating characteristic: how often a positive row is ranked higher.
+    """Return the area under the ROC curve: how often a positive row is ranked above a negative one.
 
     Source: Fawcett (2006), "An introduction to ROC analysis"; for several classes his one against
     the rest.
@@ -152,6 +153,7 @@ def roc_auc_score(
             metric, *rows, average=average, max_fpr=max_fpr, multi_class=multi_class, labels=labels
         )
         return _return_with_bound((score, np.zeros_like(score)[()]), return_bound)
+    # Of indicators and of two labels scikit-learn ignores `multi_class`, but checks it.
     _check_sklearn_options(metric, average=average, multi_class=multi_class)
     of_one = partial(_bound_metric, partial(_score_roc_auc, max_fpr=max_fpr), positive=True)
     if hold_indicators(y_true, y_score):
@@ -159,12 +161,14 @@ def roc_auc_score(
         return _return_with_bound(found, return_bound)
     collection = SCORE_COLUMNS.align(*rows)
     n_columns = collection.n_features
+    # A collection of unknown width and without `labels` is taken for one column of scores.
     if n_columns == 1 or (n_columns is None and labels is None):
         run = reduce_to_run(collection, max_thresholds)
         return _return_with_bound(of_one(run, positive=run.labels[-1]), return_bound)
     check_multiclass_options(n_columns, multi_class, max_fpr, average, sample_weight is not None)
     classes = _find_column_labels(y_true, n_columns) if labels is None else np.asarray(labels)
     classes = check_class_labels(classes, n_columns)
+    # One run for each class against the rest, or for each ordered pair of classes.
     summarise: Callable[..., list[ScoreRun]] = make_class_runs
     average_runs: Callable[..., tuple[Any, Any]] = average_class_scores
     if multi_class == "ovo":
@@ -189,7 +193,7 @@ def average_precision_score(
     max_thresholds: int | None = MAX_THRESHOLDS,
     return_bound: bool = False,
 ) -> Any:
-    """Mean precision over the positive rows, each at its score.
+    """Return the mean, over the positive rows, of the precision at each one's score.
 
     Source: Davis and Goadrich (2006), "The relationship between precision-recall and ROC curves".
 
@@ -262,11 +266,12 @@ def average_precision_score(
 
 
 def _return_with_bound(score_and_bound: tuple[Any, Any], return_bound: bool) -> Any:
+    """Return the score, with its bound where that is asked for."""
     return score_and_bound if return_bound else score_and_bound[0]
 
 
 def check_max_thresholds(limit: int | None) -> None:
-    """Raise `InvalidParameterError` where no distinct score is to be kept."""
+    """Raise `InvalidParameterError` for a limit that keeps no score."""
     if limit is not None and limit < 1:
         raise InvalidParameterError(
             f"max_thresholds={limit} keeps nothing. Pass a positive number, or None to keep all."
@@ -274,7 +279,7 @@ def check_max_thresholds(limit: int | None) -> None:
 
 
 def _check_sklearn_options(metric: Callable[..., Any], **options: Any) -> None:
-    """Raise scikit-learn's error of bad options, some of which two labels make no use of."""
+    """Raise scikit-learn's error for bad options, by a call on two made-up rows."""
     call_sklearn_metric(metric, [0, 1], [0.0, 1.0], **options)
 
 
@@ -282,7 +287,7 @@ def _check_sklearn_options(metric: Callable[..., Any], **options: Any) -> None:
 
 
 def reduce_to_run(collection: Collection, limit: int | None) -> ScoreRun:
-    """Return the run of all rows, of at most two labels and of some weight."""
+    """Return the run of all rows, of at most two labels; raise if their weights sum to 0."""
     summarise, merge = partial(_make_block_run, limit=limit), partial(merge_score_runs, limit=limit)
     run: ScoreRun = SCORE_COLUMNS.reduce(summarise, merge, collection)
     check_weight_total(run.weights.sum())
@@ -316,7 +321,11 @@ def _find_column_labels(y_true: Any, n_columns: int | None) -> NDArray[Any]:
 def _bound_metric(
     metric: Callable[..., float], run: ScoreRun, *, positive: Any
 ) -> tuple[float, float]:
-    """Return the middle of the values that a metric may have had, and half their range."""
+    """Return a ranking metric of a run, and the bound of its error.
+
+    The metric is the middle of its values in the best and in the worst order of rows within bins,
+    and the bound half their difference.
+    """
     highest = metric(*rank_run_rows(run, positive, favourably=True))
     if not run.has_bins():
         return highest, 0.0
@@ -333,17 +342,16 @@ def _bound_average_precision(run: ScoreRun, positive: Any) -> tuple[float, float
     """Return the average precision of a run, and the bound of its error."""
     metric = partial(SCORE_COLUMNS.score_in_memory, theirs.average_precision_score)
     score, bound = map(float, _bound_metric(metric, run, positive=positive))
-    slack = _bound_grouping_gain(run, positive) / 2
-    return score - slack, bound + slack
-
-
-def _bound_grouping_gain(run: ScoreRun, positive: Any) -> float:
-    """Return the most that counting a bin's positive rows together adds to average precision."""
+    # Average precision is a step sum: the positive rows of a bin, all at one score, count with the
+    # precision behind the last of them. Apart, those before have less: with p the positive weight
+    # of the bin and P that in and above it, the sum falls by at most p * p / P.
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]
-    grouped = (run.high > run.low) & (weight > 0)
-    # The least positive float stands for a weight of zero: no division by zero, and a sum of 0.
-    return float((weight[grouped] ** 2 / above[grouped]).sum() / max(weight.sum(), 1e-300))
+    binned = (run.high > run.low) & (weight > 0)
+    # 1e-300: without positive weight both sums are 0, and so is the slack.
+    gain = float((weight[binned] ** 2 / above[binned]).sum() / max(weight.sum(), 1e-300))
+    # The exact value lies in [lowest - gain, highest]: the middle of this is half the gain lower.
+    return score - gain / 2, bound + gain / 2
 
 
 # --- curves ----------------------------------------------------------------------------------
@@ -418,8 +426,8 @@ roc_curve = _make_curve_metric(theirs.roc_curve, "False and true positive rates 
 _CALIBRATION_COLUMNS = ScoredColumns(read_labels, read_scores, "y_prob")
 
 
-#: Labels, and of each label and bin the weight and the sum of the probabilities, of shape
-#: (n_labels, n_bins, 2).
+#: Labels, and an array of shape (n_labels, n_bins, 2): of each label and bin the number of rows and
+#: the sum of their probabilities (scikit-learn's curve takes no weights).
 _LabelBins = tuple[NDArray[Any], NDArray[np.float64]]
 
 
@@ -433,6 +441,7 @@ def _reduce_calibration_curve(
     strategy: str = "uniform",
     max_thresholds: int | None = MAX_THRESHOLDS,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the share of positive rows, and the mean probability, of each bin that has rows."""
     check_max_thresholds(max_thresholds)
     if strategy not in ("uniform", "quantile"):
         raise InvalidParameterError(
@@ -443,7 +452,8 @@ def _reduce_calibration_curve(
     collection = _CALIBRATION_COLUMNS.align(y_true, y_prob, sample_weight)
     edges = np.linspace(0.0, 1.0, n_bins + 1)
     if strategy == "quantile":
-        # The bins' edges depend on all rows, so a run of all scores is binned afterwards.
+        # The edges are quantiles of all rows' probabilities: still one pass, since the run of all
+        # scores can be binned after it. Of its bins the middle stands for the scores.
         run = reduce_to_run(collection, max_thresholds)
         scores = (run.low + run.high) / 2
         _check_unit_interval(scores)
@@ -468,6 +478,7 @@ def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
     labels, at = find_unique_labels(rows.y_true)
     _check_two_labels(labels)
     n_bins = len(edges) - 1
+    # (label, bin) as one number, so that one `bincount` sums both dimensions.
     cells = at * n_bins + np.searchsorted(edges[1:-1], rows.y_pred)
     size = len(labels) * n_bins
     sums = [np.bincount(cells, minlength=size), np.bincount(cells, rows.y_pred, size)]
@@ -477,16 +488,16 @@ def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
 def _merge_bins(parts: list[_LabelBins]) -> _LabelBins:
     labels = merge_labels([own for own, _ in parts])
     _check_two_labels(labels)
-    wide = []
-    for own, sums in parts:
-        wide.append(np.zeros((len(labels), *sums.shape[1:])))
-        wide[-1][np.searchsorted(labels, own)] = sums
-    return labels, add_arrays(wide)
+    total = np.zeros((len(labels), *parts[0][1].shape[1:]))
+    for own, sums in parts:  # a block may lack one of the labels
+        total[np.searchsorted(labels, own)] += sums
+    return labels, total
 
 
 def _sum_run_bins(
     run: ScoreRun, scores: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return the sums of a run by label and bin, as in `_LabelBins`."""
     at, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
     sums = [
         [np.bincount(at, weight, n_bins), np.bincount(at, weight * scores, n_bins)]
@@ -496,6 +507,7 @@ def _sum_run_bins(
 
 
 def _find_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
+    """Return the given positive label, or 1 where the labels are of -1, 0 and 1."""
     if pos_label is not None:
         return pos_label
     if labels.dtype.kind not in "biuf" or not set(labels.tolist()) <= {-1, 0, 1}:

@@ -1,4 +1,8 @@
-"""Metrics of recommended items: how many of each user's held-out items they hold, and how early."""
+"""Metrics of recommended items: how many of a user's held-out items they contain, and how early.
+
+A score is a mean over users. Dask dataframes are shuffled by user, so that each pair of partitions
+has all rows of its users.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,10 @@ def precision_at_k(
     item_col: str = "item",
     score_col: str = "score",
 ) -> float:
-    """Share of the first `k` recommended items that are among the held-out ones.
+    """Return the share of the first `k` recommended items that are among the held-out ones.
 
-    The mean over the users of `held_out`: one to whom less than `k` items are recommended, or
-    none, counts as if the missing ones were wrong.
+    The mean over the users of `held_out`. If fewer than `k` items are recommended to a user, or
+    none, the missing ones count as wrong.
 
     Parameters
     ----------
@@ -82,7 +86,7 @@ def ndcg_at_k(
     item_col: str = "item",
     score_col: str = "score",
 ) -> float:
-    """Normalised discounted cumulative gain of the first `k` recommended items.
+    """Return the normalised discounted cumulative gain of the first `k` recommended items.
 
     A held-out item at place p (from 1) gains ``1 / log2(p + 1)``; the sum is divided by that of
     the best order there is. The mean over the users of `held_out`.
@@ -127,7 +131,8 @@ def ndcg_at_k(
 _Names = tuple[str, str, str]
 
 
-#: Takes the hits of each user, and how many items are held out; returns a number a user.
+#: Takes the hits of each user, of shape (n_users, k), and the number of held-out items of each;
+#: returns a score for each user.
 _Metric = Callable[[NDArray[np.bool_], NDArray[np.int64]], NDArray[np.float64]]
 
 
@@ -139,6 +144,7 @@ def _average_over_users(
     _check_frame_columns("held_out", held_out, names[:2])
     _check_frame_columns("recommended", recommended, names)
     sum_of_some = partial(_sum_over_users, metric, k=int(k), names=names)
+    # Sums and numbers of users are added, since partitions have different numbers of users.
     if is_dask(held_out) or is_dask(recommended):
         parts = _partition_by_user(held_out, recommended, names)
         found = compute([delayed(sum_of_some, pure=False)(*pair) for pair in parts])[0]
@@ -161,7 +167,7 @@ def _partition_by_user(held_out: Any, recommended: Any, names: _Names) -> list[t
     pieces = []
     for frame, columns in ((held_out, names[:2]), (recommended, names)):
         lazy = frame if is_dask(frame) else dd.from_pandas(frame, npartitions=1, sort=False)
-        # Both frames are hashed by the user into as many partitions, so a user's rows meet.
+        # Hashed by user into equally many partitions, so that a user's rows of both frames meet.
         pieces.append(lazy[[*columns]].shuffle(on=names[0], npartitions=n).to_delayed())
     return list(zip(*pieces, strict=True))
 
@@ -181,6 +187,6 @@ def _check_frame_columns(name: str, frame: Any, columns: tuple[str, ...]) -> Non
 def _sum_over_users(
     metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
 ) -> tuple[float, int]:
-    """Return the sum of a metric over some users, and their number."""
+    """Return the sum of a metric over the users of a pair of partitions, and their number."""
     found = metric(*find_hits(held_out, recommended, k, names))
     return float(found.sum()), len(found)

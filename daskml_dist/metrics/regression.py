@@ -1,9 +1,14 @@
-"""Metrics of predicted numbers, of one target or several.
+"""Metrics of regression, of one target or several.
 
-Means of errors are weighted sums, made in one pass. R^2 and explained variance need moments of the
-blocks, deviances scikit-learn's own sums of each block. Medians and other quantiles are exact: a
-sketch tells in one pass between which two numbers a quantile lies; where the sketch left numbers
-out, a second pass keeps those between the two, about a thousandth of the rows, and sums the others.
+Rows in memory are scored by scikit-learn's functions. A Dask collection is reduced to a summary
+from which the same score follows:
+
+- mean errors: the weighted sum of the rows' errors, in one pass;
+- R^2 and explained variance: means and sums of squares, merged without loss of digits;
+- deviances: scikit-learn's mean of each block, times the block's weight;
+- medians and other quantiles, exactly: a sketch of the values (`ColumnSketch`) brackets the
+  quantile in one pass. If the sketch dropped values, a second pass collects those within the
+  bracket, about a thousandth of the rows, and sums those outside.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import sklearn.metrics as theirs
@@ -53,18 +58,15 @@ Floats = NDArray[np.float64]
 TARGET_COLUMNS = ScoredColumns(read_targets, read_targets, several=True)
 
 
-#: For metrics that scikit-learn has of one target alone.
+#: Columns of the metrics that scikit-learn defines for one target only.
 SINGLE_TARGET = ScoredColumns(read_numbers, read_numbers)
 
 
-#: Description of the columns in the docstrings of these metrics.
-TARGETS_TEXT = (
+#: Description of `y_true` and `y_pred` in the generated docstrings.
+_TARGETS_TEXT = (
     "Numbers, of shape (n_rows,) or (n_rows, n_targets); those of a Dask collection are summed as "
     "float64."
 )
-
-
-SINGLE_TARGET_TEXT = TARGETS_TEXT.replace("n_targets", "1")
 
 
 @suggest_arguments
@@ -76,7 +78,7 @@ def mean_squared_error(
     multioutput: Any = "uniform_average",
     compute: bool = True,
 ) -> Any:
-    """Mean of the squared errors.
+    """Return the mean of the squared errors.
 
     Parameters
     ----------
@@ -97,7 +99,7 @@ def mean_squared_error(
     Raises
     ------
     InvalidParameterError
-        `multioutput` is no such word, and no weight for each target.
+        `multioutput` is neither one of these strings nor one weight per target.
     InvalidDataError
         The columns cannot be aligned, or hold NaN or infinity; the weights sum to zero.
 
@@ -123,7 +125,7 @@ def root_mean_squared_error(
     multioutput: Any = "uniform_average",
     compute: bool = True,
 ) -> Any:
-    """Square root of :func:`mean_squared_error`, which tells the parameters and errors.
+    """Return the square root of :func:`mean_squared_error`; parameters and errors as there.
 
     Returns
     -------
@@ -154,7 +156,7 @@ def mean_absolute_error(
     multioutput: Any = "uniform_average",
     compute: bool = True,
 ) -> Any:
-    """Mean of the absolute errors; parameters and errors as :func:`mean_squared_error`.
+    """Return the mean absolute error; parameters and errors as :func:`mean_squared_error`.
 
     Returns
     -------
@@ -185,24 +187,28 @@ def _score_mean(
     compute: bool,
     transform: Callable[[Any], Any] = np.asarray,
 ) -> Any:
-    """Return the mean of values of rows for each target, transformed, then averaged."""
-    check_multioutput(multioutput)
+    """Return the weighted mean of `values`, transformed by target, then averaged over targets.
+
+    `metric` is scikit-learn's function, which scores rows in memory.
+    """
+    _check_multioutput(multioutput)
     rows = y_true, y_pred, sample_weight
     if has_lazy_input(*rows):
         finish = partial(_finish_mean_of_targets, transform, multioutput)
         return reduce_weighted_sums(TARGET_COLUMNS, values, *rows, finish, compute)
-    return _score_plainly(metric, *rows, multioutput=multioutput)
+    return _score_in_memory(metric, *rows, multioutput=multioutput)
 
 
 def _finish_mean_of_targets(
     transform: Callable[[Any], Any], multioutput: Any, weight: float, totals: Floats
 ) -> Any:
     check_weight_total(weight)
-    return average_outputs(transform(totals / weight), multioutput)
+    # Roots are taken by target, before the average, as in scikit-learn.
+    return _average_outputs(transform(totals / weight), multioutput)
 
 
-def _score_plainly(metric: Callable[..., Any], *rows: Any, **options: Any) -> Any:
-    """Return scikit-learn's score of rows in memory, one number as a float."""
+def _score_in_memory(metric: Callable[..., Any], *rows: Any, **options: Any) -> Any:
+    """Return scikit-learn's score of rows in memory; a scalar as a Python float."""
     score = TARGET_COLUMNS.score_in_memory(metric, *rows, **options)
     return score if np.ndim(score) else float(score)
 
@@ -225,7 +231,7 @@ def r2_score(
     force_finite: bool = True,
     compute: bool = True,
 ) -> Any:
-    """Coefficient of determination: the share of the variance of `y_true` that is predicted.
+    """Return the coefficient of determination: the predicted share of the variance of `y_true`.
 
     Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983), "Algorithms
     for computing the sample variance", which loses no digits to a large mean.
@@ -279,9 +285,10 @@ def explained_variance_score(
     force_finite: bool = True,
     compute: bool = True,
 ) -> Any:
-    """Share of the variance of `y_true` that the errors' variance does not take away.
+    """Return 1 minus the variance of the errors over the variance of `y_true`.
 
-    Parameters, results and errors are those of :func:`r2_score`, which counts a constant error too.
+    Parameters, results and errors are those of :func:`r2_score`, which unlike this score is lowered
+    by a constant error.
 
     Returns
     -------
@@ -304,12 +311,12 @@ def explained_variance_score(
 
 
 class _ErrorMoments(NamedTuple):
-    """Moments of the targets and of the errors of rows."""
+    """Summary of rows from which R^2 and explained variance follow."""
 
     n_rows: int
     targets: WeightedMoments
     errors: WeightedMoments
-    squares: Floats  # weighted sums of squared errors
+    squares: Floats  # weighted sums of squared errors, (n_targets,)
 
 
 def _score_by_moments(
@@ -324,24 +331,26 @@ def _score_by_moments(
     """Return scikit-learn's metric of rows in memory, or `finish` of the moments of lazy ones."""
     rows = y_true, y_pred, sample_weight
     if not has_lazy_input(*rows):
-        return _score_plainly(metric, *rows, **options)
-    check_multioutput(options["multioutput"], variance=True)
+        return _score_in_memory(metric, *rows, **options)
+    _check_multioutput(options["multioutput"], variance=True)
     collection = TARGET_COLUMNS.align(*rows)
     return TARGET_COLUMNS.reduce_to_score(
-        _sum_block_moments, _merge_moments, collection, finish, compute=compute
+        _sum_block_moments, _add_summaries, collection, finish, compute=compute
     )
 
 
 def _finish_r2(options: dict[str, Any], moments: _ErrorMoments) -> Any:
     if moments.n_rows < 2:
-        return warn_undefined_score("R^2")
+        return _warn_undefined_score("R^2")
     check_weight_total(moments.targets.weight)
-    return compute_explained_share(moments.squares, moments.targets.squares, **options)
+    # Residual over total sum of squares; `targets.squares` is taken about the mean of y_true.
+    return _compute_explained_share(moments.squares, moments.targets.squares, **options)
 
 
 def _finish_explained_variance(options: dict[str, Any], moments: _ErrorMoments) -> Any:
     check_weight_total(moments.targets.weight)
-    return compute_explained_share(moments.errors.squares, moments.targets.squares, **options)
+    # As R^2, but about the errors' own mean: a constant error does not count.
+    return _compute_explained_share(moments.errors.squares, moments.targets.squares, **options)
 
 
 def _sum_block_moments(rows: ScoredRows) -> _ErrorMoments:
@@ -353,14 +362,16 @@ def _sum_block_moments(rows: ScoredRows) -> _ErrorMoments:
     return _ErrorMoments(len(errors), targets, WeightedMoments.of(errors, weights), squares)
 
 
-def _merge_moments(parts: list[_ErrorMoments]) -> _ErrorMoments:
-    n_rows, targets, errors, squares = zip(*parts, strict=True)
-    return _ErrorMoments(sum(n_rows), reduce(add, targets), reduce(add, errors), sum(squares))
+def _add_summaries(parts: list[_Summary]) -> _Summary:
+    """Return the summary of all blocks, field by field the sum of theirs."""
+    # Moments add by Chan, Golub and LeVeque's pairwise update (`WeightedMoments.__add__`).
+    return type(parts[0])(*(reduce(add, field) for field in zip(*parts, strict=True)))
 
 
-def check_multioutput(multioutput: Any, *, variance: bool = False) -> None:
-    """Raise `InvalidParameterError` for an unknown word, before there is work on the data."""
+def _check_multioutput(multioutput: Any, *, variance: bool = False) -> None:
+    """Raise `InvalidParameterError` for an unknown string, before any work on the data."""
     words = ["raw_values", "uniform_average", *(["variance_weighted"] if variance else [])]
+    # Weights are checked by `_average_outputs`, when the number of targets is known.
     if multioutput is None or isinstance(multioutput, str):
         if multioutput not in ([*words, None] if variance else words):
             raise InvalidParameterError(
@@ -368,11 +379,12 @@ def check_multioutput(multioutput: Any, *, variance: bool = False) -> None:
             )
 
 
-def average_outputs(scores: Floats, multioutput: Any, variances: Floats | None = None) -> Any:
-    """Return the scores of all targets, or the mean of them that `multioutput` names."""
+def _average_outputs(scores: Floats, multioutput: Any, variances: Floats | None = None) -> Any:
+    """Return the scores by target, or their mean: plain, by `variances`, or by given weights."""
     if multioutput is None or isinstance(multioutput, str):
         if multioutput == "raw_values":
             return scores
+        # Variances that are all 0 have no weighted mean: scikit-learn then weighs alike.
         weighted = multioutput == "variance_weighted" and variances is not None and variances.any()
         return float(np.average(scores, weights=variances if weighted else None))
     weights = np.asarray(multioutput, dtype=np.float64)
@@ -384,19 +396,19 @@ def average_outputs(scores: Floats, multioutput: Any, variances: Floats | None =
     return float(np.average(scores, weights=weights))
 
 
-def compute_explained_share(
+def _compute_explained_share(
     errors: Floats, spread: Floats, multioutput: Any, *, force_finite: bool = True
 ) -> Any:
-    """Return ``1 - errors / spread`` of each target, averaged as `multioutput` says."""
-    # Without spread there is nothing to explain: 1.0 where there are no errors either, else 0.0.
+    """Return ``1 - errors / spread`` by target, averaged as `multioutput` says."""
+    # A constant target: 1.0 (NaN unless `force_finite`) if predicted exactly, else 0.0 (-inf).
     finite, infinite = (0.0, 1.0), (-np.inf, np.nan)
-    none = np.where(errors != 0, *(finite if force_finite else infinite))
-    shares = np.where(spread > 0, 1.0 - errors / np.where(spread > 0, spread, 1.0), none)
-    return average_outputs(shares, multioutput, spread)
+    of_constant = np.where(errors != 0, *(finite if force_finite else infinite))
+    shares = np.where(spread > 0, 1.0 - errors / np.where(spread > 0, spread, 1.0), of_constant)
+    return _average_outputs(shares, multioutput, spread)
 
 
-def warn_undefined_score(name: str) -> float:
-    """Return NaN, and warn that there are too few rows for a score."""
+def _warn_undefined_score(name: str) -> float:
+    """Return NaN, and warn that a score needs two rows."""
     message = f"{name} score is not well-defined with less than two samples."
     warnings.warn(message, UndefinedMetricWarning, stacklevel=user_stack_level())
     return float("nan")
@@ -407,7 +419,7 @@ def _make_target_metric(
 ) -> Callable[..., Any]:
     """Return the public function of a metric of one target or several."""
     return make_metric_function(
-        source, lazily, TARGET_COLUMNS, summary, of=TARGETS_TEXT, module=__name__, notes=notes
+        source, lazily, TARGET_COLUMNS, summary, of=_TARGETS_TEXT, module=__name__, notes=notes
     )
 
 
@@ -421,12 +433,13 @@ def _average_of_blocks(
     multioutput: Any = "uniform_average",
     **options: Any,
 ) -> Any:
-    """Return the mean of scikit-learn's metric of each block, by target, transformed."""
-    check_multioutput(multioutput)
-    call_sklearn_metric(source, [1.0], [1.0], **options)  # tells bad options before any work
+    """Return the blocks' weighted mean of scikit-learn's metric, transformed by target."""
+    _check_multioutput(multioutput)
+    # One made-up row: scikit-learn raises for a bad option before any block is read.
+    call_sklearn_metric(source, [1.0], [1.0], **options)
     each = partial(source, multioutput="raw_values", **options)
     means = average_block_means(each, TARGET_COLUMNS, y_true, y_pred, sample_weight)
-    return average_outputs(transform(means), multioutput)
+    return _average_outputs(transform(means), multioutput)
 
 
 def _make_mean_metric(
@@ -435,7 +448,11 @@ def _make_mean_metric(
     transform: Callable[[Any], Any] = np.asarray,
     of_blocks: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return the public function of a mean; of blocks it is another metric's, transformed."""
+    """Return the public function of a mean over rows.
+
+    If `of_blocks` is given, the score of a collection is ``transform`` of that metric's mean: a
+    root mean square is no mean over rows, its square is.
+    """
     lazily = partial(_average_of_blocks, of_blocks or source, transform)
     return _make_target_metric(source, lazily, summary)
 
@@ -469,7 +486,7 @@ def _make_deviance_metric(
     source: Callable[..., Any], lazily: Callable[..., Any], summary: str
 ) -> Callable[..., Any]:
     """Return the public function of a metric of one target."""
-    of = SINGLE_TARGET_TEXT
+    of = _TARGETS_TEXT.replace("n_targets", "1")
     return make_metric_function(source, lazily, SINGLE_TARGET, summary, of=of, module=__name__)
 
 
@@ -493,37 +510,44 @@ def _average_tweedie_deviance(
 
 
 def _make_tweedie_deviance(power: float) -> Callable[..., Any]:
-    """Return scikit-learn's deviance of a power, which is checked before there is work."""
+    """Return scikit-learn's mean deviance of a power, checked before any block is read."""
     deviance = partial(theirs.mean_tweedie_deviance, power=power)
     call_sklearn_metric(deviance, [1.0], [1.0])
     return deviance
 
 
 class _DevianceSums(NamedTuple):
-    """Sums over rows that D^2 of a deviance follows from."""
+    """Summary of rows from which D^2 of a Tweedie deviance follows."""
 
     n_rows: int
-    sums: Floats  # of weights, of deviances and of the potential of y_true
+    sums: Floats  # of weights, of weighted deviances, and of the weighted potential of y_true
     targets: WeightedMoments
 
 
+#: Summaries whose fields are added.
+_Summary = TypeVar("_Summary", _ErrorMoments, _DevianceSums)
+
+
 def _reduce_d2_tweedie(y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0) -> Any:
+    """Return 1 minus the deviance of the predictions over that of the mean of y_true."""
     summarise = partial(_sum_block_deviance, _make_tweedie_deviance(power), power)
     collection = SINGLE_TARGET.align(y_true, y_pred, sample_weight)
-    found = SINGLE_TARGET.reduce(summarise, _merge_deviance_sums, collection)
+    found = SINGLE_TARGET.reduce(summarise, _add_summaries, collection)
     if found.n_rows < 2:
-        return warn_undefined_score("D^2")
+        return _warn_undefined_score("D^2")
     weight, deviance, potential = found.sums
     check_weight_total(weight)
-    # A deviance is a Bregman divergence: the deviance of numbers from their mean is the sum of a
-    # convex function (the potential) of them, less its value at the mean.
+    # The mean is known after the pass only, but no second pass is needed. A deviance is twice a
+    # Bregman divergence of a convex potential f (Banerjee et al., JMLR 2005): summed about the
+    # mean m, the linear terms cancel, which leaves 2 * sum(w * (f(y) - f(m))).
     mean = float(found.targets.mean[0])
     spread = found.targets.squares
     if power != 0:
         at_mean = float(_compute_potential(np.array(mean), power))
         spread = np.array([2 * (potential - weight * at_mean)])
     deviances = np.array([deviance])
-    return compute_explained_share(deviances, np.maximum(spread, 0.0), "uniform_average")
+    # The difference of two sums may be rounded below 0.
+    return _compute_explained_share(deviances, np.maximum(spread, 0.0), "uniform_average")
 
 
 def _sum_block_deviance(
@@ -537,19 +561,16 @@ def _sum_block_deviance(
     return _DevianceSums(len(weights), np.r_[sums, potential], targets)
 
 
-def _merge_deviance_sums(parts: list[_DevianceSums]) -> _DevianceSums:
-    n_rows, sums, targets = zip(*parts, strict=True)
-    return _DevianceSums(sum(n_rows), add_arrays(list(sums)), reduce(add, targets))
-
-
 def _compute_potential(y: Floats, power: float) -> Floats:
-    """Return the convex function whose Bregman divergence is half the deviance of a power."""
+    """Return the convex function whose Bregman divergence is half the Tweedie deviance."""
     if power == 0:
-        return np.zeros_like(y)  # the sum of squares about the mean keeps more digits
-    if power == 1:
+        # Normal distribution: unused, since `WeightedMoments.squares` keeps more digits.
+        return np.zeros_like(y)
+    if power == 1:  # Poisson
         return np.asarray(xlogy(y, y))
-    if power == 2:
+    if power == 2:  # gamma
         return np.asarray(-np.log(y))
+    # Negative powers allow y <= 0, where the deviance takes max(y, 0) in its place.
     positive = np.maximum(y, 0.0) if power < 0 else y
     return np.asarray(positive ** (2 - power) / ((1 - power) * (2 - power)))
 
@@ -582,8 +603,9 @@ d2_tweedie_score = _make_deviance_metric(
 )
 
 
-#: Share of the weight, to either side of a quantile, between which it is looked for first: more
-#: than the sketches err by, which were merged a few times.
+#: Half width of the bracket around a quantile, as a share of the weight. A sketch errs by about
+#: ``(levels + 1) / (2 * SKETCH_SIZE)``, levels being how often sketches were merged: this covers 7.
+#: A bracket that misses the quantile is widened.
 _QUANTILE_MARGIN = 4 / SKETCH_SIZE
 
 
@@ -596,20 +618,21 @@ else two, as a rule, of which the second keeps about a thousandth of them.
 
 
 class _SketchedRows(NamedTuple):
-    """Summary of rows by a first pass."""
+    """Summary of rows by the first pass of a quantile."""
 
     n_rows: int
-    sketches: list[ColumnSketch]
-    sums: Floats  # of the weights, and of the losses of each target
+    sketches: list[ColumnSketch]  # one a target
+    sums: Floats  # of the weights, and of the weighted losses of each target
 
 
-class _NearQuantile(NamedTuple):
-    """Numbers of a column near a quantile, their weights, and sums of the numbers beyond.
+class _BracketedValues(NamedTuple):
+    """Values of a column within a bracket, with their weights, and sums over those outside.
 
-    The sums below and above are of weights, and of weighted distances from the nearer end.
+    `below` and `above` are of shape (2,): the weight, and the weighted distance from the nearer end
+    of the bracket.
     """
 
-    values: Floats
+    values: Floats  # sorted and distinct
     weights: Floats
     below: Floats
     above: Floats
@@ -618,26 +641,29 @@ class _NearQuantile(NamedTuple):
 def _reduce_median_error(
     y_true: Any, y_pred: Any, sample_weight: Any, *, multioutput: Any = "uniform_average"
 ) -> Any:
-    check_multioutput(multioutput)
+    """Return the median of the absolute errors by target, averaged."""
+    _check_multioutput(multioutput)
     collection = TARGET_COLUMNS.align(y_true, y_pred, sample_weight)
     sketch = partial(_sketch_block, alpha=None)
     first = TARGET_COLUMNS.reduce(sketch, _merge_sketched_rows, collection)
     check_weight_total(first.sums[0])
-    columns = _collect_near_quantile(collection, first.sketches, 0.5, of_errors=True)
-    medians = np.array([_find_median(near, sample_weight) for near in columns])
-    return average_outputs(medians, multioutput)
+    columns = _collect_bracketed_values(collection, first.sketches, 0.5, of_errors=True)
+    medians = np.array([_find_median(column, sample_weight) for column in columns])
+    return _average_outputs(medians, multioutput)
 
 
-def _find_median(near: _NearQuantile, sample_weight: Any) -> float:
-    weights = near.weights.copy()
-    # Which number it is depends on how much lies outside, not where.
-    weights[0] += near.below[0]
-    weights[-1] += near.above[0]
+def _find_median(column: _BracketedValues, sample_weight: Any) -> float:
+    weights = column.weights.copy()
+    # Values outside the bracket may lie anywhere on their side: they are put at its ends.
+    weights[0] += column.below[0]
+    weights[-1] += column.above[0]
     if sample_weight is None:
-        return float(ColumnSketch(near.values, weights).quantile(0.5))
+        return float(ColumnSketch(column.values, weights).quantile(0.5))
+    # Weighted medians have several definitions: scikit-learn's own is called. Targets of 0 make
+    # the values absolute errors.
     zeros = np.zeros(len(weights))
     metric = theirs.median_absolute_error
-    return float(call_sklearn_metric(metric, zeros, near.values, sample_weight=weights))
+    return float(call_sklearn_metric(metric, zeros, column.values, sample_weight=weights))
 
 
 def _reduce_d2_pinball(
@@ -648,50 +674,53 @@ def _reduce_d2_pinball(
     alpha: float = 0.5,
     multioutput: Any = "uniform_average",
 ) -> Any:
-    check_multioutput(multioutput)
-    call_sklearn_metric(theirs.mean_pinball_loss, [1.0], [1.0], alpha=alpha)  # tells a bad alpha
+    """Return 1 minus the pinball loss of the predictions over that of the quantile of y_true."""
+    _check_multioutput(multioutput)
+    call_sklearn_metric(theirs.mean_pinball_loss, [1.0], [1.0], alpha=alpha)  # raises for bad alpha
     collection = TARGET_COLUMNS.align(y_true, y_pred, sample_weight)
     sketch = partial(_sketch_block, alpha=alpha)
     first = TARGET_COLUMNS.reduce(sketch, _merge_sketched_rows, collection)
     if first.n_rows < 2:
-        return warn_undefined_score("D^2")
+        return _warn_undefined_score("D^2")
     check_weight_total(first.sums[0])
-    columns = _collect_near_quantile(collection, first.sketches, alpha, of_errors=False)
-    least = np.array([_find_least_loss(near, alpha) for near in columns])
-    return compute_explained_share(first.sums[1:], least, multioutput)
+    columns = _collect_bracketed_values(collection, first.sketches, alpha, of_errors=False)
+    least = np.array([_compute_quantile_loss(column, alpha) for column in columns])
+    return _compute_explained_share(first.sums[1:], least, multioutput)
 
 
-def _find_least_loss(near: _NearQuantile, alpha: float) -> float:
-    """Return the pinball loss of the quantile, the constant that has the least."""
-    values, weights = near.values, near.weights
-    total = near.below[0] + weights.sum() + near.above[0]
-    reached = near.below[0] + np.cumsum(weights)
+def _compute_quantile_loss(column: _BracketedValues, alpha: float) -> float:
+    """Return the summed pinball loss of the alpha-quantile, the least of any constant."""
+    values, weights = column.values, column.weights
+    total = column.below[0] + weights.sum() + column.above[0]
+    reached = column.below[0] + np.cumsum(weights)
     at = min(int(np.searchsorted(reached, alpha * total)), len(values) - 1)
     distances = values - values[at]
-    # Numbers beyond the ends: their distance from the end, and the end's from the quantile.
+    # A value outside the bracket: its distance from the end, plus the end's from the quantile.
     over = weights @ np.maximum(distances, 0.0)
-    over += near.above[1] + near.above[0] * (values[-1] - values[at])
+    over += column.above[1] + column.above[0] * (values[-1] - values[at])
     under = weights @ np.maximum(-distances, 0.0)
-    under += near.below[1] + near.below[0] * (values[at] - values[0])
+    under += column.below[1] + column.below[0] * (values[at] - values[0])
     return float(alpha * over + (1 - alpha) * under)
 
 
-def _select_numbers(rows: ScoredRows, of_errors: bool) -> Floats:
-    """Return the absolute errors of rows, or their targets, as a table with a column a target."""
+def _select_values(rows: ScoredRows, of_errors: bool) -> Floats:
+    """Return the absolute errors of rows, or their targets, of shape (n, n_targets)."""
     found = rows.y_true.astype(np.float64, copy=False)
     found = np.abs(found - rows.y_pred) if of_errors else found
     return found if found.ndim == 2 else found[:, None]
 
 
 def _sketch_block(rows: ScoredRows, alpha: float | None) -> _SketchedRows:
+    """Return the sketches of a block's errors (`alpha` None), or of its targets with its loss."""
     check_weights_nonnegative(rows.weights)
-    numbers = _select_numbers(rows, alpha is None)
+    values = _select_values(rows, alpha is None)
     sums = np.array([rows.weights.sum()])
     if alpha is not None:
         loss = partial(theirs.mean_pinball_loss, alpha=alpha, multioutput="raw_values")
         sums = sum_block_metric(loss, rows)
+    # None rather than ones: the sketch then sorts the values alone, without an argsort.
     weight = None if rows.weight is None else rows.weights
-    return _SketchedRows(len(numbers), sketch_columns(numbers, weight), sums)
+    return _SketchedRows(len(values), sketch_columns(values, weight), sums)
 
 
 def _merge_sketched_rows(parts: list[_SketchedRows]) -> _SketchedRows:
@@ -700,67 +729,75 @@ def _merge_sketched_rows(parts: list[_SketchedRows]) -> _SketchedRows:
     return _SketchedRows(sum(n_rows), merged, add_arrays(list(sums)))
 
 
-def _collect_near_quantile(
+def _collect_bracketed_values(
     collection: Collection, sketches: list[ColumnSketch], share: float, *, of_errors: bool
-) -> list[_NearQuantile]:
-    """Return each column's numbers around a quantile; all of them where the sketches have all."""
+) -> list[_BracketedValues]:
+    """Return each column's values in a bracket around a quantile, by passes over the rows.
+
+    Sketches that dropped nothing are returned as they are, without a pass.
+    """
     if not any(sketch.error for sketch in sketches):
         nothing = np.zeros(2)
-        return [_NearQuantile(s.values, s.weights, nothing, nothing) for s in sketches]
+        return [_BracketedValues(s.values, s.weights, nothing, nothing) for s in sketches]
     margin = _QUANTILE_MARGIN
     while True:
         shares = np.array([share - margin, share + margin])
         ends = np.array([_bracket_quantile(sketch, shares) for sketch in sketches])
-        collect = partial(_collect_block_near_quantile, ends=ends, of_errors=of_errors)
-        found = TARGET_COLUMNS.reduce(collect, _merge_near_quantiles, collection)
-        if all(_contains_quantile(near, share) for near in found):
+        collect = partial(_collect_from_block, ends=ends, of_errors=of_errors)
+        found = TARGET_COLUMNS.reduce(collect, _merge_bracketed_values, collection)
+        if all(_contains_quantile(column, share) for column in found):
             return found
-        margin *= 16  # sketches were merged more often than the margin is made for
+        # The sketches erred by more than the margin: another pass, with a wider bracket.
+        margin *= 16
 
 
 def _bracket_quantile(sketch: ColumnSketch, shares: Floats) -> Floats:
-    """Return the numbers of a sketch at two shares of the weight; infinite beyond 0 and 1."""
+    """Return a sketch's values at two shares of the weight; -inf below 0 and inf above 1."""
     reached = np.cumsum(sketch.weights)
     at = np.searchsorted(reached, shares * reached[-1])
     ends = sketch.values[np.minimum(at, len(reached) - 1)]
     return np.where(shares < 0, -np.inf, np.where(shares > 1, np.inf, ends))
 
 
-def _contains_quantile(near: _NearQuantile, share: float) -> bool:
-    """Return whether the quantile is one of the numbers, and so is the next where it is met."""
-    inside = near.weights.sum()
-    asked = share * (near.below[0] + inside + near.above[0])
-    low = near.below[0] < asked or near.below[0] == 0
-    return bool(inside > 0 and low and (near.below[0] + inside > asked or near.above[0] == 0))
+def _contains_quantile(column: _BracketedValues, share: float) -> bool:
+    """Return whether the quantile, and the next value if it is interpolated, are in the bracket."""
+    inside = column.weights.sum()
+    asked = share * (column.below[0] + inside + column.above[0])
+    low = column.below[0] < asked or column.below[0] == 0
+    # Strictly more: at equality the quantile may be the mean of two values.
+    return bool(inside > 0 and low and (column.below[0] + inside > asked or column.above[0] == 0))
 
 
-def _collect_block_near_quantile(
-    rows: ScoredRows, ends: Floats, of_errors: bool
-) -> list[_NearQuantile]:
+def _collect_from_block(rows: ScoredRows, ends: Floats, of_errors: bool) -> list[_BracketedValues]:
     weights, found = rows.weights, []
-    for column, (low, high) in zip(_select_numbers(rows, of_errors).T, ends, strict=True):
+    for column, (low, high) in zip(_select_values(rows, of_errors).T, ends, strict=True):
+        # A row of weight 0 has no part in a quantile.
         inside = (column >= low) & (column <= high) & (weights > 0)
         below, above = column < low, column > high
         sums = [
             np.array([weights[part].sum(), weights[part] @ np.abs(column[part] - end)])
             for part, end in ((below, low), (above, high))
         ]
-        found.append(_NearQuantile(*_sum_distinct_values(column[inside], weights[inside]), *sums))
+        own = _sum_distinct_values(column[inside], weights[inside])
+        found.append(_BracketedValues(*own, *sums))
     return found
 
 
-def _merge_near_quantiles(parts: list[list[_NearQuantile]]) -> list[_NearQuantile]:
+def _merge_bracketed_values(parts: list[list[_BracketedValues]]) -> list[_BracketedValues]:
     found = []
+    # One list a block becomes one tuple a column.
     for columns in zip(*parts, strict=True):
         values, weights, below, above = zip(*columns, strict=True)
         own = _sum_distinct_values(np.concatenate(values), np.concatenate(weights))
-        found.append(_NearQuantile(*own, add_arrays(list(below)), add_arrays(list(above))))
+        found.append(_BracketedValues(*own, add_arrays(list(below)), add_arrays(list(above))))
     return found
 
 
 def _sum_distinct_values(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    names, at = np.unique(values, return_inverse=True)
-    return names, np.bincount(at, weights, len(names)).astype(np.float64, copy=False)
+    """Return the sorted distinct values, and the summed weight of each."""
+    distinct, at = np.unique(values, return_inverse=True)
+    # Without any value `bincount` returns integers.
+    return distinct, np.bincount(at, weights, len(distinct)).astype(np.float64, copy=False)
 
 
 median_absolute_error = _make_target_metric(

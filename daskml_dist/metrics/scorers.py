@@ -1,7 +1,7 @@
 """Scorers: metrics of an estimator's predictions, by scikit-learn's names.
 
-A `Scorer` of rows in memory is scikit-learn's. Of Dask collections it predicts lazily and calls the
-metric of this package, which reads the predictions in one pass.
+On rows in memory a `Scorer` is scikit-learn's own. On Dask collections it predicts lazily, and
+calls the metric of this package, which computes the predictions and the score in one pass.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from daskml_dist.metrics._columns import call_sklearn_metric
 from daskml_dist.metrics.probabilities import top_k_accuracy_score
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 
-#: scikit-learn's private class of scorers, which brings its metadata requests and its caches.
+#: scikit-learn's private class of scorers, with its metadata routing and cached predictions. Taken
+#: from an instance, so that no private module is imported.
 _SklearnScorer: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))
 
 
 class Scorer(_SklearnScorer):
-    """A metric of what an estimator predicts, of Dask collections too: larger is better.
-
-    Of rows in memory it is scikit-learn's.
+    """Metric of an estimator's predictions, on Dask collections too: larger is better.
 
     Parameters
     ----------
     score_func : callable
         Takes ``(y_true, y_pred, sample_weight=None, **kwargs)``.
     sign : {1, -1}
-        -1 where less of the metric is better.
+        -1 for a loss, of which less is better.
     kwargs : dict
-        For `score_func`.
+        Further arguments of `score_func`.
     response_method : str or sequence of str
-        Methods of the estimator, of which the first that it has gives `y_pred`.
+        Methods of the estimator: the first one that it has gives `y_pred`.
     needs_labels : bool
-        Whether `score_func` wants the labels of several columns of a Dask collection.
+        Whether to pass ``classes_`` of the estimator as `labels` for Dask collections of more than
+        two classes, so that `score_func` need not find them by a pass of its own.
     """
 
     def __init__(
@@ -71,10 +71,15 @@ class Scorer(_SklearnScorer):
 
     @classmethod
     def from_sklearn(cls, theirs: Any, name: str | None = None) -> Scorer:
-        """Return a scorer of scikit-learn's, of a name or not, as one that knows collections."""
+        """Return a scorer of scikit-learn's as one that accepts Dask collections.
+
+        `name` is the name by which scikit-learn has it, if it has.
+        """
         found = cls(theirs._score_func)
+        # All of its state, with metadata requests.
         found.__dict__.update(vars(theirs))
         found._name = name
+        # A named one keeps scikit-learn's metric, for rows in memory: `_score` looks up the other.
         if name is None:
             found._score_func = _find_own_metric(theirs._score_func)
             found._needs_labels = found._score_func in (roc_auc_score, top_k_accuracy_score)
@@ -86,7 +91,7 @@ class Scorer(_SklearnScorer):
             return super()._score(method_caller, estimator, X, y_true, **kwargs)
         scorer = self
         if self._name is not None:
-            # A name of scikit-learn's stands for this package's scorer of collections.
+            # A named scorer of scikit-learn's: this package has its counterpart for collections.
             if self._name not in SCORERS:
                 raise InvalidParameterError(
                     f"scoring={self._name!r} is not there for Dask collections. Use one of "
@@ -105,42 +110,43 @@ class Scorer(_SklearnScorer):
         )
 
     def with_labels(self, labels: NDArray[Any]) -> Scorer:
-        """Return the same score of rows that may lack some of `labels`, the sorted ones of a fit.
+        """Return this scorer for rows that may lack some of `labels`, the sorted labels of a fit.
 
-        Metrics that take `labels` are told of them.
+        In a fold without rows of some class, metrics would else infer other labels, or fail.
         """
         found = copy.copy(self)
         found._labels = labels
         return found
 
     def _make_label_arguments(self, scorer: Scorer) -> dict[str, Any]:
-        """Return the labels of :meth:`with_labels` as arguments of a scorer's metric."""
+        """Return the labels of :meth:`with_labels` as arguments, if the scorer's metric has any."""
         takes = () if self._labels is None else inspect.signature(scorer._score_func).parameters
         if self._labels is None or "labels" not in takes:
             return {}
         found: dict[str, Any] = {"labels": self._labels}
+        # The default pos_label=1 is not among labels such as strings: the second one is positive.
         if len(self._labels) == 2 and "pos_label" in takes and "pos_label" not in scorer._kwargs:
             found["pos_label"] = self._labels[1]
         return found
 
     @property
     def is_of_label_pairs(self) -> bool:
-        """Return whether the score follows from the weight of each pair of labels."""
+        """Return whether the score follows from the weights of (true, predicted) label pairs."""
         of_labels = self._response_method in ("predict", ("predict",))
         return of_labels and self._score_func in _LABEL_METRICS
 
     def score_answers(self, y: Any, predicted: Any, estimator: Any, **kwargs: Any) -> float:
-        """Return the score of what an estimator predicted."""
+        """Return the score of predictions that :meth:`predict_answers` returned."""
         options = {**self._kwargs, **kwargs}
         if self._needs_labels and len(getattr(estimator, "classes_", ())) > 2:
             options.setdefault("labels", estimator.classes_)
         return float(self._sign * self._score_func(y, predicted, **options))
 
     def predict_answers(self, estimator: Any, X: Any) -> Any:
-        """Return the answers that the metric takes: labels, scores or a table of probabilities."""
+        """Return the predictions that the metric takes: labels, scores or class probabilities."""
         given = self._response_method
         names = (given,) if isinstance(given, str) else tuple(given)
-        # A transformer's pipeline knows by hasattr what its last step has.
+        # By getattr, since a pipeline has the methods of its last step.
         for name in names:
             method = getattr(estimator, name, None)
             if method is not None:
@@ -153,23 +159,23 @@ class Scorer(_SklearnScorer):
         found = _predict_lazily(method, X)
         if name == "predict" or self._score_func in _TABLE_METRICS:
             return found
-        # Other metrics take one column of two labels, higher for the positive one.
+        # All other metrics take one column of scores for two labels, higher for the positive one.
         is_first = self._is_first_positive(estimator)
         if name == "predict_proba":
             return found[:, 0 if is_first else 1] if found.shape[1] == 2 else found
         return -found if is_first else found
 
     def _is_first_positive(self, estimator: Any) -> bool:
-        """Return whether the positive label is the first of two: by default it is the second."""
+        """Return whether the first of two labels is positive; by default the second is."""
         classes = np.asarray(getattr(estimator, "classes_", ())).tolist()
         return len(classes) == 2 and self._kwargs.get("pos_label", classes[1]) == classes[0]
 
 
 def _predict_lazily(method: Any, X: Any) -> Any:
-    """Return the answers of a method; block by block where another package's knows no Dask."""
+    """Return the predictions of X; block by block for estimators of packages that know no Dask."""
     if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):
         return method(X)
-    # Answers to two made-up rows tell the dtype and the width.
+    # Predictions of two made-up rows show the dtype and the number of columns.
     if isinstance(X, da.Array):
         few = method(np.zeros((2, X.shape[1]), X.dtype))
         wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
@@ -179,22 +185,23 @@ def _predict_lazily(method: Any, X: Any) -> Any:
     return X.map_partitions(_predict_block, method, few[:0], meta=few[:0])
 
 
-def _predict_block(rows: Any, method: Any, none: Any) -> Any:
-    return method(rows) if len(rows) else none
+def _predict_block(rows: Any, method: Any, empty: Any) -> Any:
+    # A filter may leave a block without rows, which scikit-learn's estimators refuse.
+    return method(rows) if len(rows) else empty
 
 
 # --- the table of scorers --------------------------------------------------------------------
 
 
-#: Metrics of labels, to which rows with the same pair of labels are one row of their weight.
+#: Metrics of labels, for which all rows with the same (true, predicted) pair are one weighted row.
 _LABEL_METRICS = tuple(
     getattr(classification, name)
     for name in classification.__all__
-    if name != "reduce_to_label_pairs"
+    if name not in ("count_label_pairs", "reduce_to_label_pairs")
 )
 
 
-#: Metrics that take a column of each label, of two labels too.
+#: Metrics that take a column for each label, even if there are two.
 _TABLE_METRICS = (probabilities.log_loss, probabilities.brier_score_loss)
 
 
@@ -207,7 +214,7 @@ _SCORE_METHODS = ("decision_function", "predict_proba")
 _PROBABILITY_METHOD = "predict_proba"
 
 
-#: Metrics whose scorers have the average of several labels in their names.
+#: Metrics with a scorer for each average over several labels, such as "f1_macro".
 _AVERAGED_METRICS = {
     "f1": classification.f1_score,
     "jaccard": classification.jaccard_score,
@@ -216,8 +223,8 @@ _AVERAGED_METRICS = {
 }
 
 
-#: Metrics of numbers of which less is better: their scorers are called "neg_" and their name.
-_ERRORS = (
+#: Regression losses, whose scorers are called "neg_" and their name.
+_REGRESSION_LOSSES = (
     "max_error",
     "mean_absolute_error",
     "mean_absolute_percentage_error",
@@ -232,7 +239,7 @@ _ERRORS = (
 
 
 def _select_likelihood_ratio(which: int) -> Callable[..., Any]:
-    """Return the metric that is the positive (0) or the negative (1) likelihood ratio."""
+    """Return a metric of one of the two likelihood ratios: 0 the positive, 1 the negative."""
 
     def ratio(y_true: Any, y_pred: Any, **options: Any) -> Any:
         return classification.class_likelihood_ratios(y_true, y_pred, **options)[which]
@@ -253,7 +260,7 @@ SCORERS: dict[str, Scorer] = {
         for name, metric in _AVERAGED_METRICS.items()
         for average in ("macro", "micro", "weighted")
     },
-    **{f"neg_{name}": Scorer(getattr(regression, name), -1) for name in _ERRORS},
+    **{f"neg_{name}": Scorer(getattr(regression, name), -1) for name in _REGRESSION_LOSSES},
     "accuracy": Scorer(classification.accuracy_score),
     "average_precision": Scorer(average_precision_score, response_method=_SCORE_METHODS),
     "balanced_accuracy": Scorer(classification.balanced_accuracy_score),
@@ -279,7 +286,10 @@ SCORERS: dict[str, Scorer] = {
 
 
 def find_top_k(scoring: Any) -> int | None:
-    """Return the k of a score that is `top_k_accuracy` of decisions; None for another score."""
+    """Return k, if `scoring` is top-k accuracy of decision functions; None for any other score.
+
+    Searches compute this score for many models at once, from their raw outputs.
+    """
     scorer = SCORERS.get(scoring) if isinstance(scoring, str) else scoring
     if not isinstance(scorer, _SklearnScorer) or scorer._score_func not in _TOP_K_METRICS:
         return None
@@ -295,12 +305,12 @@ def find_top_k(scoring: Any) -> int | None:
 
 @suggest_arguments
 def get_scorer_names() -> list[str]:
-    """Names that `get_scorer` takes, which are scikit-learn's.
+    """Return the names that `get_scorer` takes, which are scikit-learn's.
 
     Returns
     -------
     list of str
-        Some of them score rows in memory alone, and say so.
+        Some of them score only rows in memory, and raise an error for Dask collections.
 
     Examples
     --------
@@ -368,7 +378,7 @@ def make_scorer(
 
 @suggest_arguments
 def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Scorer of a name, for rows in memory and for Dask collections.
+    """Return the scorer of a name, for rows in memory and for Dask collections.
 
     Parameters
     ----------
@@ -409,7 +419,7 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
-    """Return the scorers that `scoring` stands for, by name; a single one is called "score"."""
+    """Return scorers by name, given the argument `scoring` of a search; one alone is "score"."""
     if scoring is None:
         if not hasattr(estimator, "score"):
             raise InvalidParameterError(
@@ -424,7 +434,7 @@ def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _find_own_metric(metric: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the metric of this package for one of scikit-learn's of the same name."""
+    """Return this package's metric of the same name as one of scikit-learn's, or else `metric`."""
     name = getattr(metric, "__name__", "")
     if getattr(sklearn.metrics, name, None) is not metric:
         return metric
@@ -434,7 +444,10 @@ def _find_own_metric(metric: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _score_by_estimator(estimator: Any, X: Any, y: Any = None, **params: Any) -> float:
-    """Return the estimator's own score; of collections what it is where it knows no Dask."""
+    """Return the estimator's own score.
+
+    For collections, scikit-learn's default score replaces that of other packages' estimators.
+    """
     if is_dask(X) and not type(estimator).__module__.startswith("daskml_dist"):
         name = "accuracy" if is_classifier(estimator) else "r2"
         return float(SCORERS[name](estimator, X, y, **params))

@@ -15,15 +15,16 @@ from daskml_dist.models.base import Model
 from daskml_dist.models.row_models import encode_labels
 
 Array = NDArray[np.float64]
-#: Bytes of float64 rows that are worked on together.
-_BLOCK = 1 << 20
-#: Numbers of rows, classes and features that are made in one array.
-_TOGETHER = 1 << 12
+#: Bytes of float64 rows that go through all classes together: 1 MiB stays in a core's cache.
+_BLOCK_BYTES = 1 << 20
+#: Most entries (rows times classes times features) that are computed in one array rather than class
+#: by class: for few rows a loop over classes costs more than the arithmetic.
+_MAX_BROADCAST_ENTRIES = 1 << 12
 
 
 @dataclass(frozen=True)
 class RowsByClass(Model):
-    """A model whose parameters are sums over the rows of each class.
+    """Model whose parameters are sums over the rows of each class.
 
     Parameters
     ----------
@@ -40,7 +41,9 @@ class RowsByClass(Model):
 
 
 def merge_moments(total: Any, part: Any) -> None:
-    """Merge the moments of other rows into `total`, in place.
+    """Merge the moments of other rows into `total`, in place; a row of each for every group.
+
+    A row is the group's weight, its means and its summed squared deviations.
 
     References
     ----------
@@ -49,6 +52,7 @@ def merge_moments(total: Any, part: Any) -> None:
     """
     n_features = total.shape[1] // 2
     weight = total[:, :1] + part[:, :1]
+    # A group may have no rows in either: its share is 0.
     share = part[:, :1] / namespace(weight).where(weight > 0, weight, 1.0)
     apart = part[:, 1 : 1 + n_features] - total[:, 1 : 1 + n_features]
     total[:, 1 + n_features :] += part[:, 1 + n_features :] + apart**2 * (total[:, :1] * share)
@@ -58,7 +62,7 @@ def merge_moments(total: Any, part: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class GaussianLogLikelihood:
-    """``log P(c) + log P(x | c)`` of independent normal features, a function of rows.
+    """Function of rows: ``log P(c) + log P(x | c)`` for independent normal features.
 
     Parameters
     ----------
@@ -74,13 +78,14 @@ class GaussianLogLikelihood:
         """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
         constant = self._constant
         out = np.empty((X.shape[0], len(self.theta)))
-        step = max(1, _BLOCK // (8 * max(1, X.shape[1])))
+        step = max(1, _BLOCK_BYTES // (8 * max(1, X.shape[1])))
         for start in range(0, len(out), step):
             rows = X[start : start + step]
             rows = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), np.float64)
             for c in range(len(self.theta)):
-                apart = (rows - self.theta[c]) ** 2
-                out[start : start + step, c] = constant[c] - 0.5 * (apart / self.var[c]).sum(axis=1)
+                # Not expanded to X @ theta.T, which would lose the digits of rows far from 0.
+                squares = (rows - self.theta[c]) ** 2 / self.var[c]
+                out[start : start + step, c] = constant[c] - 0.5 * squares.sum(axis=1)
         return out
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Array]:
@@ -88,23 +93,24 @@ class GaussianLogLikelihood:
         constant, theta, var = self._constant, self.theta, self.var
 
         def apply(X: NDArray[Any]) -> Array:
-            if len(X) * theta.size > _TOGETHER:
+            if len(X) * theta.size > _MAX_BROADCAST_ENTRIES:
                 return self(X)
-            apart = np.square(X[:, None] - theta)
-            apart /= var
-            values: Array = constant - 0.5 * np.add.reduce(apart, axis=2)
+            squares = np.square(X[:, None] - theta)
+            squares /= var
+            values: Array = constant - 0.5 * np.add.reduce(squares, axis=2)
             return values
 
         return apply
 
     @property
     def _constant(self) -> Array:
+        """Terms of the log-likelihood that do not depend on the row, by class."""
         found: Array = self.log_prior - 0.5 * np.log(2.0 * np.pi * self.var).sum(axis=1)
         return found
 
 
 def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any) -> Array:
-    """``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
+    """Return ``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
 
     Parameters
     ----------
@@ -118,19 +124,21 @@ def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any
 def bernoulli_log_likelihood(
     feature_log_prob: Array, log_prior: Array, threshold: float | None, X: Any
 ) -> Array:
-    """``log P(c) + log P(x | c)`` of features that are there or not.
+    """Return ``log P(c) + log P(x | c)`` of binary features.
 
-    Parameters and return value are those of `multinomial_log_likelihood`; a feature is there where
-    it is larger than `threshold` (None: X holds zeros and ones).
+    Parameters and return value are those of `multinomial_log_likelihood`; a feature is 1 where it
+    is larger than `threshold` (None: X holds zeros and ones).
     """
     if threshold is not None:
         X = (threshold < X).astype(np.float64)
+    # x log p + (1 - x) log(1 - p) = x (log p - log(1 - p)) + log(1 - p), so that sparse rows need
+    # their entries only: the last term is summed over all features in advance.
     absent = np.log(1 - np.exp(feature_log_prob))
     return np.asarray(X @ (feature_log_prob - absent).T + (log_prior + absent.sum(axis=1)))
 
 
 def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
-    """Return the categories of rows as integers."""
+    """Return the categories of rows as integers; raise for negative ones unless `signed`."""
     codes = X.astype(np.int64)
     if not signed and codes.size and codes.min() < 0:
         raise InvalidDataError(
@@ -141,7 +149,7 @@ def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
 
 
 def categorical_log_likelihood(feature_log_prob: list[Array], log_prior: Array, X: Any) -> Array:
-    """``log P(c) + log P(x | c)`` of categories.
+    """Return ``log P(c) + log P(x | c)`` of categories.
 
     Parameters
     ----------
@@ -153,6 +161,7 @@ def categorical_log_likelihood(feature_log_prob: list[Array], log_prior: Array, 
     codes = to_categories(X if isinstance(X, np.ndarray) else X.toarray())
     out = np.tile(log_prior, (len(codes), 1))
     for j, table in enumerate(feature_log_prob):
+        # The classes' probabilities of each row's category, looked up feature by feature.
         if len(codes) and codes[:, j].max() >= table.shape[1]:
             raise InvalidDataError(
                 f"Column {j} holds category {codes[:, j].max()}, and the fit knows those from 0 to "

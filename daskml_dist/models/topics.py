@@ -1,4 +1,8 @@
-"""Latent Dirichlet allocation: topics of documents, given the topics' words.
+"""Latent Dirichlet allocation: the E-step, topics of documents given the topics' words.
+
+In the papers' letters: theta are the topic shares of a document, with a Dirichlet posterior of
+parameters `gamma`; beta are the word shares of a topic, of parameters `components` (lambda); phi,
+the topic of a single word, is not stored. The loops are in `backends/topic_kernels.py`.
 
 References
 ----------
@@ -23,15 +27,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DocumentFit:
-    """Finder of the topics of documents.
+    """Function that fits the topics of documents, each independently of the others.
 
     Parameters
     ----------
     prior : float
-        Of a document's topics.
+        Parameter alpha of the symmetric Dirichlet prior of a document's topics.
     max_iter : int
+        Most iterations of a document.
     tol : float
-        Mean change of a document's parameters at which its iterations end.
+        Mean change of gamma over the topics at which a document's iterations end.
     """
 
     prior: float
@@ -41,7 +46,9 @@ class DocumentFit:
     def __call__(
         self, X: Any, rows: NDArray[np.intp], topics: Array, gamma: Array
     ) -> tuple[Array, Array]:
-        """Return the topic distributions of some documents.
+        """Return gamma of some documents, and exp(E[log theta]), both of shape (n, k).
+
+        Updates of phi and gamma in turn (Hoffman et al., algorithm 1, E-step).
 
         Parameters
         ----------
@@ -62,12 +69,16 @@ class DocumentFit:
         return gamma, shares
 
     def gamma_of(self, X: Any, topics: Array) -> Array:
-        """Return the topic parameters of all rows, from a start that is the same for all."""
+        """Return gamma of all rows, for ``topics = exp(E[log beta])``."""
+        # Every document starts alike, so that the result does not depend on its place.
         start = np.ones((X.shape[0], topics.shape[1]))
         return self(X, np.arange(X.shape[0]), topics, start)[0]
 
     def bounds_of(self, X: Any, log_topics: Array) -> Array:
-        """Return each row's part of the variational bound and its number of words: shape (n, 2)."""
+        """Return each row's terms of the variational bound, and its number of words: (n, 2).
+
+        The terms of the bound (Hoffman et al., section 2.1) that belong to a document.
+        """
         from daskml_dist.backends import topic_kernels
 
         gamma, out = self.gamma_of(X, np.exp(log_topics)), np.empty((X.shape[0], 2))
@@ -79,7 +90,7 @@ class DocumentFit:
 
 
 def log_expectations(parameters: Array) -> Array:
-    """Return E[log p] for each row of parameters of a Dirichlet distribution."""
+    """Return E[log p] = psi(parameter) - psi(their sum), for each row of Dirichlet parameters."""
     from daskml_dist.backends import topic_kernels
 
     out = np.empty_like(parameters)
@@ -88,7 +99,10 @@ def log_expectations(parameters: Array) -> Array:
 
 
 def topics_bound(components: Array, prior: float) -> float:
-    """Return the part of the variational bound that belongs to the topics' word distributions."""
+    """Return the terms of the variational bound that belong to the topics' words.
+
+    E[log p(beta | eta)] - E[log q(beta | lambda)] (Hoffman et al., section 2.1).
+    """
     score = ((prior - components) * log_expectations(components)).sum()
     score += (gammaln(components) - gammaln(prior)).sum()
     score += (gammaln(prior * components.shape[1]) - gammaln(components.sum(axis=1))).sum()
@@ -96,7 +110,7 @@ def topics_bound(components: Array, prior: float) -> float:
 
 
 def check_counts(counts: NDArray[Any]) -> None:
-    """Check that counts of words are not negative."""
+    """Raise `InvalidDataError` for negative counts of words."""
     if counts.size and counts.min() < 0:
         raise InvalidDataError(
             "Negative values in data passed to LatentDirichletAllocation: X must hold counts of "

@@ -1,4 +1,8 @@
-"""`GaussianNB`, and what all naive Bayes classifiers share."""
+"""`GaussianNB`, and the base class of all naive Bayes classifiers.
+
+A fit is one pass that sums each class's rows. The sums are kept, so that `partial_fit` adds those
+of more rows, and the fitted parameters are computed from them anew.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +30,31 @@ Array = NDArray[np.float64]
 
 
 class BaseNB(BaseClassifier, BaseRounds):
-    """One pass over the rows, and what it counted kept, so that more rows may follow."""
+    """Base class of naive Bayes classifiers: one pass, whose sums are kept for more rows."""
 
     _min_classes = 1
     #: Whether a second ``partial_fit`` with the same rows counts them twice.
     _adds_up_rows = True
-    #: What all rows so far gave, in the users' own weights.
+    #: Sums over all rows so far, in the user's weights; a row for each class.
     _sums: Array
 
     @abstractmethod
     def _statistic(self) -> Statistic:
-        """Statistic that the one pass sums."""
+        """Return the statistic that the pass sums."""
 
     @abstractmethod
     def _unscaled(self, total: Array, scale: float | None) -> Array:
-        """The sums in the users' own weights; they were made with `scale` times these."""
+        """Return sums in the user's weights, given those of weights multiplied by `scale`."""
 
     @abstractmethod
     def _update(self, total: Array) -> None:
-        """Make the fitted attributes of the sums of all rows so far."""
+        """Set the fitted attributes, given the sums of all rows so far."""
 
     def _clear_fitted(self) -> None:
         self.__dict__.pop("_sums", None)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Nothing: it is one pass."""
+        """Set nothing: there are no iterations."""
 
     def partial_fit(
         self,
@@ -61,7 +65,7 @@ class BaseNB(BaseClassifier, BaseRounds):
         *,
         client: Any = None,
     ) -> Self:
-        """Count more rows; after the last ones, the result is that of one fit of them all.
+        """Add more rows; the result is that of one fit of all rows so far.
 
         Parameters
         ----------
@@ -86,9 +90,10 @@ class BaseNB(BaseClassifier, BaseRounds):
         return RowsByClass(n_features, n_classes), SinglePassSolver(self._statistic())
 
     def _check_sizes(self, n_features: int, n_classes: int) -> None:
-        """Check the parameters that have an entry a class or a feature."""
+        """Check the parameters that have an entry for each class or feature."""
 
     def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
+        # Each fit scales its weights to a mean of 1; sums of several fits add in the user's.
         total = self._unscaled(solution.w.copy(), rows.weight_scale)
         if hasattr(self, "_sums"):
             self._statistic().merge(total, self._sums)
@@ -101,7 +106,7 @@ class BaseNB(BaseClassifier, BaseRounds):
     # -- prediction ----------------------------------------------------------------------------
 
     def predict_joint_log_proba(self, X: Any) -> Any:
-        """``log P(x, c)`` of each row and class, as far as the model knows.
+        """Return the joint log-likelihood ``log P(x, c)`` of each row and class.
 
         Parameters
         ----------
@@ -114,26 +119,28 @@ class BaseNB(BaseClassifier, BaseRounds):
         return self._map_classes(np.asarray, X)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, of the same shape."""
-        return self._map_classes(_log_proba, X)
+        """Return the logarithm of :meth:`predict_proba`; parameters and shape as there."""
+        return self._map_classes(_compute_log_proba, X)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, as :meth:`predict_joint_log_proba` with sums of 1 a row."""
-        return self._map_classes(_proba, X)
+        """Return the probability of each class; parameters as :meth:`predict_joint_log_proba`."""
+        return self._map_classes(_compute_proba, X)
 
     def _map_classes(self, function: Any, X: Any) -> Any:
+        """Return a function of the joint log-likelihoods of rows; lazy where X is."""
         self._check_fitted(X)
         return self._map_raw_predictions(
             write_in_place(function), X, np.float64, len(self.classes_)
         )
 
 
-def _log_proba(raw: Array) -> Array:
+def _compute_log_proba(raw: Array) -> Array:
     return np.asarray(log_softmax(raw, axis=1))
 
 
-def _proba(raw: Array) -> Array:
-    # As `scipy.special.softmax`, to the bit, which takes three times as long for a row.
+def _compute_proba(raw: Array) -> Array:
+    # Bayes' theorem: P(c | x) is the softmax of log P(x, c). As `scipy.special.softmax`, to the
+    # bit, which takes three times as long for a row.
     odds: Array = raw - np.maximum.reduce(raw, axis=1, keepdims=True)
     np.exp(odds, out=odds)
     odds /= np.add.reduce(odds, axis=1, keepdims=True)
@@ -141,7 +148,7 @@ def _proba(raw: Array) -> Array:
 
 
 def check_priors(name: str, priors: Any, n_classes: int | None = None) -> Array:
-    """Check probabilities of the classes, and that there are `n_classes`."""
+    """Return prior probabilities as an array, checked; raise unless there are `n_classes`."""
     try:
         values = np.asarray([] if priors is None else priors, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -161,15 +168,15 @@ def check_priors(name: str, priors: Any, n_classes: int | None = None) -> Array:
 class GaussianNB(BaseNB):
     """Naive Bayes with a normal distribution of each feature in each class.
 
-    As scikit-learn's, but that the smoothing after :meth:`partial_fit` is by the variance of all
-    rows so far, so that parts give what one fit of them all gives. Variances are merged from those
-    of a few rows at a time (Chan, Golub and LeVeque), so a large mean costs no digits. Sparse rows
-    are taken too, and worked on as dense ones, a few at a time.
+    As scikit-learn's, except that :meth:`partial_fit` smooths by the variance of all rows so far,
+    so that parts give the result of one fit of all. Variances are merged from those of a few rows
+    at a time (Chan, Golub and LeVeque), so a large mean costs no digits. Sparse rows are made
+    dense, a few at a time.
 
     Parameters
     ----------
     priors : array-like of shape (n_classes,), optional
-        Probabilities of the classes; by default their shares of the rows.
+        Prior probabilities of the classes; by default their shares of the rows.
     var_smoothing : float, default=1e-9
         Share of the largest variance of a feature that is added to all variances.
 
@@ -182,7 +189,7 @@ class GaussianNB(BaseNB):
     theta_, var_ : ndarray of float64 of shape (n_classes, n_features)
         Mean and variance of each feature in each class.
     epsilon_ : float
-        What was added to the variances.
+        Number that was added to all variances.
 
     Examples
     --------
@@ -228,20 +235,25 @@ class GaussianNB(BaseNB):
         return ClassMoments()
 
     def _unscaled(self, total: Array, scale: float | None) -> Array:
+        # The last group holds all rows with weight 1, for the smoothing: scikit-learn takes the
+        # variance of X without weights.
         if scale is None:
-            # All rows together: the groups are the classes, whose weights count rows.
+            # Without weights the pass has left it empty: it is merged from the classes.
             for group in total[:-1]:
                 merge_moments(total[-1:], group[None])
             return total
         n_features = total.shape[1] // 2
+        # Means do not depend on the scale of the weights.
         total[:-1, 0] /= scale
         total[:-1, 1 + n_features :] /= scale
         return total
 
     def _update(self, total: Array) -> None:
+        # A row of `total`: weight, means, summed squared deviations.
         n_features = self.n_features_in_
         weight, squares = total[:, :1], total[:, 1 + n_features :]
         var = np.divide(squares, weight, out=np.zeros_like(squares), where=weight > 0)
+        # So that a feature that is constant in a class has a density.
         self.epsilon_ = float(self.var_smoothing * var[-1].max())
         self.class_count_ = weight[:-1, 0].copy()
         self.theta_ = total[:-1, 1 : 1 + n_features].copy()

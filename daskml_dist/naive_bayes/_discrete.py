@@ -1,4 +1,9 @@
-"""Naive Bayes of counts and of categories: Bernoulli, multinomial, complement, categorical."""
+"""Naive Bayes of counts and of categories: Bernoulli, multinomial, complement, categorical.
+
+One pass over the rows sums each class's rows (`solvers/naive_bayes.py`). The fitted parameters are
+smoothed logarithms of shares of these sums, made here; the likelihoods of rows are functions of
+`models/naive_bayes.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +37,12 @@ from daskml_dist.solvers.naive_bayes import (
 )
 from daskml_dist.training.plan import DatasetInfo
 
-#: Smoothing that still gives finite logarithms, as in scikit-learn.
-_SMALLEST = 1e-10
+#: Least smoothing with ``force_alpha=False``; scikit-learn's.
+_MIN_ALPHA = 1e-10
 
 
 class BaseDiscreteNB(BaseNB):
-    """Smoothed logarithms of counts."""
+    """Base class of classifiers whose parameters are smoothed logarithms of counts."""
 
     alpha: Any
     force_alpha: bool
@@ -53,10 +58,11 @@ class BaseDiscreteNB(BaseNB):
 
     @abstractmethod
     def _log_prob(self, alpha: Any) -> Array:
-        """Smoothed logarithms of the features' probabilities in each class."""
+        """Return smoothed logarithms of the features' probabilities in each class."""
 
     def _check_params(self) -> None:
-        alpha = self._alpha()
+        alpha = self._convert_alpha()
+        # How many entries an array needs is checked once the rows have been seen.
         if alpha.ndim > 1 or not ((alpha >= 0) & (alpha < np.inf)).all():
             raise InvalidParameterError(
                 f"alpha={self.alpha!r}: use a number >= 0, or one for each feature. All values in "
@@ -65,7 +71,7 @@ class BaseDiscreteNB(BaseNB):
         check_priors("class_prior", self.class_prior)
 
     def _check_sizes(self, n_features: int, n_classes: int) -> None:
-        alpha = self._alpha()
+        alpha = self._convert_alpha()
         if alpha.ndim == 1 and len(alpha) != n_features:
             raise InvalidParameterError(
                 "When alpha is an array, it should contains `n_features`. Got "
@@ -73,7 +79,8 @@ class BaseDiscreteNB(BaseNB):
             )
         check_priors("class_prior", self.class_prior, n_classes)
 
-    def _alpha(self) -> Array:
+    def _convert_alpha(self) -> Array:
+        """Return `alpha` as a float64 array of no dimension, or of one entry a feature."""
         try:
             return np.asarray(self.alpha, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -85,22 +92,24 @@ class BaseDiscreteNB(BaseNB):
         return total if scale is None else total / scale
 
     def _update(self, total: Array) -> None:
+        # A row of `total` per class: the weight of its rows, then their weighted sum.
         self.class_count_, self.feature_count_ = total[:, 0].copy(), total[:, 1:].copy()
-        alpha = self._alpha()
-        if not self.force_alpha and alpha.min() < _SMALLEST:
+        alpha = self._convert_alpha()
+        if not self.force_alpha and alpha.min() < _MIN_ALPHA:
             warnings.warn(
                 "alpha too small will result in numeric errors, setting alpha = "
-                f"{_SMALLEST:.1e}. Use `force_alpha=True` to keep alpha unchanged.",
+                f"{_MIN_ALPHA:.1e}. Use `force_alpha=True` to keep alpha unchanged.",
                 stacklevel=user_stack_level(),
             )
-            alpha = np.maximum(alpha, _SMALLEST)
+            alpha = np.maximum(alpha, _MIN_ALPHA)
+        # Without smoothing a feature that a class never had gets log(0), of which NumPy warns.
         with np.errstate(divide="ignore" if alpha.min() > 0 else "warn"):
             self.feature_log_prob_ = self._log_prob(alpha)
         self.class_log_prior_ = self._log_prior()
 
     def _log_prior(self) -> Array:
         n_classes = len(self.classes_)
-        # A class may not have come yet.
+        # After a `partial_fit` a class may have no rows so far: its prior is log(0) = -inf.
         with np.errstate(divide="ignore"):
             if self.class_prior is not None:
                 return np.asarray(np.log(self.class_prior), dtype=np.float64)
@@ -110,7 +119,7 @@ class BaseDiscreteNB(BaseNB):
 
 
 class BaseCountsNB(BaseDiscreteNB):
-    """Sums of features that count something, and so are not negative."""
+    """Base class of classifiers of features that are counts, and so not negative."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -122,22 +131,24 @@ class BaseCountsNB(BaseDiscreteNB):
 
 
 class BernoulliNB(BaseDiscreteNB):
-    """Naive Bayes of features that are there or not.
+    """Naive Bayes of binary features.
 
     As scikit-learn's, fitted in one pass over dense or sparse rows.
 
     Parameters
     ----------
     alpha : float or array-like of shape (n_features,), default=1.0
-        Added to each count, so that what was never seen is not impossible.
+        Laplace smoothing: added to each count, so that a feature that a class never had does not
+        rule the class out.
     force_alpha : bool, default=True
-        False: an `alpha` below 1e-10 is made that, with a warning.
+        False: an `alpha` below 1e-10 is raised to 1e-10, with a warning.
     binarize : float or None, default=0.0
-        A feature is there where it is larger than this; None: X holds zeros and ones.
+        A feature is 1 where it is larger than this; None: X holds zeros and ones.
     fit_prior : bool, default=True
-        Whether the classes' probabilities are their shares of the rows, or all the same.
+        Whether the prior probabilities of the classes are their shares of the rows, or all the
+        same.
     class_prior : array-like of shape (n_classes,), optional
-        The classes' probabilities, if known.
+        Prior probabilities of the classes, if known.
 
     Attributes
     ----------
@@ -195,6 +206,7 @@ class BernoulliNB(BaseDiscreteNB):
         return ClassCounts(threshold=self.binarize)
 
     def _log_prob(self, alpha: Any) -> Array:
+        # Twice alpha: a feature has two values, 0 and 1 (Manning et al., figure 13.3).
         counts = self.class_count_[:, None] + 2 * alpha
         return np.asarray(np.log(self.feature_count_ + alpha) - np.log(counts))
 
@@ -205,7 +217,7 @@ class BernoulliNB(BaseDiscreteNB):
 
 
 class MultinomialNB(BaseCountsNB):
-    """Naive Bayes of counts, such as those of words in texts; tf-idf values do too.
+    """Naive Bayes of counts, such as those of words in texts; tf-idf values work too.
 
     As scikit-learn's, fitted in one pass over dense or sparse rows.
 
@@ -254,6 +266,7 @@ class MultinomialNB(BaseCountsNB):
         self.callbacks = callbacks
 
     def _log_prob(self, alpha: Any) -> Array:
+        # Share of a word in all words of the class (Manning et al., equation 13.7).
         counts = self.feature_count_ + alpha
         return np.asarray(np.log(counts) - np.log(counts.sum(axis=1, keepdims=True)))
 
@@ -262,19 +275,20 @@ class MultinomialNB(BaseCountsNB):
 
 
 class ComplementNB(BaseCountsNB):
-    """Naive Bayes of counts by all other classes, for classes of very different sizes.
+    """Naive Bayes of counts by the complement of each class, for classes of very different sizes.
 
-    As scikit-learn's, fitted in one pass over dense or sparse rows: a class is told by how badly a
-    text fits the counts of all others together, of which there are more.
+    As scikit-learn's, fitted in one pass over dense or sparse rows. A row is given the class whose
+    complement (all other classes together) fits it worst: a complement has more rows than its
+    class, so its counts are estimated better.
 
     Parameters
     ----------
     alpha, force_alpha
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
     fit_prior, class_prior
-        As there; they matter where there is one class alone.
+        As there; used only if there is a single class.
     norm : bool, default=False
-        Divide the weights of each class by their sum, as of the second step of the paper.
+        Whether to divide the weights of each class by their sum.
 
     Attributes
     ----------
@@ -325,23 +339,28 @@ class ComplementNB(BaseCountsNB):
 
     def _log_prob(self, alpha: Any) -> Array:
         self.feature_all_ = self.feature_count_.sum(axis=0)
+        # Counts of the complement, smoothed (Rennie et al., section 3.1).
         others = self.feature_all_ + alpha - self.feature_count_
         logged = np.log(others / others.sum(axis=1, keepdims=True))
         if self.norm:
+            # Weight normalisation (section 3.2), divided by the signed sum, as scikit-learn does:
+            # both are negative, so the sign turns here too.
             return np.asarray(logged / logged.sum(axis=1, keepdims=True))
+        # The sign turns: the best class is that of the least likely complement.
         return np.asarray(-logged)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        # The paper's rule (its table 4) has no prior; scikit-learn adds that of a single class.
         prior = self.class_log_prior_ if len(self.classes_) == 1 else np.zeros(len(self.classes_))
         return partial(multinomial_log_likelihood, self.feature_log_prob_, prior)
 
 
 class CategoricalNB(BaseDiscreteNB):
-    """Naive Bayes of features that are categories, numbered from 0 on.
+    """Naive Bayes of categorical features, encoded as integers from 0.
 
-    As scikit-learn's, fitted in two passes: how many categories there are, and the rows of each.
-    :class:`~daskml_dist.preprocessing.OrdinalEncoder` makes numbers of names. Sparse rows are taken
-    too, and worked on as dense ones, a few at a time.
+    As scikit-learn's, fitted in two passes: the largest category of each feature, then the rows of
+    each category. :class:`~daskml_dist.preprocessing.OrdinalEncoder` encodes names. Sparse rows are
+    made dense, a few at a time.
 
     Parameters
     ----------
@@ -350,8 +369,8 @@ class CategoricalNB(BaseDiscreteNB):
     force_alpha, fit_prior, class_prior
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
     min_categories : int or array-like of shape (n_features,), optional
-        Categories that a feature has at least. One that the rows of the fit do not hold is an error
-        where it comes later, unless it is counted here.
+        Least number of categories of a feature. To predict a category that the rows of the fit do
+        not hold is an error, unless it is counted here.
 
     Attributes
     ----------
@@ -412,9 +431,11 @@ class CategoricalNB(BaseDiscreteNB):
 
     def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, CategoryCountSolver]:  # type: ignore[override]
         model, _ = super()._problem(rows)
-        return model, CategoryCountSolver(self._statistic(), self._at_least(model.n_features))
+        least = self._resolve_min_categories(model.n_features)
+        return model, CategoryCountSolver(self._statistic(), least)
 
-    def _at_least(self, n_features: int) -> tuple[int, ...]:
+    def _resolve_min_categories(self, n_features: int) -> tuple[int, ...]:
+        """Return the least number of categories of each feature; 0 where none is asked for."""
         given = np.asarray(0 if self.min_categories is None else self.min_categories)
         if given.dtype.kind not in "iu":
             raise InvalidParameterError(
@@ -430,6 +451,7 @@ class CategoricalNB(BaseDiscreteNB):
 
     def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
         parts = [(solution.extra["sizes"], self._unscaled(solution.w, rows.weight_scale))]
+        # Rows of earlier calls of `partial_fit`, which may have had fewer categories.
         if hasattr(self, "_sums"):
             parts.append((tuple(self.n_categories_.tolist()), self._sums))
         sizes, total = merge_category_counts(parts)
@@ -441,10 +463,12 @@ class CategoricalNB(BaseDiscreteNB):
         self._sums = total
 
     def _log_prob(self, alpha: Any) -> Any:
-        # Counts are of categories here, of a table for each feature.
+        # The columns of all features' tables stand side by side: `_update` has named them after
+        # the other classes' attribute, which this one lacks in scikit-learn.
         counts = self.__dict__.pop("feature_count_")
         self.category_count_ = np.split(counts, np.cumsum(self.n_categories_)[:-1], axis=1)
         found = []
+        # Each feature's categories are shares of the class's rows, smoothed.
         for table in self.category_count_:
             smoothed = table + alpha
             found.append(np.log(smoothed) - np.log(smoothed.sum(axis=1, keepdims=True)))

@@ -27,11 +27,6 @@ def lay_out_parameters(module: Any) -> Parameters:
             f"{type(module).__name__} has no parameters to train. Give it layers, made in its "
             "__init__ and kept as attributes."
         )
-    for n in named:
-        if n.tensor.is_complex():
-            raise InvalidParameterError(
-                f"The parameter {n.name!r} is complex. Keep its real and imaginary parts apart."
-            )
     return Parameters(
         tuple(Part(n.name, tuple(n.tensor.shape), buffer=not n.trained) for n in named)
     )

@@ -1,4 +1,13 @@
-"""Making of a module and of its criterion, anywhere the same, from what a user gave."""
+"""Construction of a torch module and its criterion, with the same parameters in every process.
+
+What a user passed (a class and its arguments, or an instance) travels as a `ModuleSource`; each
+lane makes a module of its own from it. The rest of the file serves this:
+
+- `named_tensors` fixes the order of a module's tensors in the flat parameter vector;
+- `split_chain` cuts a sequential module into layers, for stages of a pipeline;
+- `seeded` and `Drawing` keep torch's random stream the same on any number of workers. The stream
+  is global to the process, while lanes are threads, so draws need a lock.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +31,14 @@ class NamedTensor:
     Parameters
     ----------
     name : str
-        As ``state_dict()`` has it.
+        Its key in ``state_dict()``.
     owner : nn.Module
-        That it belongs to.
+        The submodule that holds it.
     key : str
-        Its name there.
+        Name of the attribute of `owner`.
     tensor : Tensor
     trained : bool
-        Whether it is a parameter that has gradients.
+        Whether it is a parameter that requires gradients.
     """
 
     name: str
@@ -40,23 +49,25 @@ class NamedTensor:
 
     @property
     def is_buffer(self) -> bool:
-        """True for a buffer, which a forward pass may change."""
+        """Return whether it is a buffer, which a forward pass may change."""
         return self.key in self.owner._buffers
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """Making of a module and of its criterion.
+    """Factory of a module and of its criterion. Picklable, if what the user gave is.
 
     Parameters
     ----------
     module : callable, or nn.Module
-        A class or function; or a module without weights, of which each lane has a copy.
+        A class or function that makes the module; or an instance without weights
+        (:func:`without_weights`), which is copied for each lane.
     arguments : mapping
-        What it is called with.
+        Keyword arguments of `module`.
     criterion : callable
-        Class of a criterion, or a function of outputs and targets; or an object of such a class.
+        Class or instance of a loss module, or a function of outputs and targets.
     criterion_arguments : mapping
+        Keyword arguments of a class `criterion`.
     """
 
     module: Any
@@ -66,13 +77,13 @@ class ModuleSource:
 
     @property
     def name(self) -> str:
-        """Name of the module's class."""
+        """Name of the module's class or function."""
         return class_name_of(self.module)
 
-    def make(self, dtype: Any) -> Any:
-        """Return a new module, whose parameters are drawn from torch's current random stream."""
+    def make_seeded(self, seed: int, dtype: Any) -> Any:
+        """Return a new module, whose parameters are drawn from a seed."""
         torch = load_torch()
-        with explain_errors(f"{self.name}(...)"):
+        with seeded(seed), explain_errors(f"{self.name}(...)"):
             is_made = isinstance(self.module, torch.nn.Module)
             found = copy.deepcopy(self.module) if is_made else self.module(**self.arguments)
         if not isinstance(found, torch.nn.Module):
@@ -80,12 +91,9 @@ class ModuleSource:
                 f"module={self.module!r} makes a {type(found).__name__}, which is no module. Give "
                 "a class derived from torch.nn.Module, or a function that returns one."
             )
-        self._check_shapes(found)
-        return found.to(dtype)
-
-    def _check_shapes(self, module: Any) -> None:
-        lazy = load_torch().nn.parameter.UninitializedTensorMixin
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        # Parameters become slices of one real vector, which is laid out before any row is seen.
+        lazy = torch.nn.parameter.UninitializedTensorMixin
+        for name, tensor in (*found.named_parameters(), *found.named_buffers()):
             if isinstance(tensor, lazy):
                 raise InvalidParameterError(
                     f"{self.name} has a lazy layer: the shape of {name} is known after its first "
@@ -96,21 +104,18 @@ class ModuleSource:
                 raise InvalidParameterError(
                     f"The parameter {name!r} is complex. Keep its real and imaginary parts apart."
                 )
-
-    def make_seeded(self, seed: int, dtype: Any) -> Any:
-        """Return a new module, whose parameters are drawn from a seed."""
-        with seeded(seed):
-            return self.make(dtype)
+        return found.to(dtype)
 
     def make_criterion(self, dtype: Any) -> Any:
         """Return the criterion, which gives a loss for each row."""
         torch, given = load_torch(), self.criterion
+        # reduction="none": rows have weights, and the losses of lanes are summed, not averaged.
         if isinstance(given, torch.nn.Module):
             found = copy.deepcopy(given)
             if hasattr(found, "reduction"):
                 found.reduction = "none"
             return found.to(dtype)
-        if not inspect.isclass(given):
+        if not inspect.isclass(given):  # a function, which must not reduce by itself
             return given
         arguments = dict(self.criterion_arguments)
         if "reduction" in inspect.signature(given).parameters:
@@ -126,7 +131,10 @@ def class_name_of(value: Any) -> str:
 
 
 def without_weights(module: Any) -> Any:
-    """Return a copy of a module whose parameters and saved buffers take no memory."""
+    """Return a copy of a module whose parameters and saved buffers take no memory.
+
+    It goes to the workers in place of the user's instance, whose weights travel in the flat vector.
+    """
     torch = load_torch()
     try:
         bare = copy.deepcopy(module)
@@ -136,33 +144,36 @@ def without_weights(module: Any) -> Any:
             f"{type(error).__name__}: {error}. Keep open files, locks and connections out of it."
         ) from error
     for named in named_tensors(bare):
-        bare_one = torch.zeros((), dtype=named.tensor.dtype).expand(named.tensor.shape)
+        # One element, with strides of 0: the shape stays.
+        placeholder = torch.zeros((), dtype=named.tensor.dtype).expand(named.tensor.shape)
         if named.is_buffer:
-            named.owner._buffers[named.key] = bare_one
+            named.owner._buffers[named.key] = placeholder
         else:
-            named.tensor.data, named.tensor.grad = bare_one, None
+            named.tensor.data, named.tensor.grad = placeholder, None
     return bare
 
 
 def named_tensors(module: Any) -> list[NamedTensor]:
-    """Return parameters and saved buffers, each once; of a chain layer after layer.
+    """Return parameters and saved buffers in the order of the flat vector, each tensor once.
 
-    Of any other module parameters come first. Those without gradients count among the buffers,
-    which come after, in their order, floating-point ones before others.
+    Trained parameters come first, then parameters without gradients and buffers, floating-point
+    ones before others. In a sequential module this is the order within each child, one child after
+    the other, so that a stage of a pipeline is a contiguous slice.
     """
-    children = find_chain_children(module)
-    if children is None:
-        return _sort_by_kind(_iterate_own_tensors(module, ""))
-    found = [
-        n
-        for path, child in children
-        for n in _sort_by_kind(_iterate_own_tensors(child, f"{path}."))
-    ]
-    seen: set[int] = set()
-    return [n for n in found if not (id(n.tensor) in seen or seen.add(id(n.tensor)))]  # type: ignore[func-returns-value]
+    children = _find_chain_children(module)
+    found: dict[int, NamedTensor] = {}
+    for path, child in [("", module)] if children is None else children:
+        tensors = _iterate_tensors(child, f"{path}." if path else "")
+        # Checkpoints depend on this order. The sort is stable: equal kinds stay as defined.
+        by_kind = sorted(tensors, key=lambda n: (not n.trained, not n.tensor.is_floating_point()))
+        for named in by_kind:
+            # A tensor that several children share belongs to the first of them.
+            found.setdefault(id(named.tensor), named)
+    return list(found.values())
 
 
-def _iterate_own_tensors(module: Any, prefix: str) -> Iterator[NamedTensor]:
+def _iterate_tensors(module: Any, prefix: str) -> Iterator[NamedTensor]:
+    """Yield the parameters and saved buffers of a module and its submodules, each tensor once."""
     seen: set[int] = set()
     for path, owner in module.named_modules():
         at = f"{prefix}{path}." if path else prefix
@@ -175,13 +186,12 @@ def _iterate_own_tensors(module: Any, prefix: str) -> Iterator[NamedTensor]:
                 yield NamedTensor(at + key, owner, key, tensor, trained)
 
 
-def _sort_by_kind(found: Iterator[NamedTensor]) -> list[NamedTensor]:
-    return sorted(found, key=lambda n: (not n.trained, not n.tensor.is_floating_point()))
-
-
 @contextmanager
 def explain_errors(what: str) -> Iterator[None]:
-    """Turn an error of a user's module into an InvalidParameterError with a remedy."""
+    """Turn an error of a user's module into an InvalidParameterError with a remedy.
+
+    `what` raised it: the subject of the message.
+    """
     try:
         yield
     except DaskMLDistError:
@@ -193,7 +203,8 @@ def explain_errors(what: str) -> Iterator[None]:
 
 
 def _suggest_remedy(text: str) -> str:
-    """Return the likely remedy of an error of torch."""
+    """Return the likely remedy of an error of torch, which is told by words of its message."""
+    # The first match counts: words that many errors have come last.
     if "Expected more than 1 value per channel" in text:
         return (
             ". A batch normalisation needs two rows of each batch: use a larger batch_size or "
@@ -232,33 +243,35 @@ def _suggest_remedy(text: str) -> str:
     return ". Mend it, and try it on a few rows first: module(torch.from_numpy(X[:2]))."
 
 
-def find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
-    """Return the children of a chain, through which rows go in order, with their paths; or None.
+def _find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
+    """Return paths and modules of the layers of a `Sequential`, nested ones unrolled; or None.
 
-    Of a `Sequential`, those of plain ones in it in their places; or of a module that holds one such
-    and nothing else. None: there is none.
+    A module that holds one `Sequential` and nothing else counts as this. Whether its `forward` only
+    calls it is not seen here: :func:`split_chain` tries it.
     """
     path = ""
-    while not _is_chain(module):
+    while not _is_plain_sequential(module):
         own = any(value is not None for value in (*module._parameters.values(),
                                                   *module._buffers.values()))  # fmt: skip
         if own or len(module._modules) != 1:
             return None
         ((name, module),) = module._modules.items()
         path += f"{name}."
-    return list(_children(module, path))
+    return list(_iterate_layers(module, path))
 
 
-def _is_chain(module: Any) -> bool:
+def _is_plain_sequential(module: Any) -> bool:
+    """Return whether a module does nothing but call its children in order."""
     forward = load_torch().nn.Sequential.forward
+    # Hooks see, and may change, what goes through the whole module.
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     return getattr(type(module), "forward", None) is forward and not hooked
 
 
-def _children(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _iterate_layers(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
     for name, child in chain._modules.items():
-        if _is_chain(child):
-            yield from _children(child, f"{path}{name}.")
+        if _is_plain_sequential(child):
+            yield from _iterate_layers(child, f"{path}{name}.")
         else:
             yield path + name, child
 
@@ -266,33 +279,43 @@ def _children(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
 def split_chain(
     name: str, module: Any, positional: list[Any], named: dict[str, Any]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the layers of a module: paths of adjacent children, at least one with parameters."""
-    children = find_chain_children(module)
-    with _record_children(module, children or []) as seen, load_torch().no_grad():
+    """Return the layers of a module, each the paths of adjacent children, for pipeline stages.
+
+    The module is called once on the arguments, to see that rows go through its children in order.
+    """
+    children = _find_chain_children(module)
+    with _record_children(children or []) as seen, load_torch().no_grad():
         output = module(*positional, **named)
-    whole = bool(children) and not named
-    if not whole or seen[0] is not positional[0] or not _is_last(seen, children or [], output):
+    # Compared by identity: each child is called once, the first on the rows as they are, and the
+    # module returns what the last returned.
+    if (
+        not children
+        or named
+        or len(seen) != len(children) + 1
+        or seen[0] is not positional[0]
+        or seen[-1] is not output
+    ):
         raise InvalidParameterError(
             f"{name} is no chain of layers that a pipeline could cut into stages. Let module make "
             "a torch.nn.Sequential, or a module that does nothing but call one that it keeps as "
             "its only attribute; or use pipeline=None."
         )
-    assert children is not None
     layers = _group_by_layer(children, seen[1:], len(positional[0]))
-    _check_apart(name, layers)
+    _check_no_shared_tensors(name, layers)
     return tuple(tuple(path for path, _ in layer) for layer in layers)
 
 
 @contextmanager
-def _record_children(module: Any, children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
+def _record_children(children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
     """Record the input of the first child and the output of each while the context is open."""
     seen: list[Any] = []
 
-    def first(_: Any, given: tuple[Any, ...]) -> None:
+    def record_input(_: Any, given: tuple[Any, ...]) -> None:
         if not seen and len(given) == 1:
             seen.append(given[0])
 
-    hooks = [children[0][1].register_forward_pre_hook(first)] if children else []
+    hooks = [children[0][1].register_forward_pre_hook(record_input)] if children else []
+    # A module that stands in the chain twice gets one hook, which is called twice.
     for child in {id(child): child for _, child in children}.values():
         hooks.append(child.register_forward_hook(lambda _, __, output: seen.append(output)))
     try:
@@ -302,33 +325,30 @@ def _record_children(module: Any, children: list[tuple[str, Any]]) -> Iterator[l
             hook.remove()
 
 
-def _is_last(seen: list[Any], children: list[tuple[str, Any]], output: Any) -> bool:
-    return len(seen) == len(children) + 1 and seen[-1] is output
-
-
 def _group_by_layer(
     children: list[tuple[str, Any]], outputs: list[Any], n_rows: int
 ) -> list[list[tuple[str, Any]]]:
-    """Return children by layer.
-
-    A new layer begins with parameters, where one tensor is passed on.
-    """
+    """Return the children grouped into layers, each with parameters (but where none has any)."""
     torch = load_torch()
     layers: list[list[tuple[str, Any]]] = [[]]
-    has = goes_over = False
+    has_tensors = can_cut = False
     for (path, child), output in zip(children, outputs, strict=True):
         own = any(True for _ in (*child.parameters(), *child.buffers()))
-        if own and has and goes_over:
+        # A layer without parameters (an activation, dropout) stays with the one before it.
+        if own and has_tensors and can_cut:
             layers.append([])
-            has = False
+            has_tensors = False
         layers[-1].append((path, child))
-        has = has or own
-        goes_over = isinstance(output, torch.Tensor) and output.is_floating_point()
-        goes_over = goes_over and output.ndim > 0 and output.shape[0] == n_rows
+        has_tensors = has_tensors or own
+        # What one stage sends to the next is one float tensor with a gradient for each row. A
+        # recurrent layer's tuple, or tokens, cannot be sent.
+        can_cut = isinstance(output, torch.Tensor) and output.is_floating_point()
+        can_cut = can_cut and output.ndim > 0 and output.shape[0] == n_rows
     return layers
 
 
-def _check_apart(name: str, layers: list[list[tuple[str, Any]]]) -> None:
+def _check_no_shared_tensors(name: str, layers: list[list[tuple[str, Any]]]) -> None:
+    """Raise `InvalidParameterError` where two layers share a parameter or buffer (tied weights)."""
     owner: dict[int, int] = {}
     for number, layer in enumerate(layers):
         for path, child in layer:
@@ -343,10 +363,11 @@ def _check_apart(name: str, layers: list[list[tuple[str, Any]]]) -> None:
 def keep_children(module: Any, paths: set[str]) -> dict[str, Any]:
     """Keep the children of a chain at some paths, remove the others, and return the kept ones."""
     kept: dict[str, Any] = {}
-    for path, child in find_chain_children(module) or ():
+    for path, child in _find_chain_children(module) or ():
         if path in paths:
             kept[path] = child
             continue
+        # A stage holds its own parameters only; an Identity keeps the paths of the others valid.
         owner, _, key = path.rpartition(".")
         module.get_submodule(owner)._modules[key] = load_torch().nn.Identity()
     return kept
@@ -355,55 +376,59 @@ def keep_children(module: Any, paths: set[str]) -> dict[str, Any]:
 R = TypeVar("R")
 
 
-#: Begins the stream of a key.
+#: Seeds torch's generator by a key, such as (seed of the fit, lane, step).
 Seed = Callable[[tuple[int, ...]], None]
 
 
-class _Turns:
-    """Turns of threads at the stream: one that draws is alone with it, others are together."""
+class _SharedLock:
+    """Readers-writer lock of torch's random stream, in which waiting writers go first.
+
+    Threads that do not draw share it; one that draws holds it exclusively.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._together = 0
-        self._waiting = 0
-        self._alone = False
+        self._n_sharing = 0
+        self._n_waiting = 0  # threads that wait for the exclusive lock
+        self._is_exclusive = False
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def share(self) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not (self._alone or self._waiting))
-            self._together += 1
+            # Behind waiting writers, or a stream of readers would starve them.
+            self._changed.wait_for(lambda: not (self._is_exclusive or self._n_waiting))
+            self._n_sharing += 1
         try:
             yield
         finally:
             with self._changed:
-                self._together -= 1
-                if self._waiting:
+                self._n_sharing -= 1
+                if self._n_waiting:
                     self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclude(self) -> Iterator[None]:
         with self._changed:
-            self._waiting += 1
-            self._changed.wait_for(lambda: not (self._alone or self._together))
-            self._waiting -= 1
-            self._alone = True
+            self._n_waiting += 1
+            self._changed.wait_for(lambda: not (self._is_exclusive or self._n_sharing))
+            self._n_waiting -= 1
+            self._is_exclusive = True
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._is_exclusive = False
                 self._changed.notify_all()
 
 
-_TURNS = _Turns()
+_STREAM_LOCK = _SharedLock()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw the host's random numbers from a seed meanwhile; the stream is then as it was."""
+    """Seed torch's CPU generator while the context is open, and restore its state afterwards."""
     generator = load_torch().default_generator
-    with _TURNS.alone():
+    with _STREAM_LOCK.exclude():
         before = generator.get_state()
         generator.manual_seed(seed)
         try:
@@ -413,14 +438,17 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Drawing:
-    """Calls of functions that may draw random numbers: then from streams that they name.
+    """Caller of forward passes that may draw random numbers (dropout), which are then seeded.
 
-    Whether they draw is seen from the stream, at each call, until one does.
+    Lanes run side by side until one is seen to draw: the state of the generator has changed. From
+    then on this caller's functions run one at a time, each seeded by its own keys, so that draws do
+    not depend on the number of workers or threads.
 
     Parameters
     ----------
     on_device : bool
-        Whether they compute on a device, whose stream is not looked at: then they always draw.
+        Whether the functions compute on a GPU, whose generator is not observed: they count as
+        drawing from the start.
     """
 
     def __init__(self, on_device: bool) -> None:
@@ -428,27 +456,28 @@ class Drawing:
         self._draws = on_device
 
     def call(self, function: Callable[[Seed], R], undo: Callable[[], Any]) -> R:
-        """Call a function and return its result; once it draws random numbers, from named
-        streams.
-        """
+        """Return ``function(seed)``; the first call that draws is undone and repeated, seeded."""
         if not self._draws:
-            with _TURNS.together():
-                before = _position()
+            with _STREAM_LOCK.share():
+                before = _get_stream_state()
                 result = function(lambda key: None)
-                if _position() == before:
+                if _get_stream_state() == before:
                     return result
             undo()
             self._draws = True
-        with _TURNS.alone():
+        with _STREAM_LOCK.exclude():
             return function(self._seed)
 
     def _seed(self, key: tuple[int, ...]) -> None:
+        # A hash, so that keys that differ in one number give unrelated streams; 56 bits fit torch's
+        # signed 64-bit seeds.
         digest = blake2b(repr(key).encode(), digest_size=7).digest()
         torch = load_torch()
+        # torch.manual_seed also seeds the generators of all GPUs.
         seed = torch.manual_seed if self._on_device else torch.default_generator.manual_seed
         seed(int.from_bytes(digest))
 
 
-def _position() -> bytes:
+def _get_stream_state() -> bytes:
     state: bytes = load_torch().default_generator.get_state().numpy().tobytes()
     return state
