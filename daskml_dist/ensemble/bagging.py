@@ -1,8 +1,11 @@
 """Bagging of any estimator: each member is fitted to rows and columns that it draws.
 
-Rows in memory are left to scikit-learn. On a Dask collection `BaggingMixin.fit` draws rows by
-hashing their numbers (`RowDraws`), so a draw needs no message between blocks; it then fits the
-members as one batched fit or one by one, and scores them out of bag where that is asked for.
+L. Breiman, "Bagging predictors", Machine Learning 24 (1996). Rows in memory are left to
+scikit-learn. On a Dask collection `BaggingMixin.fit` draws rows by hashing their numbers
+(`RowDraws`), so a draw needs no message between blocks, and can be repeated anywhere: out-of-bag
+scores ask again which rows a member has drawn, and nothing is stored. Members are fitted as one
+batched fit where that is possible, or else one by one. A member that takes weights gets its counts
+of draws as weights; for others the drawn rows are repeated, block by block.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ from daskml_dist.meta_estimators.members import (
     encode_labels,
     find_labels,
     fit_members,
-    join_lazy_blocks,
     prepare_in_memory,
     prepare_lazy_inputs,
     route_member_params,
+    weights_of_rows,
 )
-from daskml_dist.model_selection._fold_rows import count_rows
+from daskml_dist.model_selection._fold_rows import count_rows, join_lazy_blocks
 from daskml_dist.models.batched import FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
@@ -62,8 +65,8 @@ from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 #: Bits of a 64-bit hash beyond the 53 that a float64 holds, which are shifted out.
 _SURPLUS_HASH_BITS = np.uint64(11)
-#: Draws of one row that the table of Poisson probabilities goes up to: at 10 draws a row on
-#: average, more have a probability below 1e-28.
+#: Entries of the table of cumulated Poisson probabilities, which ends draws of one row at 64: at 10
+#: draws of a row on average, as many have a probability below 1e-28.
 _POISSON_TABLE_SIZE = 64
 #: Seeds of members are below this number, as in scikit-learn.
 _SEED_LIMIT = np.iinfo(np.int32).max
@@ -80,19 +83,21 @@ class RowDraws:
     ----------
     seeds : ndarray of int64 of shape (n_members,)
     n_rows : int
-        Of all blocks.
+        Number of rows of all blocks.
     n_drawn : int
-        Rows that a member draws: exactly without replacement, on average with it.
+        Number of rows that a member draws: exactly without replacement, on average with it.
     replace : bool
         Whether a row may be drawn again.
     weight : float or None
-        Sum of the weights of all rows, which rows are drawn in proportion to; None: all alike.
+        Sum of the weights of all rows, if rows are drawn in proportion to their weights; None: all
+        rows are drawn with the same probability.
 
     Notes
     -----
-    With replacement the draws of a row are Poisson-distributed, the limit of n draws from n rows
-    for many rows, and independent of all other rows (N. Oza and S. Russell, "Online bagging and
-    boosting", AISTATS 2001). Without, rows are ranked by a permutation and the first are taken.
+    With replacement the number of draws of a row is Poisson-distributed, the limit of n draws from
+    n rows for many rows, and independent of all other rows (N. Oza and S. Russell, "Online bagging
+    and boosting", AISTATS 2001). Without, rows are ranked by a pseudorandom permutation that is
+    computed for any row by itself, and the first are taken.
     """
 
     seeds: NDArray[np.int64]
@@ -132,14 +137,23 @@ class RowDraws:
 
 @dataclass(frozen=True, eq=False)
 class DrawnSamples:
-    """Draws of a finished fit, kept without its rows; a block's weights are lazy or a float."""
+    """Draws of a finished fit, kept without its rows.
+
+    Parameters
+    ----------
+    draws : RowDraws
+    starts : ndarray of int64 of shape (n_blocks,)
+        Global number of each block's first row.
+    weights : list or None
+        Weights of the rows of each block, lazy or a float for all.
+    """
 
     draws: RowDraws
     starts: NDArray[np.int64]
     weights: list[Any] | None
 
     def find_rows(self, member: int) -> da.Array:
-        """Return the numbers of the rows that a member has drawn, as often as it did, lazily."""
+        """Return the lazy numbers of the rows that a member drew, repeated as often as it did."""
         find = delayed(partial(_repeat_row_numbers, self.draws, member), pure=False)
         stops = np.append(self.starts[1:], self.draws.n_rows)
         weights = self.weights or [None] * len(stops)
@@ -156,32 +170,31 @@ class DrawnSamples:
 def _repeat_row_numbers(
     draws: RowDraws, member: int, start: int, stop: int, weight: Any
 ) -> NDArray[np.int64]:
+    """Return the drawn rows' numbers among those of a block, from `start` to `stop`."""
     counts = draws.count_range(member, start, stop - start, _expand_weights(stop - start, weight))
     return np.repeat(np.arange(start, stop), counts)
 
 
 def _expand_weights(n: int, given: Any) -> NDArray[np.float64] | None:
-    """Return one weight per row of a block, which may be given one for all; None stays None."""
-    if given is None:
-        return None
-    return np.full(n, float(given)) if np.ndim(given) == 0 else np.asarray(given, np.float64)
+    """Return a weight for each of a block's `n` rows, given one for all too; None stays None."""
+    return None if given is None else np.asarray(weights_of_rows(given, n), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class BaggedRows:
-    """Rows of a fit, what members draw of them, and the inputs of each member's fit.
+    """Rows of a fit with the draws of its members, which make the inputs of each member's fit.
 
     Parameters
     ----------
     rows : Collection
-        With targets and, where rows are drawn by them, weights.
+        Rows with targets and, if rows are drawn by them, weights.
     starts : ndarray of int64 of shape (n_blocks,)
-        Number of each block's first row.
+        Global number of each block's first row.
     draws : RowDraws
     features : list of ndarray of int
-        Columns of each member.
+        Columns that each member draws.
     all_features : bool
-        Whether every member has all columns, in their order.
+        Whether every member takes all columns, in their order.
     """
 
     rows: Collection
@@ -191,37 +204,38 @@ class BaggedRows:
     all_features: bool
 
     def draw_counts(self, member: int) -> list[Delayed]:
-        """Return the draws of the rows of each block, lazily."""
+        """Return the lazy numbers of draws of the rows of each block."""
         count = delayed(partial(_count_block_draws, self.draws, member), pure=False)
-        each = zip(self.rows.parts, self.starts, strict=True)
-        return [count(int(start), X, weight) for (X, _, weight), start in each]
+        blocks = zip(self.rows.parts, self.starts, strict=True)
+        return [count(int(start), X, weight) for (X, _, weight), start in blocks]
 
     def member_inputs(self, member: int, sample: Any, by_weight: bool) -> tuple[Any, Any, Any]:
-        """Return X, y and weights of a member's fit; without weights, drawn rows are repeated."""
-        X, y = self.rows.inputs[0], self._target_array()
+        """Return X, y and weights of a member's fit; without weights, drawn rows are repeated.
+
+        `sample` holds some rows, whose container and dtype the result has.
+        """
+        X = self.rows.inputs[0]
+        dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
+        y = self._map_parts(1, partial(as_column, name="y"), np.empty(0, dtype))
         counts = self.draw_counts(member)
         features = None if self.all_features else self.features[member]
         # Columns are selected per block; an array of which all are taken is passed on as it is.
         if not (by_weight and self.all_features and not hasattr(X, "columns")):
             X = self._map_parts(0, partial(_select_columns, features), sample)
         if by_weight:
-            # Counts as sample weights: no row is copied.
+            # A row of weight k trains as k equal rows would, and no row is copied.
             as_floats = delayed(methodcaller("astype", np.float64), pure=False)
-            return (
-                X,
-                y,
-                join_lazy_blocks([as_floats(one) for one in counts], self.rows, np.empty(0)),
-            )
+            weights = [as_floats(of_block) for of_block in counts]
+            return X, y, join_lazy_blocks(weights, self.rows, np.empty(0))
         # How many rows a block has after its draws is not known before it is computed.
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeat_rows, pure=False)
         samples = _select_columns(features, sample), np.empty(0, y.dtype)
         repeated = []
         for value, like in zip((X, y), samples, strict=True):
-            pieces = zip(value.to_delayed().ravel(), counts, strict=True)
-            repeated.append(
-                join_lazy_blocks([repeat(one, count) for one, count in pieces], unknown, like)
-            )
+            blocks = zip(value.to_delayed().ravel(), counts, strict=True)
+            drawn = [repeat(block, of_block) for block, of_block in blocks]
+            repeated.append(join_lazy_blocks(drawn, unknown, like))
         return repeated[0], repeated[1], None
 
     def numbered_inputs(self, sample: Any) -> tuple[Any, Any]:
@@ -230,13 +244,9 @@ class BaggedRows:
         if hasattr(X, "columns"):
             X = self._map_parts(0, partial(_select_columns, None), sample)
         number = delayed(_append_row_numbers, pure=False)
-        each = zip(self.rows.parts, self.starts, strict=True)
-        pieces = [number(part[1], int(start)) for part, start in each]
+        blocks = zip(self.rows.parts, self.starts, strict=True)
+        pieces = [number(part[1], int(start)) for part, start in blocks]
         return X, join_lazy_blocks(pieces, self.rows, np.empty((0, 2)))
-
-    def _target_array(self) -> Any:
-        dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
-        return self._map_parts(1, partial(as_column, name="y"), np.empty(0, dtype))
 
     def _map_parts(self, place: int, function: Any, sample: Any) -> da.Array:
         """Apply a function to X (0) or y (1) of each block; `sample` is rows, or an empty y."""
@@ -248,21 +258,25 @@ class BaggedRows:
 def _count_block_draws(
     draws: RowDraws, member: int, first: int, X: Any, weight: Any
 ) -> NDArray[np.int64]:
+    """Return how often a member draws each row of a block, whose first row has number `first`."""
     n = X.shape[0]
     return draws.count_range(member, first, n, _expand_weights(n, weight))
 
 
 def _append_row_numbers(y: Any, start: int) -> NDArray[np.float64]:
+    """Return columns of targets and of global row numbers, exact in float64 below 2**53."""
     targets = as_column(y, name="y")
     return np.column_stack([targets, np.arange(start, start + len(targets))]).astype(np.float64)
 
 
 def _select_columns(features: NDArray[np.int64] | None, X: Any) -> Any:
+    """Return some columns of a block, or all, as an array."""
     rows = X if sparse.issparse(X) else np.asarray(X)
     return rows if features is None else rows[:, features]
 
 
 def _repeat_rows(rows: Any, counts: NDArray[np.int64]) -> Any:
+    """Return each row of a block as often as it was drawn."""
     return rows[np.repeat(np.arange(len(counts)), counts)]
 
 
@@ -273,7 +287,8 @@ def _repeat_rows(rows: Any, counts: NDArray[np.int64]) -> Any:
 class DrawAssignment(FoldAssignment):
     """Assignment of a batched fit in which a split is a member, and rows weigh by their draws.
 
-    Codes of rows are their global numbers; rows are drawn by no weights.
+    Codes of rows are their global numbers, from which the draws are computed where they are needed.
+    Rows must be drawn with equal probabilities: codes do not tell weights.
     """
 
     draws: RowDraws
@@ -292,8 +307,11 @@ class DrawAssignment(FoldAssignment):
 def _fit_batched(
     members: Sequence[Any], draws: RowDraws, X: Any, y: Any, classes: NDArray[Any] | None
 ) -> list[Any] | None:
-    """Fit clones of linear members as the columns of one fit; None where that cannot be."""
-    # Codes of the rows of a batched fit begin with 1.
+    """Fit clones of linear members as the columns of one fit; None where that is impossible.
+
+    `y` holds targets and global row numbers, as `BaggedRows.numbered_inputs` returns them.
+    """
+    # A batched fit takes codes plus 1.
     collection = as_collection(X, y + np.array([0.0, 1.0]), None, multi_output=True)
     for member in members:
         member._check_params()
@@ -302,14 +320,12 @@ def _fit_batched(
     try:
         with open_batched_models(
             members[0], collection, DrawAssignment(draws), classes, False
-        ) as stack:
-            fitted = [
-                fit.estimator
-                for fit in CandidateFits(stack, members, pairs, (), ScoreParts()).found()
-            ]
-            for one in fitted:
-                one.history_ = stack.job.make_history(*stack.last)
-                remember_dtypes(one, X)
+        ) as batch:
+            fits = CandidateFits(batch, members, pairs, (), ScoreParts()).found()
+            fitted = [fit.estimator for fit in fits]
+            for member in fitted:
+                member.history_ = batch.job.make_history(*batch.last)
+                remember_dtypes(member, X)
     except NotBatchableError:
         return None
     return fitted
@@ -319,69 +335,79 @@ def _fit_batched(
 
 
 def _sum_oob_answers(bagged: BaggedRows, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
-    """Return, of each block, the sums of the answers to rows that members have not drawn.
-
-    And prepare_inputs them how many members answered each row.
-    """
-    once = share_in_graph(partial(tuple, (fitted, bagged.features, bagged.draws, n_classes)))
-    ask = delayed(_sum_block_oob_answers, pure=False)
-    each = zip(bagged.rows.parts, bagged.starts, strict=True)
-    return [ask(once, int(start), X, weight) for (X, _, weight), start in each]
+    """Return for each block, lazily, the result of `_sum_block_oob_answers`."""
+    # A function without arguments that returns the tuple, so that it is sent to workers once.
+    shared = share_in_graph(partial(tuple, (fitted, bagged.features, bagged.draws, n_classes)))
+    predict = delayed(_sum_block_oob_answers, pure=False)
+    blocks = zip(bagged.rows.parts, bagged.starts, strict=True)
+    return [predict(shared, int(start), X, weight) for (X, _, weight), start in blocks]
 
 
 def _sum_block_oob_answers(
-    once: Any, first: int, X: Any, weight: Any
+    shared: Any, first: int, X: Any, weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    fitted, each_features, draws, n_classes = once()
+    """Return sums of the predictions of members for rows that they have not drawn.
+
+    And the number of members that predicted each row. Of a classifier probabilities are summed, or
+    votes; of a regressor numbers.
+    """
+    fitted, features_of_members, draws, n_classes = shared()
     n = X.shape[0]
     rows = X if sparse.issparse(X) else np.asarray(X)
     sums = np.zeros(n if n_classes is None else (n, n_classes))
     n_members = np.zeros(n, np.int64)
     weight = _expand_weights(n, weight)
-    for member, (one, features) in enumerate(zip(fitted, each_features, strict=True)):
-        at = np.flatnonzero(draws.count_range(member, first, n, weight) == 0)
+    for number, (member, features) in enumerate(zip(fitted, features_of_members, strict=True)):
+        at = np.flatnonzero(draws.count_range(number, first, n, weight) == 0)
         if not len(at):
             continue
         unseen = rows[at][:, features]
         n_members[at] += 1
         if n_classes is None:
-            sums[at] += one.predict(unseen)
-        elif hasattr(one, "predict_proba"):
-            # A member may know fewer classes than there are: its own are its columns.
-            sums[np.ix_(at, np.asarray(one.classes_, np.int64))] += one.predict_proba(unseen)
+            sums[at] += member.predict(unseen)
+        elif hasattr(member, "predict_proba"):
+            # A member may have met fewer classes than there are: its columns are those of its own.
+            known = np.asarray(member.classes_, np.int64)
+            sums[np.ix_(at, known)] += member.predict_proba(unseen)
         else:
-            sums[at, np.asarray(one.predict(unseen), np.int64)] += 1
+            sums[at, np.asarray(member.predict(unseen), np.int64)] += 1
     return sums, n_members
 
 
 def _score_oob_answers(
     bagged: BaggedRows, answers: list[Delayed], n_classes: int | None
 ) -> tuple[float, int]:
-    """Return the accuracy, or R^2, of the answers, and the number of rows without any."""
-    parts = [(one, y, None) for one, (_, y, _) in zip(answers, bagged.rows.parts, strict=True)]
-    rows = replace(bagged.rows, parts=parts, inputs=(None, None, None))  # answers are no rows
+    """Return the accuracy, or R^2, of the predictions, and the number of rows without any."""
+    parts = [(block, y, None) for block, (_, y, _) in zip(answers, bagged.rows.parts, strict=True)]
+    # Without inputs, which are other rows than these blocks.
+    rows = replace(bagged.rows, parts=parts, inputs=(None, None, None))
     sums = reduce_parts(rows, partial(_sum_block_scores, n_classes), _add_block_scores)
     if n_classes is not None:
-        n, without, hits = sums
-        return float(hits / n), int(without)
-    spread, (without, errors) = sums
+        n, n_without, n_right = sums
+        return float(n_right / n), int(n_without)
+    moments, (n_without, squared_errors) = sums
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float((1 - errors / spread.squares).item()), int(without)
+        return float((1 - squared_errors / moments.squares).item()), int(n_without)
 
 
 def _sum_block_scores(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) -> Any:
-    found, n_members = answers
+    """Return a block's sums for the score and the number of rows without predictions.
+
+    Of a classifier (rows, rows without, right ones); of a regressor moments of the targets, and
+    (rows without, squared errors). None for no rows.
+    """
+    sums, n_members = answers
     y = as_column(y, name="y", index=index)
     if not len(y):
         return None
-    without = (n_members == 0).sum()
+    n_without = (n_members == 0).sum()
+    # As in scikit-learn rows without predictions are scored too: as the first class, or as 0.
     if n_classes is not None:
-        return np.array([len(y), without, (found.argmax(axis=1) == y).sum()])
-    predicted = found / np.maximum(n_members, 1)
+        return np.array([len(y), n_without, (sums.argmax(axis=1) == y).sum()])
+    predicted = sums / np.maximum(n_members, 1)
     values = y.astype(np.float64)
-    return WeightedMoments.of(values, np.ones(len(y))), np.array(
-        [without, ((values - predicted) ** 2).sum()]
-    )
+    squared_errors = ((values - predicted) ** 2).sum()
+    return WeightedMoments.of(values, np.ones(len(y))), np.array([n_without, squared_errors])
 
 
 def _add_block_scores(parts: list[Any]) -> Any:
@@ -390,14 +416,17 @@ def _add_block_scores(parts: list[Any]) -> Any:
         return None
     if not isinstance(filled[0], tuple):
         return np.sum(filled, axis=0)
-    spread, sums = filled[0]
-    for other, more in filled[1:]:
-        spread, sums = spread + other, sums + more
-    return spread, sums
+    moments, sums = filled[0]
+    for other_moments, other_sums in filled[1:]:
+        moments, sums = moments + other_moments, sums + other_sums
+    return moments, sums
 
 
 def _average_oob_answers(answers: tuple[Any, Any]) -> NDArray[np.float64]:
-    """Return the out-of-bag shares of the classes of a block, or its means; NaN of no member."""
+    """Return the out-of-bag shares of classes of a block's rows, or their mean predictions.
+
+    Of rows that every member drew shares are NaN and means 0, as in scikit-learn.
+    """
     sums, n_members = answers
     with np.errstate(divide="ignore", invalid="ignore"):
         if sums.ndim == 2:
@@ -436,7 +465,7 @@ class BaggingMixin(OnBlocks):
         X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
         y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
         sample_weight : like `y`, optional
-            Chances of rows to be drawn, as scikit-learn's newest versions have it.
+            Weights in proportion to which rows are drawn, as in recent versions of scikit-learn.
         client : distributed.Client, optional
             Client to compute with; the current one by default.
         **fit_params
@@ -462,10 +491,11 @@ class BaggingMixin(OnBlocks):
         with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
-        # Members are fitted to numbers of classes, as in scikit-learn.
         X, y, params = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
+        # Without the weights, which draw the rows and are not the members' weights.
         (more,) = route_member_params(self, [("estimator", self.estimator_)], fit_params)
         if is_classifier(self):
+            # As in scikit-learn members are fitted to the numbers of classes.
             self.classes_ = find_labels(y)
             self.n_classes_ = len(self.classes_)
             y = encode_labels(y, self.classes_)
@@ -482,7 +512,7 @@ class BaggingMixin(OnBlocks):
         return self
 
     def _draw_member_seeds(self) -> NDArray[np.int64]:
-        """Return the seeds of the members that are to be fitted."""
+        """Return a seed for each member that is to be fitted."""
         if self.warm_start and self.oob_score:
             raise InvalidParameterError(
                 "Out of bag estimate only available if warm_start=False. Set one of them so."
@@ -588,6 +618,7 @@ class BaggingMixin(OnBlocks):
             self._set_oob_attributes(bagged)
 
     def _set_oob_attributes(self, bagged: BaggedRows) -> None:
+        """Set the out-of-bag score, and the lazy predictions that it is of."""
         n_classes = self.n_classes_ if is_classifier(self) else None
         answers = _sum_oob_answers(bagged, self.estimators_, n_classes)
         self.oob_score_, n_without = _score_oob_answers(bagged, answers, n_classes)
@@ -597,13 +628,11 @@ class BaggingMixin(OnBlocks):
                 "estimators were used to compute any reliable oob estimates.",
                 stacklevel=user_stack_level(),
             )
-        width = () if n_classes is None else (n_classes,)
+        row_shape = () if n_classes is None else (n_classes,)
         average = delayed(_average_oob_answers, pure=False)
-        table = join_lazy_blocks(
-            [average(one) for one in answers], bagged.rows, np.empty((0, *width))
-        )
+        averages = [average(block) for block in answers]
         name = "oob_prediction_" if n_classes is None else "oob_decision_function_"
-        setattr(self, name, table)
+        setattr(self, name, join_lazy_blocks(averages, bagged.rows, np.empty((0, *row_shape))))
 
     @property
     def estimators_samples_(self) -> list[Any]:
@@ -623,6 +652,7 @@ class BaggingMixin(OnBlocks):
 
 
 def _draw_columns(seed: int, d: int, k: int, replace: bool) -> NDArray[np.int64]:
+    """Return the numbers of `k` of `d` columns, drawn as scikit-learn draws them."""
     state = check_random_state(seed)
     if replace:
         return np.asarray(state.randint(0, d, k), np.int64)
@@ -630,6 +660,7 @@ def _draw_columns(seed: int, d: int, k: int, replace: bool) -> NDArray[np.int64]
 
 
 def _sum_block_weights(index: int, X: Any, y: Any, weight: Any) -> float:
+    """Return the sum of a block's weights, to which probabilities of draws are proportional."""
     values = _expand_weights(X.shape[0], weight)
     if values is None or not np.isfinite(values).all() or (values < 0).any():
         raise InvalidDataError(
@@ -641,12 +672,12 @@ def _sum_block_weights(index: int, X: Any, y: Any, weight: Any) -> float:
 class BaggingClassifier(BaggingMixin, ensemble.BaggingClassifier):
     """Classifier by the mean probabilities, or votes, of members that each draw rows and columns.
 
-    Rows in memory are scikit-learn's affair. On a Dask collection a row's draws follow from the
+    Rows in memory are left to scikit-learn. On a Dask collection the draws of a row depend on the
     seed, the member and the row's number among all, so the ensemble is the same on any number of
-    workers. Members that take weights are given the draws as such, and no row is copied; for others
-    rows are repeated where they lie. Linear ones of a solver are one fit; others of this package
-    are fitted one after the other, each on the whole cluster; any others side by side, on rows
-    gathered in a worker.
+    workers. Members that take weights get the numbers of draws as weights, and no row is copied;
+    for others rows are repeated where they are. Linear members with a solver are fitted in one
+    batched fit; others of this package one after the other, each on the whole cluster; members of
+    other packages in parallel tasks, on rows gathered on a worker.
 
     Parameters
     ----------
@@ -686,9 +717,9 @@ n_features_in_, feature_names_in_, oob_score_, oob_decision_function_
 
 
 class BaggingRegressor(BaggingMixin, ensemble.BaggingRegressor):
-    """Regressor by the mean of what members predict that each draw rows and columns.
+    """Regressor by the mean prediction of members that each draw rows and columns.
 
-    Rows in memory are scikit-learn's affair; Dask collections as in :class:`BaggingClassifier`.
+    Rows in memory are left to scikit-learn; Dask collections as in :class:`BaggingClassifier`.
 
     Parameters
     ----------

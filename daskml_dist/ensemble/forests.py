@@ -1,6 +1,11 @@
 """Random forests and extremely randomised trees, grown over binned rows.
 
 `BaseForest` adds to `BaseTrees` draws of rows for each tree, `warm_start` and out-of-bag scores.
+The bootstrap of Breiman's forests draws n of n rows with replacement, so that a row is drawn a
+binomial number of times, nearly Poisson of mean 1 for many rows. Here it is Poisson for each row,
+independently of the others, and hashed from the seed, the tree and the row's number: each worker
+draws its own rows, and the same rows are drawn wherever they lie. The number of rows that a tree
+draws in all varies a little for that (by about sqrt(n)).
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ Array = NDArray[Any]
 
 
 def _check_oob_classes(columns: Sequence[Array]) -> None:
-    """Check that out-of-bag scores are defined: with several outputs, for two classes each."""
+    """Raise scikit-learn's error for several outputs of which any has more than two classes."""
     if len(columns) > 1 and max(map(len, columns)) > 2:
         raise InvalidDataError(
             "The type of target cannot be used to compute OOB estimates. Got "
@@ -48,30 +53,32 @@ def _check_oob_classes(columns: Sequence[Array]) -> None:
 
 
 def _score_exact_matches(y: Array, labels: Array) -> float:
-    """Return the share of the rows whose labels are right, in all outputs."""
-    right = y == labels
-    return float(np.mean(right.all(axis=1) if right.ndim == 2 else right))
+    """Return the share of rows whose labels are right in all outputs."""
+    is_right = y == labels
+    return float(np.mean(is_right.all(axis=1) if is_right.ndim == 2 else is_right))
 
 
-def _split_oob_shares(answers: Array, y: Array, classes: Any) -> tuple[Array, Array, Array]:
-    """Return shares of the classes, and the most probable and the true labels, by output."""
+def _split_oob_shares(means: Array, y: Array, classes: Any) -> tuple[Array, Array, Array]:
+    """Return shares of classes, and the most probable and the true labels, by output.
+
+    `means` holds the shares of the classes of all outputs side by side, `y` positions of labels.
+    """
     if not isinstance(classes, list):
-        return answers, classes[answers.argmax(axis=1)], classes[y.astype(np.intp)]
-    # The shares of all outputs lie side by side; the result pads each output to the most classes.
-    ends = [0, *np.cumsum([len(of) for of in classes])]
+        return means, classes[means.argmax(axis=1)], classes[y.astype(np.intp)]
+    # As in scikit-learn outputs are the last axis, each padded to the most classes of any.
+    ends = [0, *np.cumsum([len(labels) for labels in classes])]
     shares = np.zeros((len(y), max(map(len, classes)), len(classes)))
-    for k, (a, b) in enumerate(pairwise(ends)):
-        shares[:, : b - a, k] = answers[:, a:b]
-    best, given = shares.argmax(axis=1), y.astype(np.intp)
-    labels, truth = (
-        np.column_stack([of[number[:, k]] for k, of in enumerate(classes)])
-        for number in (best, given)
+    for k, (start, stop) in enumerate(pairwise(ends)):
+        shares[:, : stop - start, k] = means[:, start:stop]
+    predicted, true = (
+        np.column_stack([labels[codes[:, k]] for k, labels in enumerate(classes)])
+        for codes in (shares.argmax(axis=1), y.astype(np.intp))
     )
-    return shares, labels, truth
+    return shares, predicted, true
 
 
-#: Largest `max_samples`, in multiples of the rows: the table that draws are looked up in ends at 24
-#: draws of a row, of which there are more with a probability of 1e-11 at a mean of 4.
+#: Largest mean number of draws of a row. The table that draws are looked up in ends at 24 draws,
+#: for which all higher numbers count too: at a mean of 4 these have a probability of 2e-12.
 _MAX_EXPECTED_DRAWS = 4
 
 
@@ -81,28 +88,29 @@ class BaseForest(BaseTrees):
     Parameters
     ----------
     n_estimators : int, default=100
-        Trees.
+        Number of trees.
     bootstrap : bool
         Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
         the seed, the tree and the row's number. False: each tree takes all rows.
     oob_score : bool or callable, default=False
         Score each row by the trees that did not draw it. A callable of targets and predictions
-        takes the place of the accuracy, or of R^2.
+        replaces the accuracy, or R^2.
     n_jobs : int or None, default=None
-        There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
+        Ignored; present for compatibility with scikit-learn. A fit uses all threads of the workers
+        that hold the rows.
     warm_start : bool, default=False
-        Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
-        the same bins.
+        Keep the trees of the last fit, and add trees until there are `n_estimators`, in the same
+        bins.
     max_samples : int, float or None, default=None
-        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
-        many as there are. None: as many.
+        Number of rows that a tree is expected to draw; a float is a share of all rows. At most four
+        times the number of rows. None: the number of rows.
 
     Attributes
     ----------
     estimators_samples_ : list of ndarray of int32
-        Numbers of the rows that each tree drew, as often as it did.
+        Numbers of the rows that each tree drew, repeated as often as it drew them.
     oob_score_ : float
-        With `oob_score`.
+        Score of rows by the trees that did not draw them; with `oob_score`.
     """
 
     n_estimators: int
@@ -136,6 +144,7 @@ class BaseForest(BaseTrees):
         super()._check_params()
 
     def _expected_draws(self, n_rows: int) -> float | None:
+        """Return the mean number of draws of a row by a tree; None if trees take all rows."""
         if not self.bootstrap:
             return None
         given = self.max_samples
@@ -152,9 +161,9 @@ class BaseForest(BaseTrees):
 
     @property
     def estimators_samples_(self) -> list[NDArray[Any]]:
-        """Numbers of the rows that each tree drew, as often as it did, made when asked for.
+        """Numbers of the rows that each tree drew, repeated as often as it drew them.
 
-        A list of ndarray of int32 (int64 from 2**31 rows on).
+        A list of ndarray of int32 (int64 from 2**31 rows on), drawn anew at each access.
         """
         self._check_fitted()
         n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
@@ -164,6 +173,7 @@ class BaseForest(BaseTrees):
     # -- fitting -------------------------------------------------------------------------------
 
     def _clear_fitted(self) -> None:
+        """Drop what the last fit found, unless this one goes on with its trees."""
         if not self.warm_start:
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
@@ -175,6 +185,7 @@ class BaseForest(BaseTrees):
         return columns
 
     def _resume_state(self, n_values: int) -> dict[str, NDArray[Any]] | None:
+        """Return the trees of the last fit, which a fit with `warm_start` adds to; else None."""
         trees: Trees | None = vars(self).get("_trees")
         if trees is None or not self.warm_start:
             return None
@@ -204,9 +215,10 @@ class BaseForest(BaseTrees):
         if "oob_times" in solution.extra:
             self._set_oob_attributes(solution.extra)
 
-    def _set_oob_attributes(self, found: Any) -> None:
+    def _set_oob_attributes(self, extra: Any) -> None:
         """Set the out-of-bag score, and predictions of rows by the trees that did not draw them."""
-        times, y = found["oob_times"], found["oob_y"]
+        # For each row: number of such trees, the sum of their predictions, and the target.
+        times, sums, y = extra["oob_times"], extra["oob_sums"], extra["oob_y"]
         if not times.all():
             warnings.warn(
                 "Some inputs do not have OOB scores. This probably means too few trees were used "
@@ -214,15 +226,14 @@ class BaseForest(BaseTrees):
                 UserWarning,
                 stacklevel=user_stack_level(),
             )
-        # Means over the trees that did not draw a row; 0 where each tree drew it.
-        answers = found["oob_sums"] / np.maximum(times, 1)[:, None]
+        means = sums / np.maximum(times, 1)[:, None]  # 0 where every tree drew the row
         score: Any = self.oob_score
         if self._classification:
-            shares, labels, y = _split_oob_shares(answers, y, self.classes_)
+            shares, labels, y = _split_oob_shares(means, y, self.classes_)
             self.oob_decision_function_ = shares
             self.oob_score_ = float((score if callable(score) else _score_exact_matches)(y, labels))
         else:
-            self.oob_prediction_ = answers if answers.shape[1] > 1 else answers[:, 0]
+            self.oob_prediction_ = means if means.shape[1] > 1 else means[:, 0]
             scorer = score if callable(score) else r2_score
             self.oob_score_ = float(scorer(y, self.oob_prediction_))
 
@@ -239,28 +250,28 @@ class BaseForest(BaseTrees):
 
     @property
     def estimators_(self) -> list[Any]:
-        """The trees, each as an estimator of its own, whose labels are the numbers of classes."""
+        """The trees, each as an estimator of its own, whose labels are numbers of classes."""
         self._check_fitted()
-        kind = DecisionTreeClassifier if self._classification else DecisionTreeRegressor
+        tree_class = DecisionTreeClassifier if self._classification else DecisionTreeRegressor
         n_outputs = self.n_outputs_
         shared: dict[str, Any] = {"n_features_in_": self.n_features_in_, "n_outputs_": n_outputs}
         if self._classification:
+            # As in scikit-learn trees predict the positions of labels among the forest's classes.
             n = self.n_classes_
-            numbers = [np.arange(of, dtype=np.float64) for of in np.atleast_1d(n)]
-            shared |= {"classes_": numbers if n_outputs > 1 else numbers[0], "n_classes_": n}
-        # All trees share the bins and classes of the forest; labels of a tree are class numbers, as
-        # in scikit-learn.
-        found, roots = [], self._trees.roots
+            codes = [np.arange(count, dtype=np.float64) for count in np.atleast_1d(n)]
+            shared |= {"classes_": codes if n_outputs > 1 else codes[0], "n_classes_": n}
+        known = tree_class().get_params(deep=False)
+        params = {name: value for name, value in self._all_params().items() if name in known}
+        trees, roots = [], self._trees.roots
         for k in range(len(self._trees)):
-            tree = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
-            one = kind.from_forest(tree, self._impurity[roots[k] : roots[k + 1]], **shared)
-            of_forest = self._all_params()
-            known = one.get_params(deep=False)
-            found.append(one.set_params(**{n: v for n, v in of_forest.items() if n in known}))
-        return found
+            # Nodes of the tree are copied; the bins are shared by all trees.
+            nodes = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
+            impurity = self._impurity[roots[k] : roots[k + 1]]
+            trees.append(tree_class.from_forest(nodes, impurity, **shared).set_params(**params))
+        return trees
 
     def decision_path(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
-        """Return the nodes that each row passes, in each tree.
+        """Return the nodes that each row passes in each tree, as an indicator matrix.
 
         Parameters
         ----------
@@ -269,7 +280,7 @@ class BaseForest(BaseTrees):
         Returns
         -------
         csr_matrix of int64 of shape (n_rows, n_nodes)
-            With the nodes of the trees side by side.
+            1 where a row passes a node; the nodes of the trees are side by side.
         ndarray of int64 of shape (n_trees + 1,)
             First column of each tree, and the number of columns.
         """
@@ -279,19 +290,19 @@ class BaseForest(BaseTrees):
 class RandomForestClassifier(TreesClassifier, BaseForest):
     """Random forest of classification trees.
 
-    Each tree grows on rows of its own draw, each split looks at features of its own draw. Features
-    are binned, a byte an entry, and what decides is sums of whole numbers and draws hashed from the
-    seed: the trees are the same on any number of workers and lanes, under either `decomposition`,
-    and after any loss.
+    Each tree is grown on a draw of rows, and each split considers a draw of features. Features are
+    binned, a byte an entry. Splits are decided by sums of integers and by draws that are hashed
+    from the seed, so the trees are the same on any number of workers and lanes, under either
+    `decomposition`, and after the loss of any worker.
 
     Attributes
     ----------
     estimators_ : list of DecisionTreeClassifier
-        The trees, made when they are asked for.
+        The trees, made at each access.
     oob_decision_function_ : ndarray of float64
-        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) of several: shares of the
-        classes of each row by the trees that did not draw it; zeros where there are none. With
-        `oob_score`.
+        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) for several outputs: for
+        each row the mean probabilities of the classes by the trees that did not draw it; zeros
+        where there are none. With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -366,18 +377,18 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
 class RandomForestRegressor(TreesRegressor, BaseForest):
     """Random forest of regression trees.
 
-    Each tree grows on rows of its own draw, each split looks at features of its own draw. Features
-    are binned, a byte an entry, and what decides is sums of whole numbers and draws hashed from the
-    seed: the trees are the same on any number of workers and lanes, under either `decomposition`,
-    and after any loss.
+    Each tree is grown on a draw of rows, and each split considers a draw of features. Features are
+    binned, a byte an entry. Splits are decided by sums of integers and by draws that are hashed
+    from the seed, so the trees are the same on any number of workers and lanes, under either
+    `decomposition`, and after the loss of any worker.
 
     Attributes
     ----------
     estimators_ : list of DecisionTreeRegressor
-        The trees, made when they are asked for.
+        The trees, made at each access.
     oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
-        Means of each row by the trees that did not draw it; 0 where there are none. With
-        `oob_score`.
+        For each row the mean prediction of the trees that did not draw it; 0 where there are none.
+        With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -450,19 +461,20 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
 class ExtraTreesClassifier(TreesClassifier, BaseForest):
     """Extremely randomised classification trees.
 
-    Cuts are drawn too, uniformly between the smallest and the largest value that a feature has in a
-    node, and the best of them is taken. Features are binned, a byte an entry, and what decides is
-    sums of whole numbers and draws hashed from the seed: the trees are the same on any number of
-    workers and lanes, under either `decomposition`, and after any loss.
+    Thresholds are drawn too, one for each feature, uniformly between its smallest and largest value
+    in a node, and the best of them is taken. Features are binned, a byte an entry. Splits are
+    decided by sums of integers and by draws that are hashed from the seed, so the trees are the
+    same on any number of workers and lanes, under either `decomposition`, and after the loss of any
+    worker.
 
     Attributes
     ----------
     estimators_ : list of DecisionTreeClassifier
-        The trees, made when they are asked for.
+        The trees, made at each access.
     oob_decision_function_ : ndarray of float64
-        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) of several: shares of the
-        classes of each row by the trees that did not draw it; zeros where there are none. With
-        `oob_score`.
+        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) for several outputs: for
+        each row the mean probabilities of the classes by the trees that did not draw it; zeros
+        where there are none. With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -539,18 +551,19 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
 class ExtraTreesRegressor(TreesRegressor, BaseForest):
     """Extremely randomised regression trees.
 
-    Cuts are drawn too, uniformly between the smallest and the largest value that a feature has in a
-    node, and the best of them is taken. Features are binned, a byte an entry, and what decides is
-    sums of whole numbers and draws hashed from the seed: the trees are the same on any number of
-    workers and lanes, under either `decomposition`, and after any loss.
+    Thresholds are drawn too, one for each feature, uniformly between its smallest and largest value
+    in a node, and the best of them is taken. Features are binned, a byte an entry. Splits are
+    decided by sums of integers and by draws that are hashed from the seed, so the trees are the
+    same on any number of workers and lanes, under either `decomposition`, and after the loss of any
+    worker.
 
     Attributes
     ----------
     estimators_ : list of DecisionTreeRegressor
-        The trees, made when they are asked for.
+        The trees, made at each access.
     oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
-        Means of each row by the trees that did not draw it; 0 where there are none. With
-        `oob_score`.
+        For each row the mean prediction of the trees that did not draw it; 0 where there are none.
+        With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 

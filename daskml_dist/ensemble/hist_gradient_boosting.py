@@ -1,14 +1,20 @@
-"""Gradient boosting of trees over binned features, as LightGBM and scikit-learn have it.
+"""Gradient boosting of trees over binned features, as in LightGBM and scikit-learn.
 
-`BaseBoosting` reads the inputs (categories, held-out sets), plans the scores and the rule that
-stops a fit early, and hands `GradientBoostingSolver` its settings; the classifier and the regressor
-choose the loss and make predictions of the raw ones.
+J. H. Friedman, "Greedy function approximation: a gradient boosting machine", Annals of Statistics
+29, 2001; G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+Each iteration fits a tree (of several classes: a tree for each) to the gradients and hessians of
+the loss at the current raw predictions; the tree's leaves take Newton steps, shortened by the
+learning rate. The arithmetic is in `daskml_dist.solvers.gradient_boosting`.
+
+`BaseBoosting` reads the inputs (categories, validation sets), plans the scores and the rule of
+early stopping, and passes all settings to `GradientBoostingSolver`. The classifier and the
+regressor choose the loss, and map raw predictions to probabilities and targets.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Self
@@ -69,7 +75,6 @@ from daskml_dist.solvers.boosting_scores import (
     MultinomialBoostLoss,
     PinballBoostLoss,
     PoissonBoostLoss,
-    RowRange,
     Scorer,
     SquaredErrorBoostLoss,
     StoppingRule,
@@ -80,9 +85,9 @@ from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
 from daskml_dist.training.job import FitJob
 
-#: Rows above which ``early_stopping="auto"`` is on, as in scikit-learn.
+#: Number of rows above which ``early_stopping="auto"`` is on, as in scikit-learn.
 _AUTO_EARLY_STOPPING_ROWS = 10_000
-#: Arguments of `fit` that hold the rows to stop early by.
+#: Arguments of `fit` that hold the rows by which a fit stops early.
 _VALIDATION_ARGUMENTS = ("X_val", "y_val", "sample_weight_val")
 
 
@@ -94,45 +99,46 @@ class BaseBoosting(BaseRounds):
     learning_rate : float, default=0.1
         Factor of the leaves' values.
     max_iter : int, default=100
-        Iterations: trees, or trees of each class.
+        Most iterations, each of which adds a tree, or a tree for each of several classes.
     max_leaf_nodes : int or None, default=31
-        Leaves of a tree at most; the leaf of the largest gain is split first.
+        Most leaves of a tree; the leaf of the largest gain is split first.
     max_depth : int or None, default=None
-        Edges from the root to a leaf at most.
+        Most edges from the root to a leaf.
     min_samples_leaf : int, default=20
-        Rows of a leaf at least.
+        Fewest rows of a leaf.
     l2_regularization : float, default=0.0
         Added to the sum of the hessians of a leaf.
     max_features : float, default=1.0
         Share of the features that a split may use; drawn anew at each node.
     max_bins : int, default=255
-        Bins of a feature at most, from 2 to 255, beside that of missing values. Their edges come
-        from a sample of 200,000 rows.
+        Most bins of a feature, from 2 to 255, beside that of missing values. Their edges come from
+        a sample of 200,000 rows.
     categorical_features : array-like of bool, int or str, "from_dtype" or None
-        Features whose values are categories: a mask, numbers, names, or those that a dataframe
-        holds as such. A category that was not in the fit counts as missing.
+        Features whose values are categories: a mask, numbers, names, or "from_dtype", the columns
+        of a dataframe that have a categorical dtype. A category that was not in the fit counts as
+        missing.
     monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
-        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict of names.
+        1: predictions rise with the feature, -1: they fall, 0: free. Or a dict by names.
     interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None
-        Groups of features that may meet on a way from a root to a leaf.
+        Groups of features that may occur together on a path from a root to a leaf.
     warm_start : bool, default=False
-        Go on from the trees of the fit before, in its bins.
+        Add to the trees of the last fit, in its bins.
     early_stopping : "auto" or bool, default="auto"
-        Stop where the score has not become better; "auto": with more than 10,000 rows.
+        Stop once the score no longer improves; "auto": with more than 10,000 rows.
     scoring : str, callable or None, default="loss"
-        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
-        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
-        one worker; None: `score`.
+        Score that has to improve: ``"loss"``; a name of scikit-learn's scorers or a function of
+        (estimator, X, y), which are applied to the held-out rows and some 10,000 of the others,
+        gathered on one worker; None: the estimator's `score`.
     validation_fraction : float, int or None, default=0.1
-        Rows held out for it, as a share or their number, of each class by its share; None: the
-        rows trained on are scored. Which rows follows from `random_state` and the place of a row
-        among those of its class.
+        Share or number of rows that are held out for early stopping, stratified by class; None: the
+        training rows are scored. Which rows are held out depends on `random_state` and the rank of
+        a row among the rows of its class.
     n_iter_no_change : int, default=10
-        Iterations without a better score, after which it stops.
+        Iterations without a better score after which the fit stops.
     tol : float, default=1e-7
-        How much better is better.
+        Least rise of the score that counts as better.
     random_state : int, RandomState instance or None, default=None
-        Of the rows held out and the features drawn.
+        Seed of the draws of held-out rows and of features.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker; on any device the trees are the same to the bit on any number of
         workers and lanes.
@@ -140,11 +146,12 @@ class BaseBoosting(BaseRounds):
     Attributes
     ----------
     n_iter_ : int
-        Iterations that were made.
+        Number of iterations made.
     n_trees_per_iteration_ : int
-        Trees of an iteration: one, or one a class.
+        Number of trees of an iteration: 1, or 1 for each of several classes.
     do_early_stopping_ : bool
     is_categorical_ : ndarray of bool of shape (n_features,), or None
+        Mask of the categorical features; None where there are none.
     """
 
     loss: Any
@@ -177,34 +184,35 @@ class BaseBoosting(BaseRounds):
 
     @abstractmethod
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
-        """Return the loss to boost by; raise where the targets are not of its domain."""
+        """Return the loss to minimise; raise an error for targets outside its domain."""
 
     # -- categories ----------------------------------------------------------------------------
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        """Return the rows with encoded categories, and the validation sets appended to them."""
         X, y, sample_weight = self._prepare_inputs(X, y, sample_weight)
         # A warm start keeps the categories and bins of the trees that it adds to.
-        goes_on = self._continues_last_fit
-        if not goes_on:
+        continues = self._continues_last_fit
+        if not continues:
             self._find_categories(X)
-        reset = reset and not goes_on
-        rows = self._encode_categories(X, known=not goes_on), y, sample_weight
+        reset = reset and not continues
+        rows = self._encode_categories(X, known=not continues), y, sample_weight
         if self._given_sets is not None:
-            taken = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
-            # Categories that only a held-out set has are missing values, as in a prediction.
-            inputs = tuple((self._encode_categories(X_val), *others) for X_val, *others in taken)
+            sets = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
+            # Categories that only a validation set has are missing values, as in a prediction.
+            inputs = tuple((self._encode_categories(X_val), *others) for X_val, *others in sets)
             rows, self._joined_rows = join_validation_sets(
                 rows, replace(self._given_sets, inputs=inputs)
             )
         self._is_encoded = True  # for `_align_inputs`, which the base class calls
         try:
-            found = super()._make_collection(*rows, reset=reset)
+            collection = super()._make_collection(*rows, reset=reset)
         except InvalidDataError as error:
             error.args = (f"{error}{suggest_categories(X)}",)
             raise
         if reset and self._categories:
-            remember_dtypes(self, X)  # not those of the numbers
-        return found
+            remember_dtypes(self, X)  # the user's, where the base class saw encoded columns
+        return collection
 
     def _find_categories(self, X: Any) -> None:
         """Set the mask of categorical features, and the categories of a frame's columns."""
@@ -217,6 +225,7 @@ class BaseBoosting(BaseRounds):
             self._categories = find_categories(X, self._is_category, int(self.max_bins))
 
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        """Return inputs in blocks of the same rows, with categories encoded (once)."""
         X = X if self._is_encoded else self._encode_categories(X)
         return super()._align_inputs(X, y, sample_weight)
 
@@ -233,10 +242,11 @@ class BaseBoosting(BaseRounds):
         mask = self._is_category
         if mask is None:
             return (None,) * rows.survey.n_features
-        # A frame's categories are their numbers by now; those of arrays are found while binning.
-        known = [np.arange(float(len(found))) for found in self._categories.values()]
-        given = iter(known or [np.empty(0)] * int(mask.sum()))
-        return tuple(next(given) if is_one else None for is_one in mask)
+        # A frame's categories are encoded as 0, 1, ... by now. Those of arrays are found while
+        # features are binned.
+        codes = [np.arange(float(len(values))) for values in self._categories.values()]
+        categories = iter(codes or [np.empty(0)] * int(mask.sum()))
+        return tuple(next(categories) if is_category else None for is_category in mask)
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -258,18 +268,17 @@ class BaseBoosting(BaseRounds):
         Parameters
         ----------
         X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`, but that X is dense and may
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`, except that X is dense and may
             hold NaN, which is a missing value.
         X_val, y_val, sample_weight_val
-            Rows to stop early by, beside those of the fit, in the same forms.
+            Rows whose score decides early stopping, in the same forms as those of the fit.
         eval_set : tuple of (X, y), or of (X, y, sample_weight), or list of these, or dict, optional
-            Sets of rows that are scored after each iteration, in the forms of X and y, and are not
-            trained on. A dict gives them names, a list the names ``"0"``, ``"1"``. The
-            scores are those of :attr:`history_`: ``eval_score_SET_SCORE``, and the first of all
-            is ``eval_score``. Where early stopping is on, and without `X_val`, the last score of
-            the last set decides.
+            Sets of rows that are scored after each iteration and not trained on, in the forms of X
+            and y. A dict gives them names, a list the names ``"0"``, ``"1"``. The scores are in
+            :attr:`history_` as ``eval_score_SET_SCORE``, and the first of all is ``eval_score``.
+            Without `X_val` the last score of the last set decides early stopping.
         scoring : str, callable, list of str, or dict of str to these, optional
-            Scores of the sets, as the parameter `scoring`, which is the default.
+            Scores of these sets; by default the parameter `scoring`.
 
         Returns
         -------
@@ -278,9 +287,9 @@ class BaseBoosting(BaseRounds):
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            Naming the remedy.
+            An argument is invalid; the message names the remedy.
         TrainingError
-            When the fit cannot go on.
+            The fit cannot go on.
         """
         if (X_val is None) != (y_val is None):
             given, lacks = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
@@ -303,7 +312,7 @@ class BaseBoosting(BaseRounds):
         return self
 
     def _collect_given_sets(self, val: Any, eval_set: Any, scoring: Any) -> ValidationSets | None:
-        """Return the sets of rows that a call of `fit` gives; None where it gives none."""
+        """Return the validation sets among the arguments of `fit`; None if there are none."""
         if eval_set is None:
             if scoring is not None:
                 raise InvalidParameterError(
@@ -312,13 +321,13 @@ class BaseBoosting(BaseRounds):
                     f"constructor, {type(self).__name__}(scoring=...)."
                 )
             return None if val is None else ValidationSets((val,), (_VALIDATION_ARGUMENTS,))
-        # All sets are scored by all scorings; X_val comes last, and stops the fit without being
-        # watched.
+        # Every set of eval_set is scored by every scoring. X_val comes last: it stops the fit, and
+        # its scores are not recorded.
         sets = name_eval_sets(eval_set)
         scores = name_scores(self.scoring if scoring is None else scoring)
-        for one in scores.values():
-            check_scoring(one)
-        inputs = tuple((*one, None)[:3] for one in sets.values())
+        for score in scores.values():
+            check_scoring(score)
+        inputs = tuple((*given, None)[:3] for given in sets.values())  # weights None if left out
         names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
         arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
         if val is not None:
@@ -327,6 +336,7 @@ class BaseBoosting(BaseRounds):
         return ValidationSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
 
     def _clear_fitted(self) -> None:
+        """Drop the trees of the last fit, unless this one adds to them."""
         if not self.warm_start:
             self.__dict__.pop("_trees", None)
             self.__dict__.pop("_has_weights", None)
@@ -356,23 +366,24 @@ class BaseBoosting(BaseRounds):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Return the facts of the rows, with weights as given: hessian sums have bounds."""
-        given, where = self._given_sets, self._joined_rows
-        # Weights of one set give all rows weights, of 1 where none are given
-        # (`join_validation_sets`).
-        weighted |= given is not None and any(one[2] is not None for one in given.inputs)
+        """Return the facts of the rows, with weights that are not scaled to mean 1."""
+        sets, joined = self._given_sets, self._joined_rows
+        # If any set has weights, all rows have: 1 where none are given (`join_validation_sets`).
+        weighted |= sets is not None and any(weight is not None for _, _, weight in sets.inputs)
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise sparse_rows_error()
-        # Classes are balanced by the rows of the fit alone, without the sets behind them.
-        if where is not None and rows.classes is not None:
-            sums = where.label_weights(rows.survey, rows.classes)
+        # Classes are balanced by the rows of the fit alone, without the sets behind them. Counting
+        # these also raises an error for labels that only a set has.
+        if joined is not None and rows.classes is not None:
+            sums = joined.label_weights(rows.survey, rows.classes)
             if class_weight == "balanced":
                 rows = replace(rows, class_weight=balanced_weights(sums))
+        # Sums of hessians, which weights scale, have absolute bounds (l2_regularization).
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
     def _make_growth_params(self, d: int, n_outputs: int) -> TreeParams:
-        """Return the parameters of the growth of trees on rows of `d` features."""
+        """Return the parameters by which trees are grown on `d` features."""
         p = self._params()
         signs = resolve_monotonic_cst(self, p["monotonic_cst"], d, n_outputs)
         if self._is_category is not None and (signs[self._is_category] != 0).any():
@@ -391,13 +402,14 @@ class BaseBoosting(BaseRounds):
         )
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
+        """Return the model, which holds binned rows, and the solver of a fit."""
         p, d = self._params(), rows.survey.n_features
         loss = self._make_boosting_loss(rows)
         growth = self._make_growth_params(d, loss.n_outputs)
         begin = self._resume_state(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)
-        stopping, aside, watching = self._plan_scores(rows)
+        stopping, held_out, watching = self._plan_scores(rows)
         solver = GradientBoostingSolver(
             loss=loss,
             learning_rate=float(p["learning_rate"]),
@@ -407,7 +419,7 @@ class BaseBoosting(BaseRounds):
             categories=self._list_categories(rows),
             seed=self._seed,
             stopping=stopping,
-            aside=aside,
+            aside=held_out,
             watching=watching,
             begin=begin,
         )
@@ -433,9 +445,9 @@ class BaseBoosting(BaseRounds):
                 "Set warm_start=False."
             )
         # Scores by another scorer cannot be compared with the new ones.
-        alike = self._scored_by == self._stop_scoring
+        is_same_score = self._scored_by == self._stop_scoring
         scores = {
-            name: vars(self)[f"{name}_"] if alike else np.empty(0)
+            name: vars(self)[f"{name}_"] if is_same_score else np.empty(0)
             for name in ("train_score", "validation_score")
         }
         return {**trees.packed(), "baseline": self._baseline, **scores}
@@ -452,30 +464,33 @@ class BaseBoosting(BaseRounds):
         if isinstance(stops, str):
             stops = ends[0] > _AUTO_EARLY_STOPPING_ROWS
         self.do_early_stopping_ = bool(stops)
-        # `aside`: rows kept out of training. `watching`: sets scored in each iteration. `within`:
-        # the range of the set that stops the fit; None: all rows aside.
-        aside: HoldoutMask | None = None
-        watching, within = None, None
+        held_out: HoldoutMask | None = None
+        # The range of rows of the set that stops the fit; None: all rows that are held out.
+        watching, stopping_range = None, None
         if given is not None:
             # Given sets lie behind the rows of the fit (`join_validation_sets`).
-            aside = TrailingRows(ends[0], rows.class_weight)
+            held_out = TrailingRows(ends[0], rows.class_weight)
             ranges = list(pairwise(ends))
-            _check_sets_not_empty(ranges, given.arguments)
+            for (first, end), (name, *_) in zip(ranges, given.arguments, strict=True):
+                if first == end:
+                    raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
             watched = ranges[:-1] if given.has_stopping_set else ranges
             if watched:
-                scorers = tuple(self._make_scorer(one, rows) for one in given.scorings)
+                scorers = tuple(self._make_scorer(scoring, rows) for scoring in given.scorings)
                 watching = WatchedScores(tuple(watched), scorers, given.keys)
-                within = ranges[-1]
+                stopping_range = ranges[-1]
         if not stops:
-            return None, aside, watching
-        # Without given rows a share of the fit's is held out; without a share, all are scored.
+            return None, held_out, watching
+        # Without given sets a share of the fit's rows is held out. Without a share, the training
+        # rows are scored.
         if given is None and p["validation_fraction"] is not None:
-            aside = draw_holdout(rows.survey, rows.classes, p["validation_fraction"], self._seed)
+            fraction = p["validation_fraction"]
+            held_out = draw_holdout(rows.survey, rows.classes, fraction, self._seed)
         stopping = StoppingRule(
-            int(p["n_iter_no_change"]), float(p["tol"]), aside is not None,
-            self._make_scorer(self._stop_scoring, rows), within,
+            int(p["n_iter_no_change"]), float(p["tol"]), held_out is not None,
+            self._make_scorer(self._stop_scoring, rows), stopping_range,
         )  # fmt: skip
-        return stopping, aside, watching
+        return stopping, held_out, watching
 
     @property
     def _stop_scoring(self) -> Any:
@@ -484,7 +499,8 @@ class BaseBoosting(BaseRounds):
         return self.scoring if given is None or given.has_stopping_set else given.scorings[-1]
 
     def _make_scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
-        # A regressor's scores are of targets, a classifier's of raw predictions.
+        """Return the scorer of raw predictions for a scoring; None for "loss"."""
+        # A regressor is scored by predicted targets, a classifier by what raw predictions give.
         regressor: Any = self
         inverse_link = regressor._inverse_link() if rows.classes is None else None
         return make_stopping_scorer(scoring, rows.classes, inverse_link)
@@ -517,8 +533,8 @@ class BaseBoosting(BaseRounds):
         Returns
         -------
         ndarray or lazy dask Array of int64 of shape (n_rows, n_trees)
-            Trees in the order in which they were grown: those of an iteration, one a class where
-            there are several, follow each other.
+            Trees in the order in which they were grown; trees of the classes of one iteration are
+            consecutive.
 
         Raises
         ------
@@ -531,6 +547,7 @@ class BaseBoosting(BaseRounds):
         )  # fmt: skip
 
     def _map_raw_predictions(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        """Return ``then`` of the raw predictions of rows, whose categories are encoded first."""
         self._check_fitted(X)
         return super()._map_raw_predictions(
             then, encode_categories(X, self._categories), dtype, n_outputs
@@ -548,12 +565,6 @@ class BaseBoosting(BaseRounds):
             yield stage
 
 
-def _check_sets_not_empty(ranges: Sequence[RowRange], arguments: Sequence[tuple[str, ...]]) -> None:
-    for (first, end), (name, *_) in zip(ranges, arguments, strict=True):
-        if first == end:
-            raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
-
-
 def _as_rows_or_columns(X: Any) -> Any:
     """Return rows that have a shape or columns; lists of delayed blocks stay lazy."""
     return X if hasattr(X, "shape") or is_dataframe_like(X) or is_dask(X) else np.asarray(X)
@@ -562,15 +573,15 @@ def _as_rows_or_columns(X: Any) -> Any:
 class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     """Gradient boosting of classification trees over binned features.
 
-    Rows stay where they are, a byte an entry; what travels is histograms of whole numbers, so that
-    the trees are the same on any number of workers, and after any loss. With at most 200,000 rows
-    they are scikit-learn's. Of more than two classes an iteration grows a tree for each.
+    Rows stay where they are, a byte an entry. Workers exchange histograms of integers, so the trees
+    are the same on any number of workers, and after the loss of any. With at most 200,000 rows they
+    are scikit-learn's. With more than two classes an iteration grows a tree for each.
 
     Parameters
     ----------
     loss : "log_loss", default="log_loss"
     class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, beside those of the rows.
+        Weights of the classes, by which those of the rows are multiplied.
 
     Attributes
     ----------
@@ -714,13 +725,20 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
 
 @declare_independent_rows
 def _write_two_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the probabilities of two classes; rows may be predicted in batches of any size.
+
+    The softmax of several classes sums over an axis, whose order of summation NumPy may change with
+    the number of rows.
+    """
     _write_shares(raw, out)
 
 
 def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the probabilities of the classes of rows, given raw predictions."""
     out[...] = class_probabilities(raw)
 
 
+#: Losses of the regressor by their names.
 _LOSSES_BY_NAME: dict[str, type[BoostLoss]] = {
     "squared_error": SquaredErrorBoostLoss,
     "absolute_error": AbsoluteErrorBoostLoss,
@@ -728,16 +746,16 @@ _LOSSES_BY_NAME: dict[str, type[BoostLoss]] = {
     "poisson": PoissonBoostLoss,
     "quantile": PinballBoostLoss,
 }
-#: Those whose raw predictions are logarithms.
+#: Losses whose raw predictions are logarithms of targets.
 _LOG_LINK_LOSSES = ("gamma", "poisson")
 
 
 class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     """Gradient boosting of regression trees over binned features.
 
-    Rows stay where they are, a byte an entry; what travels is histograms of whole numbers, so that
-    the trees are the same on any number of workers, and after any loss. With at most 200,000 rows
-    they are scikit-learn's.
+    Rows stay where they are, a byte an entry. Workers exchange histograms of integers, so the trees
+    are the same on any number of workers, and after the loss of any. With at most 200,000 rows they
+    are scikit-learn's.
 
     Parameters
     ----------
@@ -745,7 +763,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     default="squared_error"
         ``"gamma"`` and ``"poisson"`` have a log link.
     quantile : float or None, default=None
-        Of the loss ``"quantile"``, from 0 to 1.
+        Quantile that the loss ``"quantile"`` estimates, from 0 to 1.
 
     Attributes
     ----------
@@ -850,6 +868,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     score = score_r2
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """Return the function of raw predictions that predicts targets."""
         return np.exp if self.loss in _LOG_LINK_LOSSES else _return_raw
 
     def predict(self, X: Any) -> Any:

@@ -30,7 +30,6 @@ from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.linear_model import LogisticRegression, RidgeCV
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.members import (
-    OutOfFoldPredictor,
     check_indicators,
     check_weighable,
     count_labels,
@@ -38,11 +37,12 @@ from daskml_dist.meta_estimators.members import (
     fit_folds,
     fit_members,
     has_few_entries,
-    join_lazy_blocks,
     prepare_in_memory,
     prepare_lazy_inputs,
     route_member_params,
 )
+from daskml_dist.model_selection._fold_rows import join_lazy_blocks
+from daskml_dist.model_selection._out_of_fold import OutOfFoldPredictor
 from daskml_dist.model_selection._validation import Splits, has_several_columns
 from daskml_dist.parameters.checks import taking_client
 
@@ -339,15 +339,16 @@ class StackingMixin(NamedMembersMixin):
             splits = Splits(self, X, y, None, params, cv)
             fits.append(fit_folds(member, splits, few))
         several = is_classifier(self) and isinstance(self.classes_, list)
-        n_classes = len(self.classes_) if is_classifier(self) and not several else None
-        own = OutOfFoldPredictor(fits, self.stack_method_, n_classes)
+        # Members are fitted to the positions of labels among the classes, not to the labels.
+        classes = np.arange(len(self.classes_)) if is_classifier(self) and not several else None
+        own = OutOfFoldPredictor(fits, self.stack_method_, classes)
         plain = self._without_members()
         # The answers to a sample tell scikit-learn the widths, and Dask dtype and kind.
         sample = make_sample_row(X)
-        found = plain._concatenate_predictions(sample, own.of_rows(sample))
+        found = plain._concatenate_predictions(sample, own.predict_by_first_fits(sample))
         self._remember_widths(sample)
         rows = splits.rows
-        blocks = own.blocks(rows, partial(_concatenate_or_empty, plain, found[:0]))
+        blocks = own.predict_blocks(rows, partial(_concatenate_or_empty, plain, found[:0]))
         return join_lazy_blocks(blocks, rows.columns, found)
 
     def _without_members(self) -> Any:

@@ -1,4 +1,4 @@
-"""Members of ensembles: fits to Dask collections, out-of-fold predictions, and lazy labels."""
+"""Members of ensembles: their fits to Dask collections, and the labels of lazy targets."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from dask.base import compute
 from dask.delayed import Delayed, delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
-from scipy import sparse
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
@@ -31,7 +28,6 @@ from daskml_dist.data.conversion import (
     check_no_missing,
     check_unique_names,
     convert_object_values,
-    take_rows,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
@@ -44,11 +40,8 @@ from daskml_dist.errors import (
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import as_column
-from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.model_selection._batched_fits import fit_batched
 from daskml_dist.model_selection._fold_rows import (
-    TEST,
-    RowsOfSplits,
     count_rows_of_block,
     join_blocks,
 )
@@ -273,113 +266,6 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
     else:
         fits, _ = found
     return [fit.estimator for fit in fits[0]]
-
-
-# --- out-of-fold predictions -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class OutOfFoldPredictor:
-    """Predictions of members for rows, each by the fit that has not seen the row. Picklable.
-
-    Parameters
-    ----------
-    fits : list of list of estimator
-        For each member, one for each split.
-    methods : list of str
-        Prediction method of each member.
-    n_classes : int or None
-        Number of classes, whose labels are encoded as 0, 1, ...; None for regression.
-    """
-
-    fits: list[list[Any]]
-    methods: list[str]
-    n_classes: int | None
-
-    def of_rows(self, X: Any) -> list[NDArray[Any]]:
-        """Return the predictions of each member's first fit."""
-        members = zip(self.fits, self.methods, strict=True)
-        return [
-            _predict_known_classes(fits[0], method, X, self.n_classes) for fits, method in members
-        ]
-
-    def blocks(self, rows: RowsOfSplits, then: Any) -> list[Delayed]:
-        """Return lazy results of ``then(X, predictions)``, one for each block."""
-        make = delayed(partial(_predict_block, rows.roles), pure=False)
-        once = share_in_graph(partial(_return_pair, self, then))
-        return [
-            make(once, X, codes)
-            for (X, _, _), codes in zip(rows.columns.parts, rows.code_parts, strict=True)
-        ]
-
-
-def _return_pair(own: OutOfFoldPredictor, then: Any) -> tuple[OutOfFoldPredictor, Any]:
-    return own, then
-
-
-def _predict_block(folds: Any, shared: Any, X: Any, codes: NDArray[np.int64]) -> Any:
-    """Return ``then(X, predictions)`` of a block, each row predicted by the fit that tests it."""
-    own, then = shared()
-    if not count_rows_of_block(X):
-        return then(X, [])
-    is_tested = np.array([folds.played(codes, split) == TEST for split in range(folds.n_splits)])
-    if not (is_tested.sum(axis=0) == 1).all():
-        raise InvalidDataError(
-            "cross_val_predict only works for partitions: every row must be in the test rows of "
-            "one split. Use KFold, StratifiedKFold or GroupKFold as cv."
-        )
-    by_member: list[Any] = []
-    for fits, method in zip(own.fits, own.methods, strict=True):
-        outputs: Any = None
-        for at, fitted in zip(is_tested, fits, strict=True):
-            if not at.any():
-                continue
-            rows = take_rows(X, np.flatnonzero(at))
-            predictions = _predict_known_classes(fitted, method, rows, own.n_classes)
-            # A list holds an array for each label of a multilabel target.
-            parts = predictions if isinstance(predictions, list) else [predictions]
-            if outputs is None:
-                outputs = [np.empty((len(codes), *part.shape[1:]), part.dtype) for part in parts]
-            for output, part in zip(outputs, parts, strict=True):
-                output[at] = part
-        by_member.append(outputs if isinstance(predictions, list) else outputs[0])
-    return then(X, by_member)
-
-
-def _predict_known_classes(fitted: Any, method: str, X: Any, n_classes: int | None) -> Any:
-    """Return predictions with a column for every class, though a fit may lack some classes.
-
-    Some estimators return a list for multilabel targets: an array for each label.
-    """
-    given = getattr(fitted, method)(X)
-    if isinstance(given, list):
-        return [np.asarray(array) for array in given]
-    predictions = np.asarray(given)
-    known = np.asarray(getattr(fitted, "classes_", ()))
-    if n_classes is None or method == "predict" or len(known) == n_classes:
-        return predictions
-    if predictions.ndim == 1:
-        raise InvalidDataError(
-            f"{method} of a split's training rows knows {len(known)} of {n_classes} labels. Use "
-            "StratifiedKFold, or fewer folds."
-        )
-    fill = 0.0 if method == "predict_proba" else np.finfo(predictions.dtype).min
-    out = np.full((len(predictions), n_classes), fill, predictions.dtype)
-    out[:, known.astype(np.int64)] = predictions
-    return out
-
-
-def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
-    """Join lazy results for the blocks of a collection; `sample` holds some rows of the result."""
-    counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
-    meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
-    array: da.Array = da.concatenate(
-        [
-            da.from_delayed(piece, (n, *meta.shape[1:]), dtype=meta.dtype, meta=meta)
-            for piece, n in zip(pieces, counts, strict=True)
-        ]
-    )
-    return array
 
 
 # --- labels of lazy targets --------------------------------------------------------------------

@@ -1,8 +1,15 @@
-"""Candidates and splits as batched fits: linear models whose fits are columns of one.
+"""Batched fits of candidates and splits: linear models that are trained in the same passes.
 
-`fit_batched` fits and scores candidates on all splits at once where the estimators allow it, and
-`_fit_batched_pipelines` does so with the last steps of pipelines, one batched fit a split. Scores
-come from sums that the fit itself makes where there are such; others read the rows once more.
+A pass over the rows of Dask collections costs far more than the arithmetic of one linear model.
+`fit_batched` therefore trains the models of all candidates on all splits as columns of one matrix
+of coefficients: each pass computes the scores of a row in all columns by one matrix product, and
+the row's code says which columns train on it. `_fit_batched_pipelines` does so with the last steps
+of pipelines, by one batched fit for each split, since the rows differ once transformers are fitted.
+
+The batch scores all columns at once too, as long as it holds the rows: scores that are functions of
+sums over rows (accuracy, R^2, log loss), of the weights of pairs of a true and a predicted label
+(F1), or of the order of the rows by their scores (ROC AUC). For other scores `BatchedScorer` reads
+the rows of a side once more, for each column.
 """
 
 from __future__ import annotations
@@ -74,17 +81,16 @@ from daskml_dist.solvers.batched_scores import (
     RANKINGS,
     ScoreParts,
 )
+from daskml_dist.training.dataset_info import balanced_weights
 
-#: A score of the sums of a batched fit: takes the fit and ``role=``.
+#: Function of a batched fit and ``role=`` that returns a score from the fit's sums.
 BatchedScore = Callable[..., float]
-
-
-#: Names of the scores that the package's own methods `score` return.
+#: Names of the scores that the `score` methods of this package's estimators return.
 _OWN_SCORES: dict[Any, str] = {inspect.unwrap(BaseClassifier.score): "accuracy", score_r2: "r2"}
 
 
 def can_fit_batched(estimators: Sequence[Any]) -> bool:
-    """Return whether estimators can be fitted as one, as far as they tell without the rows."""
+    """Return whether estimators can be fitted as one batch, as far as parameters tell."""
     return can_batch(estimators) or group_step_estimators(estimators) is not None
 
 
@@ -97,9 +103,10 @@ def fit_batched(
     train_score: bool,
     error_score: Any = np.nan,
 ) -> tuple[list[list[SplitFit]], int] | None:
-    """Fit and score candidates as batched fits; return these fits and the number of batches.
+    """Fit and score candidates as batched fits; return a list of fits each, and the batch count.
 
-    None where candidates cannot be fitted as one.
+    None where candidates cannot be fitted as one. `scoring` holds the user's scores by name, and
+    `scorers` the functions that they stand for.
     """
     if not splits.can_batch or has_several_columns(splits.inputs[1]):
         return None
@@ -111,26 +118,28 @@ def fit_batched(
     weighted = collection.parts[0][2] is not None
     known = {name: find_batched_score(estimators[0], given) for name, given in scoring.items()}
     given = collection, splits.roles, classes, weighted, train_score, list_score_parts(known)
-    found: list[list[BatchedFit | FailedCandidate]]
+    fits: list[list[BatchedFit | FailedCandidate]]
     try:
-        if by_rounds:
-            found = [list(row) for row in fit_batch(estimators, *given)]
+        if by_steps is None:
+            fits = [list(row) for row in fit_batch(estimators, *given)]
         else:
-            found = _fit_step_batches(estimators, by_steps or [], *given)
-    except NotBatchableError:
+            fits = _fit_step_batches(estimators, by_steps, *given)
+    except NotBatchableError:  # only the rows tell: a split's training rows may lack a label
         return None
-    scored = BatchedScorer(splits, collection, known, scorers, train_score, error_score)
-    return [list(map(scored, row, range(len(row)))) for row in found], len(by_steps or [0])
+    score = BatchedScorer(splits, collection, known, scorers, train_score, error_score)
+    n_batches = 1 if by_steps is None else len(by_steps)
+    return [list(map(score, row, range(len(row)))) for row in fits], n_batches
 
 
 @dataclass(eq=False)
 class FailedCandidate:
-    """A candidate of a batched fit that has diverged on a split.
+    """Candidate of a batched fit that has diverged on a split.
 
     Parameters
     ----------
     error : Exception
     seconds : float
+        Its share of the batch's time.
     """
 
     error: Exception
@@ -147,8 +156,8 @@ def _fit_step_batches(
     train_score: bool,
     score_parts: ScoreParts,
 ) -> list[list[BatchedFit | FailedCandidate]]:
-    """Fit candidates by gradient steps, each batch as one fit."""
-    found: dict[int, list[BatchedFit | FailedCandidate]] = {}
+    """Fit candidates by gradient steps, one fit for each batch of candidates' numbers."""
+    by_number: dict[int, list[BatchedFit | FailedCandidate]] = {}
     for k, numbers in enumerate(batches):
         tell("stacks of candidates", k, len(batches), "stack")
         stack = BatchedSteps([estimators[number] for number in numbers], roles, classes)
@@ -156,8 +165,8 @@ def _fit_step_batches(
             stack.advance(columns, max(column.stopping.max_iter for column in columns))
             fits = collect_fits(stack, columns, train_score, score_parts)
         for k, number in enumerate(numbers):
-            found[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
-    return [found[number] for number in range(len(estimators))]
+            by_number[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
+    return [by_number[number] for number in range(len(estimators))]
 
 
 def collect_fits(
@@ -172,13 +181,14 @@ def collect_fits(
     ranks = {role: stack.rankings(columns, role) for role in roles if score_parts.ranks}
     fits: list[BatchedFit | FailedCandidate] = []
     for k, column in enumerate(columns):
+        column_sums = {role: of_columns[k] for role, of_columns in sums.items()}
+        column_ranks = {role: of_columns[k] for role, of_columns in ranks.items()}
         try:
-            summed, ranked = (
-                {role: of_role[k] for role, of_role in found.items()} for found in (sums, ranks)
-            )
-            fits.append(BatchedFit(stack.fitted(column), summed, column.seconds, ranked))
+            estimator = stack.fitted(column)
         except DivergedError as error:
             fits.append(FailedCandidate(error, column.seconds))
+        else:
+            fits.append(BatchedFit(estimator, column_sums, column.seconds, column_ranks))
     return fits
 
 
@@ -186,7 +196,7 @@ def collect_fits(
 
 
 def can_batch_pipelines(estimators: Sequence[Any]) -> bool:
-    """Return whether estimators are pipelines whose last steps can be fitted as one."""
+    """Return whether estimators are pipelines whose last steps can be fitted as one batch."""
     if not all(map(_is_lazy_pipeline, estimators)):
         return False
     return can_fit_batched([pipeline.steps[-1][1] for pipeline in estimators])
@@ -201,9 +211,9 @@ def fit_batched_or_pipelines(
     train_score: bool,
     error_score: Any,
 ) -> tuple[list[list[SplitFit]], int] | None:
-    """Fit and score estimators, or pipelines, by batched fits; None where these are impossible.
+    """Fit and score estimators or pipelines by batched fits; None where these are impossible.
 
-    Scores count the weights of rows.
+    Scores count the weights of rows. Returns and arguments are those of :func:`fit_batched`.
     """
     fit = _fit_batched_pipelines if can_batch_pipelines(estimators) else fit_batched
     try:
@@ -213,7 +223,9 @@ def fit_batched_or_pipelines(
     except (InvalidParameterError, InvalidDataError):
         if error_score == "raise":
             raise
-        return None  # fits by themselves tell which of them have failed
+        # One bad candidate fails the whole batch. Fits one by one tell which have failed, and give
+        # scores to the others.
+        return None
 
 
 def _fit_batched_pipelines(
@@ -228,39 +240,42 @@ def _fit_batched_pipelines(
     """Fit and score pipelines by batched fits of their last steps; None where that is impossible.
 
     Transformers are fitted to the training rows of a split once for all its candidates, and rows
-    are transformed as a batched fit reads them. The cluster keeps the rows of the source meanwhile,
-    where its memory has room.
+    are transformed as a batched fit reads them.
     """
     if splits.plain or splits.cut or not splits.by_roles or has_several_columns(splits.inputs[1]):
         return None  # arguments of steps, rows that have several roles, or several targets
     if not all(given is None or isinstance(given, str) for given in scoring.values()):
-        return None  # a function of the whole pipeline
+        return None  # a function is called with the whole pipeline, and a batch has last steps only
     options = {"train_score": train_score, "error_score": error_score}
-    found: dict[int, list[SplitFit]] = {}
+    by_number: dict[int, list[SplitFit]] = {}
     n_batches = 0
     groups = _group_pipelines(estimators)
+    # Rows are kept, since the fit of each group and split reads and transforms them anew.
     with splits.kept() as splits:
         begin = time.perf_counter()
         heads, splits = _fit_transformers([estimators[numbers[0]] for numbers in groups], splits)
         seconds = (time.perf_counter() - begin) / (len(estimators) * splits.n_splits)
-        for numbers, of_splits in zip(groups, heads, strict=True):
-            for split, head in enumerate(of_splits):
+        for numbers, heads_of_group in zip(groups, heads, strict=True):
+            for split, head in enumerate(heads_of_group):
                 rows = splits.take_split(split, head.transform(splits.inputs[0]))
-                last = [clone(estimators[number].steps[-1][1]) for number in numbers]
-                of_split = fit_batched(last, rows, scoring, scorers, **options)
-                if of_split is None:
+                last_steps = [clone(estimators[number].steps[-1][1]) for number in numbers]
+                result = fit_batched(last_steps, rows, scoring, scorers, **options)
+                if result is None:
                     return None
-                n_batches += of_split[1]
-                for number, (fit,) in zip(numbers, of_split[0], strict=True):
-                    fit.fit_time += seconds
+                n_batches += result[1]
+                for number, (fit,) in zip(numbers, result[0], strict=True):
+                    fit.fit_time += seconds  # an equal share of the transformers' fits
                     if fit.estimator is not None:
-                        fit.estimator = _join_pipeline(estimators[number], head, fit.estimator)
-                    found.setdefault(number, []).append(fit)
-    return [found[number] for number in range(len(estimators))], n_batches
+                        pipeline = clone(estimators[number])
+                        name, _ = pipeline.steps[-1]
+                        pipeline.steps = [*head.steps, (name, fit.estimator)]
+                        fit.estimator = pipeline
+                    by_number.setdefault(number, []).append(fit)
+    return [by_number[number] for number in range(len(estimators))], n_batches
 
 
 def _is_lazy_pipeline(estimator: Any) -> bool:
-    """Return whether an estimator is a pipeline of ours with transformers, and caches nothing."""
+    """Return whether a pipeline is of this package, has transformers and caches none of them."""
     if not isinstance(estimator, Pipeline) or len(estimator.steps) < 2:
         return False
     return takes_dask_collections(estimator) and estimator.memory is None
@@ -271,21 +286,22 @@ def _fit_transformers(
 ) -> tuple[list[list[Pipeline]], Splits]:
     """Return all steps but the last of each pipeline, fitted to the training rows of each split.
 
-    Of Dask collections all are fitted at the same time, so that a pass reads each block once for
-    all splits. What the splits train on is counted beside, and returned with these.
+    The splits are returned too, with their training rows counted.
     """
     tell(f"fits of the transformers of {splits.n_splits} splits")
     heads = [[clone(Pipeline(p.steps[:-1])) for _ in range(splits.n_splits)] for p in pipelines]
+    # Each fit is a generator that yields reductions over rows and is sent their results. In lock
+    # step all generators' reductions share their passes, so a block is read once for all splits.
     works: list[PassGenerator[Any]] = [
         splits.count_trained(pipelines[0].steps[-1][1]._classification)
     ]
     for split in range(splits.n_splits):
         X, y, _ = splits.side(split, TRAIN)
-        for of_splits in heads:
+        for heads_of_splits in heads:
             if splits.codes is None:
-                works.append(fit_in_passes(of_splits[split], X, y))
+                works.append(fit_in_passes(heads_of_splits[split], X, y))
             else:
-                of_splits[split].fit(X, y)
+                heads_of_splits[split].fit(X, y)
     with reading("transformers"):
         trained, *_ = run_computation(run_in_lock_step(works))
     counted = copy.copy(splits)
@@ -294,29 +310,22 @@ def _fit_transformers(
 
 
 def _group_pipelines(estimators: Sequence[Any]) -> list[list[int]]:
-    """Return the numbers of pipelines, in groups with the same transformers."""
-    found: dict[str, list[int]] = {}
+    """Return the numbers of pipelines, in groups with the same transformers and parameters."""
+    groups: dict[str, list[int]] = {}
     for number, pipeline in enumerate(estimators):
         key = [
             (name, type(step), step if isinstance(step, str) else step.get_params())
             for name, step in pipeline.steps[:-1]
         ]
-        found.setdefault(tokenize(key), []).append(number)
-    return list(found.values())
-
-
-def _join_pipeline(pipeline: Any, head: Pipeline, last: Any) -> Any:
-    """Return the pipeline of fitted steps."""
-    made = clone(pipeline)
-    made.steps = [*head.steps, (pipeline.steps[-1][0], last)]
-    return made
+        groups.setdefault(tokenize(key), []).append(number)
+    return list(groups.values())
 
 
 # --- scores of a batched fit's sums ------------------------------------------------------------
 
 
 def name_scores(scoring: Any) -> dict[str, Any] | None:
-    """Return the scores by name; None where one is a function of several scores."""
+    """Return the scores by name; None for a callable, which may return several scores."""
     if scoring is None or isinstance(scoring, str):
         return {"score": scoring}
     if isinstance(scoring, dict):
@@ -325,10 +334,14 @@ def name_scores(scoring: Any) -> dict[str, Any] | None:
 
 
 def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
-    """Return a score of a batched fit's sums; None where it needs another look at the rows."""
+    """Return a score as a function of a batched fit's sums; None where it has to read rows.
+
+    `given` is the user's: a name, a scorer, or None for the estimator's own score.
+    """
     if given is None:
         given = _OWN_SCORES.get(inspect.unwrap(type(estimator).score))
     kind = "classifier" if estimator._classification else "regressor"
+    # The sums hold the loss that the fit minimises: the log loss only if it is that one.
     if given == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None
     if isinstance(given, str) and given in CANDIDATE_SCORES[kind]:
@@ -346,48 +359,55 @@ def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
 
 
 def list_score_parts(known: Mapping[str, BatchedScore | None]) -> ScoreParts:
-    """Return the parts of a fit's sums that scores are made of."""
-    made = {one.func for one in known.values() if isinstance(one, partial)}
-    return ScoreParts(_score_by_pairs in made, _score_by_ranking in made, _score_by_top_k in made)
+    """Return the parts of a fit's sums, beside plain ones, that scores are made of."""
+    kinds = {score.func for score in known.values() if isinstance(score, partial)}
+    return ScoreParts(
+        pairs=_score_by_pairs in kinds,
+        ranks=_score_by_ranking in kinds,
+        places=_score_by_top_k in kinds,
+    )
 
 
 def _score_by_ranking(fit: BatchedFit, role: int, name: str) -> float:
-    """Return a ranking score; NaN where the rows themselves have to tell it."""
-    # The metric calls the label 1 positive, the batched fit the larger one.
+    """Return a ranking score, such as ROC AUC; NaN where rows have to be read for it."""
+    # Average precision takes the label 1 for the positive one, and the batched fit the larger one.
     if name == "average_precision" and fit.estimator.classes_[-1] != 1:
         return np.nan
     return fit.ranking(name, role)
 
 
 def _score_by_top_k(fit: BatchedFit, role: int, n_best: int) -> float:
+    """Return the share of rows whose label is among the `n_best`; NaN where rows are needed."""
     return fit.among(n_best, role)
 
 
 def _score_by_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
-    """Return a score of labels, each pair of a true and a predicted one a row of its weight."""
+    """Return a score of predicted labels from the confusion matrix, each cell a weighted row."""
     classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
-    there = weights > 0
-    truth, guess = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
+    filled = weights > 0
+    y_true, y_pred = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
     return scorer.score_answers(
-        truth[there], guess[there], fit.estimator, sample_weight=weights[there]
+        y_true[filled], y_pred[filled], fit.estimator, sample_weight=weights[filled]
     )
 
 
-def _score_with_weight(of: BatchedScore, fit: BatchedFit, role: int, split: int) -> float:
+def _score_with_weight(score: BatchedScore, fit: BatchedFit, role: int, split: int) -> float:
+    """Return a score; raise an error where the weights of a split's rows sum to zero."""
     check_weighed({split: fit.sums[role][0]})
-    return of(fit, role=role)
+    return score(fit, role=role)
 
 
 class BatchedScorer:
-    """Scorer of the columns of batched fits.
+    """Scorer of the columns of batched fits, called with a column's fit and its split.
 
     Parameters
     ----------
     splits : Splits
     collection : Collection
     known : mapping of str to callable or None
-        Scores of a batched fit's sums; None: it has no sums for it.
+        For each score the function of a batched fit's sums; None: the score has to read rows.
     scorers : mapping of str to callable
+        The same scores as functions of an estimator and rows.
     train_score : bool
     error_score : "raise" or float
     """
@@ -397,20 +417,26 @@ class BatchedScorer:
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
         self._known, self._error_score = known, error_score
-        sums = {n: partial(_score_with_weight, of) for n, of in known.items() if of is not None}
-        self._of_sums = guard_scorers(sums, error_score)
-        self._scorers = guard_scorers(scorers, error_score)
-        of_ranks = {_score_by_ranking, _score_by_top_k}
+        of_sums = {
+            name: partial(_score_with_weight, score)
+            for name, score in known.items()
+            if score is not None
+        }
+        self._sum_scorers = guard_scorers(of_sums, error_score)
+        self._row_scorers = guard_scorers(scorers, error_score)
+        ranking = {_score_by_ranking, _score_by_top_k}
         self._ranked = {
-            n for n, of in known.items() if isinstance(of, partial) and of.func in of_ranks
+            name
+            for name, score in known.items()
+            if isinstance(score, partial) and score.func in ranking
         }
         self._roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
-        # Rows are cut once, for all columns.
+        # A side of a split is taken once for all columns.
         self._side = cache(splits.side)
 
     def __call__(self, fit: BatchedFit | FailedCandidate, split: int) -> SplitFit:
-        """Return the scores of a column, of a split."""
+        """Return the scores of a column."""
         if isinstance(fit, FailedCandidate):
             return SplitFit.warn_failure(
                 fit.error, "A fit", self._known, len(self._roles) > 1, self._error_score,
@@ -420,17 +446,17 @@ class BatchedScorer:
             fit.estimator.feature_names_in_ = self._features
         begin, scores = time.perf_counter(), []
         for role in self._roles:
-            found = {n: of(fit, role, split) for n, of in self._of_sums.items()}
-            # Scores without sums, and rankings whose sums do not tell them, read the rows.
-            left = [n for n in self._known if n not in found]
-            left += [n for n in self._ranked if np.isnan(found[n])]
-            rest = {n: self._scorers[n] for n in left}
-            if rest:
-                found |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)
-            scores.append({n: found[n] for n in self._known})
-        taken = time.perf_counter() - begin
+            of_role = {name: score(fit, role, split) for name, score in self._sum_scorers.items()}
+            # Rows are read for scores without sums, and for rankings that the sums leave open.
+            left = [name for name in self._known if name not in of_role]
+            left += [name for name in self._ranked if np.isnan(of_role[name])]
+            if left:
+                scorers = {name: self._row_scorers[name] for name in left}
+                of_role |= score_sides(scorers, fit.estimator, *self._side(split, role), weigh=True)
+            scores.append({name: of_role[name] for name in self._known})
+        seconds = time.perf_counter() - begin
         train = scores[1] if len(scores) > 1 else {}
-        return SplitFit(scores[0], train, fit.seconds, taken, fit.estimator)
+        return SplitFit(scores[0], train, fit.seconds, seconds, fit.estimator)
 
 
 # --- rows, targets and class weights -----------------------------------------------------------
@@ -439,7 +465,11 @@ class BatchedScorer:
 def align_targets(
     splits: Splits, classification: bool, *, multi_output: bool = False, class_weight: Any = None
 ) -> tuple[Collection, Any]:
-    """Return the rows, with targets and then codes as columns; and the labels of a classifier."""
+    """Return the rows as a batched fit reads them, and the labels of a classifier.
+
+    The targets of the collection have a last column of the rows' codes. With `class_weight` the
+    weights of rows are multiplied by those of their labels.
+    """
     check_one_role_each(splits.by_roles)
     X, y, *weight = splits.inputs
     collection = as_collection(
@@ -458,7 +488,8 @@ def align_targets(
         parts = [(rows, join(targets, splits.codes), weigh(targets, given))]
     else:
         lazily = delayed(join, pure=False)
-        weighed = delayed(weigh, pure=False) if factors is not None else lambda targets, w: w
+        # Without class weights the given ones stay as they are: None, say, and not a task.
+        weighed = delayed(weigh, pure=False) if factors is not None else weigh
         parts = [
             (rows, lazily(targets, codes), weighed(targets, given))
             for (rows, targets, given), codes in zip(
@@ -474,17 +505,20 @@ def align_targets(
 def resolve_class_weights(
     class_weight: Any, classes: NDArray[Any], sums: Callable[[], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return the weight of each class that the user asked for; `sums` tells that of its rows."""
+    """Return one weight a class from "balanced" or a dict of labels.
+
+    `sums` computes the summed weights of the rows of each class.
+    """
     if isinstance(class_weight, str):
         of_class = sums()
         if not (of_class.min() >= 0 and np.isfinite(of_class).all()):
-            return np.ones(len(classes))  # a fit names the row of such a weight
+            return np.ones(len(classes))  # the fit will name the row of the invalid weight
         if not of_class.all():
             raise InvalidDataError(
                 f'class_weight="balanced": the weights of the rows of {classes[of_class == 0]} '
                 "sum to zero. Leave these rows out, or name the weight of each class."
             )
-        return np.asarray(of_class.sum() / (len(classes) * of_class), np.float64)
+        return balanced_weights(of_class)
     known = classes.tolist()
     if unknown := [label for label in class_weight if label not in known]:
         raise InvalidParameterError(
@@ -495,7 +529,7 @@ def resolve_class_weights(
 
 
 def _sum_label_weights(collection: Collection, classes: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weight of the rows of each label: a weight of two counts as a row twice."""
+    """Return the summed weights of the rows of each label: a weight of 2 equals a repeated row."""
     return reduce_parts(collection, partial(_sum_block_label_weights, classes), add_arrays)
 
 
@@ -508,11 +542,11 @@ def _sum_block_label_weights(
 
 
 def _multiply_weights(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
-    """Return the weights of rows, times the weights of their labels."""
+    """Return the weights of rows, times the weights of their labels if there are any."""
     if factors is None:
         return given
-    of_labels = factors[np.searchsorted(classes, np.asarray(targets))]
-    return of_labels if given is None else of_labels * np.asarray(given)
+    weights = factors[np.searchsorted(classes, np.asarray(targets))]
+    return weights if given is None else weights * np.asarray(given)
 
 
 def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
@@ -537,7 +571,10 @@ def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _join_targets_and_codes(
     classes: NDArray[Any] | None, targets: Any, codes: Ints
 ) -> NDArray[np.float64]:
-    """Return columns of targets (numbers of labels) and of codes counted from 1, none of them 0."""
+    """Return float64 columns of targets and of codes plus 1.
+
+    Labels are encoded as their positions among `classes`. `BatchedLinear` takes codes plus 1.
+    """
     values = np.asarray(targets)
     if classes is not None:
         values = np.searchsorted(classes, values)

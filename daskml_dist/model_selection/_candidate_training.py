@@ -1,12 +1,19 @@
-"""Candidates that are trained on from where they stopped, for searches that drop candidates early.
+"""Training of candidates pass by pass, for searches that stop most candidates early.
 
-Brackets say how many candidates get how many passes. Candidates are columns of batched fits
-(`BatchedTraining`), models with ``partial_fit`` one after the other (`PartialFitTraining`), or
-tasks on the workers that are promoted as soon as they deserve it (`AsyncTraining`).
+A *bracket* is one run of successive halving: a plan of *rungs*, each a number of candidates and the
+number of passes over the rows that these have made when they are scored. The best of a rung are
+trained on, from where they stopped, to the next one. Hyperband [1] runs several brackets, which
+hedge between many candidates with few passes and few candidates with many.
 
-L. Li, K. Jamieson, G. DeSalvo, A. Rostamizadeh and A. Talwalkar, "Hyperband: a novel bandit-based
-approach to hyperparameter optimization", JMLR 18, 2018; L. Li et al., "A system for massively
-parallel hyperparameter tuning" (ASHA), MLSys 2020.
+Candidates are trained in one of three ways. As columns of batched fits (`BatchedTraining`) or by
+``partial_fit`` one after the other, each on the whole cluster (`PartialFitTraining`), all of a rung
+are scored before any is promoted. As tasks on the workers (`AsyncTraining`) a candidate is promoted
+as soon as it is among the best 1/eta of the scores known at its rung, so that no worker waits for
+the slowest candidate: asynchronous successive halving (ASHA, [2], Algorithm 2).
+
+[1] L. Li, K. Jamieson, G. DeSalvo, A. Rostamizadeh and A. Talwalkar, "Hyperband: a novel
+bandit-based approach to hyperparameter optimization", JMLR 18, 2018.
+[2] L. Li et al., "A system for massively parallel hyperparameter tuning", MLSys 2020.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from daskml_dist.dask_internals.cluster import is_dask_error
+from daskml_dist.data.collection import Collection
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import TrainingError
@@ -56,7 +64,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-#: Makes arguments of ``fit`` of the values of the cut ones.
+#: Function of the values of arguments of ``fit`` that are split, which returns all arguments.
 _MakeParams = Callable[[Sequence[Any]], dict[str, Any]]
 
 
@@ -65,14 +73,14 @@ _MakeParams = Callable[[Sequence[Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Bracket:
-    """One run of successive halving.
+    """Plan of one run of successive halving.
 
     Parameters
     ----------
     number : int
-        Rungs behind the first.
+        Number of rungs after the first: s of the paper.
     rungs : tuple of (int, int)
-        Candidates of each rung, and the passes that they have made at its end.
+        For each rung the number of candidates, and the passes that they have made at its end.
     """
 
     number: int
@@ -80,15 +88,15 @@ class Bracket:
 
     @property
     def n_models(self) -> int:
-        """Return the number of candidates that begin."""
+        """Return the number of candidates of the first rung."""
         return self.rungs[0][0]
 
     @property
     def calls(self) -> int:
-        """Return the passes of all candidates together, of one split."""
+        """Return the sum of the passes of all candidates, for one split."""
         done, total = 0, 0
         for n, passes in self.rungs:
-            total += n * (passes - done)
+            total += n * (passes - done)  # trained on, not anew
             done = passes
         return total
 
@@ -101,42 +109,55 @@ class Bracket:
 
 
 def plan_brackets(max_iter: int, factor: float) -> list[Bracket]:
-    """Return the brackets for candidates of `max_iter` passes at most; the most daring first."""
-    # Algorithm 1 of the paper; 1e-9 keeps powers that rounding puts just below a whole number.
-    last = int(np.log(max_iter) / np.log(factor) + 1e-9)
-    found = []
-    for number in range(last, -1, -1):
-        n = int(np.ceil((last + 1) / (number + 1) * factor**number - 1e-9))
+    """Return Hyperband's brackets for at most `max_iter` passes, the one of most candidates first.
+
+    `factor` is eta of the paper: one in `factor` candidates is kept, for `factor` times the passes.
+    """
+    # Algorithm 1 of [1] with R = max_iter and s = number. The 1e-9 makes up for roundings of logs
+    # and powers, which would make 3 of log(27) / log(3) a 2 and an int too small.
+    s_max = int(np.log(max_iter) / np.log(factor) + 1e-9)
+    brackets = []
+    for number in range(s_max, -1, -1):
+        # All brackets get about the same passes in all: n = ceil((s_max + 1) / (s + 1) * eta^s).
+        n = int(np.ceil((s_max + 1) / (number + 1) * factor**number - 1e-9))
         rungs: list[tuple[int, int]] = []
         for rung in range(number + 1):
-            left = max(1, int(n * factor**-rung + 1e-9))
+            n_kept = max(1, int(n * factor**-rung + 1e-9))
+            # r_i = R * eta^(i - s): all passes at the rung's end, those of earlier rungs included.
             passes = max(1, round(max_iter * factor ** (rung - number)))
             if rungs and passes <= rungs[-1][1]:
-                continue
-            rungs.append((left, passes))
-        found.append(Bracket(number, tuple(rungs)))
-    return found
+                continue  # with a factor near 1 rungs are rounded to the same pass
+            rungs.append((n_kept, passes))
+        brackets.append(Bracket(number, tuple(rungs)))
+    return brackets
 
 
 def plan_decaying_bracket(n_models: int, max_iter: int, decay_rate: float, every: int) -> Bracket:
-    """Return a bracket with a rung after each `every` passes, of ever fewer candidates."""
+    """Return a bracket with a rung after each `every` passes, of ever fewer candidates.
+
+    Rung k has ``n_models * (1 + k)**-decay_rate`` candidates, as in dask-ml's inverse decay.
+    """
     passes = [*range(every, max_iter, every), max_iter]
-    left = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
-    return Bracket(len(passes) - 1, tuple(zip(left, passes, strict=True)))
+    kept = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
+    return Bracket(len(passes) - 1, tuple(zip(kept, passes, strict=True)))
 
 
 def find_best_scores(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
-    """Return the places of the `n` best scores, in their order; NaN counts as the lowest."""
+    """Return the indices of the `n` best scores, ascending; NaN counts as the lowest score."""
+    # Stable, so that of equal scores the earlier candidate is kept.
     order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
     return np.sort(order[:n])
 
 
 def has_plateaued(scores: Mapping[int, float], patience: int, tol: float) -> bool:
-    """Return whether no score of the last `patience` passes is better than before by `tol`."""
+    """Return whether no score of the last `patience` passes is better than before by `tol`.
+
+    `scores` are those of one candidate by its number of passes.
+    """
     last = max(scores)
     before = [passes for passes in scores if passes <= last - patience]
     if not before:
-        return False
+        return False  # trained for less than `patience` passes
     reference = scores[max(before)] + tol
     return all(score <= reference for passes, score in scores.items() if passes > max(before))
 
@@ -145,15 +166,21 @@ def has_plateaued(scores: Mapping[int, float], patience: int, tol: float) -> boo
 
 
 class CandidateTraining(ABC):
-    """Base class of candidates in training; each is fitted to the training rows of every split."""
+    """Base class of candidates in training; each is fitted to the training rows of every split.
+
+    Used in a ``with`` statement, which holds the rows.
+    """
 
     @abstractmethod
     def advance(self, candidates: Sequence[int], last: int) -> int:
-        """Train some candidates up to a pass; return the passes that were made in one split."""
+        """Train candidates until they have made `last` passes; return the passes made, of a split.
+
+        The passes of all these candidates are summed; splits, which train alike, are not.
+        """
 
     @abstractmethod
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
-        """Return the scores of some candidates, of each one a split."""
+        """Return the scores of candidates as they are: for each a list of one a split."""
 
     def __enter__(self) -> Self:
         return self
@@ -163,14 +190,14 @@ class CandidateTraining(ABC):
 
 
 class BatchedTraining(CandidateTraining):
-    """Candidates as columns of batched fits.
+    """Candidates as columns of batched fits, so that a pass over the rows trains all of them.
 
     Parameters
     ----------
     stacks : sequence of (list of int, BatchedSteps)
-        With the candidates of each.
-    given : tuple
-        Collection, and whether it has weights.
+        Batched fits, each with the numbers of its candidates.
+    collection : Collection
+        Rows with their targets and codes.
     scorer : BatchedScorer
     train_score : bool
         Whether training rows are scored too.
@@ -178,12 +205,13 @@ class BatchedTraining(CandidateTraining):
     """
 
     def __init__(
-        self, stacks: Sequence[tuple[list[int], BatchedSteps]], given: tuple[Any, bool],
+        self, stacks: Sequence[tuple[list[int], BatchedSteps]], collection: Collection,
         scorer: BatchedScorer, train_score: bool, score_parts: ScoreParts,
     ) -> None:  # fmt: skip
-        self._stacks, self._given = stacks, given
-        self._scorer, self._summed = scorer, (train_score, score_parts)
-        self._open = ExitStack()
+        self._stacks, self._collection = stacks, collection
+        self._scorer, self._train_score, self._score_parts = scorer, train_score, score_parts
+        self._open_stacks = ExitStack()
+        #: For each candidate its batched fit, and its columns there, one for each split.
         self._columns: dict[int, tuple[BatchedSteps, list[StepCandidate]]] = {}
 
     @property
@@ -192,51 +220,57 @@ class BatchedTraining(CandidateTraining):
         return len(self._stacks)
 
     def open(self) -> None:
-        """Hold the rows, until the end of a ``with`` statement."""
+        """Open the batched fits, which hold the rows until the end of the ``with`` statement."""
+        weighted = self._collection.parts[0][2] is not None
         with ExitStack() as opened:
             for numbers, stack in self._stacks:
-                columns = opened.enter_context(stack.opened(*self._given))
-                n = len(columns) // len(numbers)
+                columns = opened.enter_context(stack.opened(self._collection, weighted))
+                # A candidate's columns, one for each split, follow each other.
+                n_splits = len(columns) // len(numbers)
                 for k, number in enumerate(numbers):
-                    self._columns[number] = stack, columns[k * n : (k + 1) * n]
-            self._open = opened.pop_all()
+                    self._columns[number] = stack, columns[k * n_splits : (k + 1) * n_splits]
+            # All are open: from here on __exit__ closes them, where an error above does at once.
+            self._open_stacks = opened.pop_all()
 
     def __exit__(self, *error: object) -> None:
-        self._open.__exit__(*error)  # type: ignore[arg-type]
+        self._open_stacks.__exit__(*error)  # type: ignore[arg-type]
 
     def advance(self, candidates: Sequence[int], last: int) -> int:
-        """Train some candidates up to a pass; return the passes that were made in one split."""
+        """Train candidates until they have made `last` passes; return the passes made."""
 
         def count_passes() -> int:
             return sum(max(c.n_iter for c in self._columns[i][1]) for i in candidates)
 
+        # Counted, not computed: by the estimator's own stopping rule columns may end earlier.
         before = count_passes()
-        for stack, some in self._group_by_stack(candidates):
-            stack.advance([column for i in some for column in self._columns[i][1]], last)
+        for stack, of_stack in self._group_by_stack(candidates):
+            stack.advance([column for i in of_stack for column in self._columns[i][1]], last)
         return count_passes() - before
 
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
-        """Return the scores of some candidates, of each one a split."""
-        found: dict[int, list[SplitFit]] = {}
-        for stack, some in self._group_by_stack(candidates):
-            columns = [column for i in some for column in self._columns[i][1]]
-            fits = collect_fits(stack, columns, *self._summed)
-            n = len(columns) // len(some)
-            for k, i in enumerate(some):
-                found[i] = list(map(self._scorer, fits[k * n : (k + 1) * n], range(n)))
-        return [found[i] for i in candidates]
+        """Return the scores of candidates, one for each split."""
+        scores: dict[int, list[SplitFit]] = {}
+        for stack, of_stack in self._group_by_stack(candidates):
+            columns = [column for i in of_stack for column in self._columns[i][1]]
+            fits = collect_fits(stack, columns, self._train_score, self._score_parts)
+            n_splits = len(columns) // len(of_stack)
+            for k, i in enumerate(of_stack):
+                of_candidate = fits[k * n_splits : (k + 1) * n_splits]
+                scores[i] = list(map(self._scorer, of_candidate, range(n_splits)))
+        return [scores[i] for i in candidates]
 
     def _group_by_stack(self, candidates: Sequence[int]) -> list[tuple[BatchedSteps, list[int]]]:
-        asked = set(candidates)
-        found = [(stack, [i for i in numbers if i in asked]) for numbers, stack in self._stacks]
-        return [(stack, some) for stack, some in found if some]
+        """Return the batched fits that hold any of some candidates, each with these."""
+        wanted = set(candidates)
+        groups = [(stack, [i for i in numbers if i in wanted]) for numbers, stack in self._stacks]
+        return [(stack, of_stack) for stack, of_stack in groups if of_stack]
 
 
 def begin_batched_training(
     estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> BatchedTraining | None:  # fmt: skip
-    """Return candidates as columns of batched fits, open; None where they cannot be."""
+    """Return candidates as columns of open batched fits; None where they cannot be batched."""
     if not splits.can_batch or (of_steps := group_step_estimators(estimators)) is None:
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
@@ -246,17 +280,16 @@ def begin_batched_training(
         for numbers in of_steps
     ]
     scorer = BatchedScorer(splits, collection, known, scorers, train_score, error_score)
-    given = collection, collection.parts[0][2] is not None
-    found = BatchedTraining(stacks, given, scorer, train_score, list_score_parts(known))
+    training = BatchedTraining(stacks, collection, scorer, train_score, list_score_parts(known))
     try:
-        found.open()
+        training.open()
     except NotBatchableError:
         return None
-    return found
+    return training
 
 
 class PartialFitTraining(CandidateTraining):
-    """Candidates with ``partial_fit``, one after the other: each on the whole cluster.
+    """Candidates with ``partial_fit``, trained one after the other, each on the whole cluster.
 
     Parameters
     ----------
@@ -264,7 +297,7 @@ class PartialFitTraining(CandidateTraining):
     splits : Splits
     scorers : mapping of str to callable
     classes : ndarray or None
-        All labels.
+        All labels, which the first ``partial_fit`` of a classifier must be told.
     train_score : bool
     error_score : "raise" or float
     """
@@ -283,18 +316,18 @@ class PartialFitTraining(CandidateTraining):
         self._train_score, self._error_score = train_score, error_score
 
     def advance(self, candidates: Sequence[int], last: int) -> int:
-        """Train some candidates up to a pass; return the passes that were made in one split."""
+        """Train candidates until they have made `last` passes; return the passes made."""
         made = 0
         for i in candidates:
             calls = [
                 train_by_passes(model, *train, self._classes, last)
                 for model, (train, _) in zip(self._models[i], self._sides, strict=True)
             ]
-            made += max(calls)
+            made += max(calls)  # a model that failed in one split makes fewer
         return made
 
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
-        """Return the scores of some candidates, of each one a split."""
+        """Return the scores of candidates, one for each split."""
         return [
             [self._score(m, *sides) for m, sides in zip(self._models[i], self._sides, strict=True)]
             for i in candidates
@@ -310,14 +343,15 @@ class PartialFitTraining(CandidateTraining):
 def _persist_side(side: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any, dict[str, Any]]:
     """Return one side of a split, whose lazy rows stay on the workers while candidates train."""
     X, y, params = side
-    lazy = [value for value in (X, y, *params.values()) if is_dask(value)]
+    inputs = (X, y, *params.values())
+    lazy = [value for value in inputs if is_dask(value)]
     if not lazy:
         return side
-    # Unoptimised: fused tasks would bear keys that the blocks of fits and scores have unfused, and
-    # the scheduler keeps tasks of a key that comes with two graphs.
+    # Not optimised: fused tasks would have keys that fits and scores submit unfused, and the
+    # scheduler may never forget the tasks of a key that has come with two graphs.
     kept = iter(persist(*lazy, optimize_graph=False))
-    take = [next(kept) if is_dask(value) else value for value in (X, y, *params.values())]
-    return take[0], take[1], dict(zip(params, take[2:], strict=True))
+    X, y, *values = (next(kept) if is_dask(value) else value for value in inputs)
+    return X, y, dict(zip(params, values, strict=True))
 
 
 # --- one model by passes -----------------------------------------------------------------------
@@ -325,15 +359,17 @@ def _persist_side(side: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any, dict
 
 @dataclass(eq=False)
 class ResumableModel:
-    """A model in training, and the passes that it has made.
+    """Model in training by ``partial_fit``, which further passes continue.
 
     Parameters
     ----------
     estimator : estimator
     passes : int
+        Passes made so far.
     seconds : float
+        Time of these passes.
     error : Exception or None
-        Failure that ended its training.
+        Error that ended the training; None while it goes well.
     """
 
     estimator: Any
@@ -344,15 +380,16 @@ class ResumableModel:
     def score(
         self, scorers: Mapping[str, Any], train: Any, test: Any, *, train_score: bool
     ) -> SplitFit:
-        """Return the scores of the test side, and of the training side where asked."""
-        sides = [lambda: test, *([lambda: train] if train_score else [])]
-        return score_fitted(scorers, self.estimator, sides, self.seconds)
+        """Return the scores of the test side, and with `train_score` of the training side."""
+        return score_fitted(
+            scorers, self.estimator, test, train if train_score else None, self.seconds
+        )
 
 
 def train_by_passes(
     model: ResumableModel, X: Any, y: Any, params: dict[str, Any], classes: Any, last: int
 ) -> int:
-    """Train a model by ``partial_fit``, a call a pass, up to the last; return the calls made."""
+    """Call ``partial_fit`` until a model has made `last` passes; return the number of calls."""
     begin, before = time.perf_counter(), model.passes
     named = {} if classes is None else {"classes": classes}
     try:
@@ -378,15 +415,15 @@ def score_failed_model(
 
 
 class PromotionLadder:
-    """A bracket whose candidates are promoted as soon as they are among the best of their rung.
+    """State of a bracket whose candidates are promoted asynchronously (ASHA, Algorithm 2 of [2]).
 
     Parameters
     ----------
     bracket : Bracket
     candidates : sequence of int
     factor : float or None
-        One in `factor` of the candidates scored at a rung is promoted; None: as the bracket's
-        rungs have it.
+        One in `factor` of the candidates scored at a rung is promoted: eta of the paper. None: the
+        ratio of the bracket's own rungs.
     stops : callable, optional
         Takes the scores of a candidate, by passes, and returns whether it is never promoted again.
     """
@@ -405,61 +442,66 @@ class PromotionLadder:
         self._promoted: list[set[int]] = [set() for _ in bracket.rungs]
 
     def find_next(self) -> tuple[int, int] | None:
-        """Return a candidate and the rung to train it to; None: wait for others."""
-        # From the top: a promotion to a higher rung goes before one to a lower rung.
+        """Return the next candidate to train and the rung to train it to; None: none for now."""
+        # get_job of the paper: rungs from the top, since a promotion to a higher rung is nearer to
+        # a result; only where none is possible, a new candidate starts at the bottom.
         for rung in range(len(self.rungs) - 2, -1, -1):
-            known, gone = self._scores[rung], self._promoted[rung]
+            known, promoted = self._scores[rung], self._promoted[rung]
             numbers = sorted(known)
             scores = np.array([known[i] for i in numbers])
             (n_here, _), (n_next, _) = self.rungs[rung : rung + 2]
             factor = n_here / n_next if self._factor is None else self._factor
-            most = min(int(len(numbers) / factor), n_next)
-            # A candidate that failed has no score and is never promoted.
-            best = [numbers[k] for k in find_best_scores(scores, most) if not np.isnan(scores[k])]
+            n_best = min(int(len(numbers) / factor), n_next)
+            # A candidate that failed has the score NaN and is never promoted.
+            best = [numbers[k] for k in find_best_scores(scores, n_best) if not np.isnan(scores[k])]
             for i in best:
-                if i not in self._stopped and i not in gone and len(gone) < n_next:
-                    gone.add(i)
+                # The best change with each score, so more may have been among them than the
+                # bracket's next rung has room for. (In the paper rungs are not bounded.)
+                if i not in self._stopped and i not in promoted and len(promoted) < n_next:
+                    promoted.add(i)
                     return i, rung + 1
         return (self._new.pop(0), 0) if self._new else None
 
     def add_score(self, candidate: int, rung: int, score: float) -> None:
-        """Add the score of a candidate at a rung."""
+        """Add the score of a candidate at a rung, and ask whether training it on is of use."""
         self._scores[rung][candidate] = score
-        passes = [passes for _, passes in self.rungs[: rung + 1]]
-        known = zip(passes, self._scores, strict=False)
-        if self._stops is not None and self._stops({n: scores[candidate] for n, scores in known}):
+        if self._stops is None:
+            return
+        so_far = zip(self.rungs[: rung + 1], self._scores, strict=False)
+        if self._stops({passes: scores[candidate] for (_, passes), scores in so_far}):
             self._stopped.add(candidate)
 
 
 class AsyncTraining:
-    """Candidates that are trained as tasks, several at once: each of a split is a task.
+    """Training of candidates as parallel tasks, one for each candidate, rung and split.
 
-    Which are promoted depends on who is first. Rows of a split are gathered on a worker.
+    Which candidates are promoted depends on the order in which tasks end. The rows of a split are
+    gathered on a worker.
 
     Parameters
     ----------
     client : Client
     estimators : sequence of estimator
     brackets : sequence of (Bracket, list of int)
-        With the candidates of each.
+        Brackets, each with the numbers of its candidates.
     factor, stops
         As in :class:`PromotionLadder`.
     splits : Splits
     scorers : mapping of str to callable
-        The one score.
+        A single score.
     classes : ndarray or None
-        All labels.
+        All labels, which the first ``partial_fit`` of a classifier must be told.
     train_score : bool
     error_score : "raise" or float
 
     Attributes
     ----------
     fits : dict of int to list of SplitFit
-        Of each candidate after its last pass, one a split.
+        Scores of each candidate after its last pass, one for each split.
     history : list of dict
         Candidate, bracket, passes and score of each rung that was reached.
     calls : int
-        Passes of all candidates, of one split.
+        Sum of the passes of all candidates, for one split.
     """
 
     def __init__(
@@ -475,9 +517,10 @@ class AsyncTraining:
         self._train_score, self._error_score = train_score, error_score
         self._rows: list[Future[Any]] = []
         self._models: dict[int, list[Future[Any]]] = {}
-        #: Ladder, candidate, rung and split of each score that is not there yet.
-        self._open: dict[Future[Any], tuple[int, int, int, int]] = {}
-        self._found: dict[int, dict[int, SplitFit]] = {}
+        #: Ladder, candidate, rung and split of each score that is still to come.
+        self._pending: dict[Future[Any], tuple[int, int, int, int]] = {}
+        #: For each candidate the scores of its current rung that have come, by split.
+        self._by_split: dict[int, dict[int, SplitFit]] = {}
         self.fits: dict[int, list[SplitFit]] = {}
         self.history: list[dict[str, Any]] = []
         self.calls = 0
@@ -488,22 +531,30 @@ class AsyncTraining:
 
         n_splits, jobs = self._splits.n_splits, as_completed()
         gathered = [self._splits.rows.gather_split(split) for split in range(n_splits)]
-        # As many tasks as keep all threads at work, and no candidate before it is needed.
-        most = 2 * max(1, sum(self._client.nthreads().values()))
+        # Two for each thread keep all threads at work while scores travel here. With more, new
+        # candidates would start where a promotion should come first.
+        max_pending = 2 * max(1, sum(self._client.nthreads().values()))
         try:
             self._rows = self._client.compute(gathered)
             while True:
-                while len(self._open) < most and (found := _find_next_job(self._ladders)):
+                while len(self._pending) < max_pending and (found := self._find_next_job()):
                     for job in self._submit(*found):
                         jobs.add(job)
-                if not self._open:
+                if not self._pending:
                     return
                 self._take_score(next(jobs))
         finally:
             # Released, not cancelled: a task that others depend on is wanted until they are done.
             models = (future for row in self._models.values() for future in row)
-            for future in [*self._open, *self._rows, *models]:
+            for future in [*self._pending, *self._rows, *models]:
                 future.release()
+
+    def _find_next_job(self) -> tuple[int, int, int] | None:
+        """Return the ladder, candidate and rung to train next; None: wait for scores."""
+        for number, ladder in enumerate(self._ladders):
+            if (found := ladder.find_next()) is not None:
+                return number, *found
+        return None
 
     def _submit(self, ladder: int, candidate: int, rung: int) -> list[Future[Any]]:
         """Submit the tasks that train a candidate to a rung, and return those of its scores."""
@@ -511,24 +562,25 @@ class AsyncTraining:
         passes = rungs[rung][1]
         params = partial(merge_fit_params, self._splits.plain, self._splits.cut)
         self.calls += passes - (rungs[rung - 1][1] if rung else 0)
-        self._found[candidate], self._models[candidate] = {}, []
+        self._by_split[candidate], self._models[candidate] = {}, []
         submit, jobs = self._client.submit, []
         for split, rows in enumerate(self._rows):
+            # The model of the rung before is a future: models stay on the workers.
             given = self._estimators[candidate] if before is None else before[split]
             train = given, rows, params, self._classes, passes
             model = submit(_train_candidate, *train, pure=False)
             score = model, rows, params, self._scorers, self._train_score
             job = submit(_score_candidate, *score, pure=False)
             self._models[candidate].append(model)
-            self._open[job] = ladder, candidate, rung, split
+            self._pending[job] = ladder, candidate, rung, split
             jobs.append(job)
         return jobs
 
     def _take_score(self, job: Future[Any]) -> None:
         """Take the score of a split; with the last of a candidate, add it to the ladder."""
-        ladder, candidate, rung, split = self._open[job]
+        ladder, candidate, rung, split = self._pending[job]
         try:
-            result, of_splits = job.result(), self._found[candidate]
+            result, of_splits = job.result(), self._by_split[candidate]
         except Exception as error:
             if is_dask_error(error):
                 raise TrainingError(
@@ -538,7 +590,7 @@ class AsyncTraining:
             if self._rows[split].exception() is not None:
                 raise self._splits.rows.make_unread_error(error) from error
             raise
-        del self._open[job]  # a job that raises stays, and is released with all others
+        del self._pending[job]  # a job that raises stays, and is released with all others
         if isinstance(result, ResumableModel):
             names = list(self._scorers)
             result = score_failed_model(result, names, self._train_score, self._error_score)
@@ -558,18 +610,11 @@ class AsyncTraining:
         tell("candidates scored at rungs", len(self.history))
 
 
-def _find_next_job(ladders: Sequence[PromotionLadder]) -> tuple[int, int, int] | None:
-    """Return the ladder, candidate and rung of the next training; None: wait for others."""
-    for number, ladder in enumerate(ladders):
-        if (found := ladder.find_next()) is not None:
-            return number, *found
-    return None
-
-
 def _train_candidate(
     given: Any, rows: Any, params: _MakeParams, classes: Any, last: int
 ) -> ResumableModel:
-    """Return a model trained up to a pass; the given one stays as it was."""
+    """Return a model that has made `last` passes, continuing a `ResumableModel` if given one."""
+    # A copy: Dask may run the task again after a loss, and its argument must be as it was.
     model = deepcopy(given) if isinstance(given, ResumableModel) else ResumableModel(clone(given))
     train, _ = _make_sides(rows, params)
     train_by_passes(model, *train, classes, last)
@@ -583,14 +628,14 @@ def _score_candidate(
     scorers: dict[str, Any],
     train_score: bool,
 ) -> SplitFit | ResumableModel:
-    """Return the scores of a model; a model that failed without what it has learned."""
+    """Return the scores of a model, or the model if it failed, without its fitted attributes."""
     if model.error is not None:
         return ResumableModel(clone(model.estimator), model.passes, model.seconds, model.error)
-    found = model.score(scorers, *_make_sides(rows, params), train_score=train_score)
-    found.estimator = None  # it stays on the worker
-    return found
+    fit = model.score(scorers, *_make_sides(rows, params), train_score=train_score)
+    fit.estimator = None  # it stays on the worker
+    return fit
 
 
 def _make_sides(rows: Any, params: _MakeParams) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Return both sides of a split, with arguments of ``fit``."""
+    """Return both sides of a split: rows, targets and arguments of ``fit`` of each."""
     return [(X, y, params(cut)) for X, y, *cut in rows]

@@ -1,7 +1,9 @@
 """Scores and predictions of an estimator by cross-validation, and curves of such scores.
 
-Each function is scikit-learn's of rows in memory, but where fits can be batched. Of Dask
-collections `Splits` cuts the rows, and fits and scores them.
+For rows in memory each function calls scikit-learn's of the same name, except that the two curves
+use batched fits where they can. For Dask collections `Splits` assigns the rows to splits; fits of
+linear models are batched, so that all splits (of a curve: all points, too) are trained in the same
+passes over the rows, and other fits are made one by one or as tasks.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from daskml_dist.model_selection._batched_fits import (
 from daskml_dist.model_selection._fold_rows import (
     TEST,
     TRAIN,
-    FoldAssignment,
-    Ints,
     RowsOfSplits,
     count_rows_of_block,
+    join_lazy_blocks,
 )
+from daskml_dist.model_selection._out_of_fold import OutOfFoldPredictor
 from daskml_dist.model_selection._validation import (
     SplitFit,
     Splits,
@@ -71,10 +73,10 @@ def cross_validate(
 ) -> dict[str, Any]:
     """Fit an estimator on the training rows of each split, and score it on the test rows.
 
-    Rows in memory are scikit-learn's affair. Those of Dask collections stay where they lie: a
-    code a row tells its fold. Fits of a linear model are columns of one, as in a search (of a
-    pipeline's last step: once its transformers are fitted to a split's rows), unless `params` or
-    fitted estimators are asked for; each other fit reads the rows of its folds.
+    Rows in memory are left to scikit-learn. Rows of Dask collections stay where they are; a code
+    for each row tells its fold. All splits of a linear model are fitted in one batched fit, as in a
+    search (the last step of a pipeline: once its transformers are fitted to a split's rows), unless
+    `params` are given or fitted estimators are asked for; other fits read the rows of their folds.
 
     Parameters
     ----------
@@ -86,20 +88,20 @@ def cross_validate(
     cv : int, splitter, iterable of (train, test) row numbers, or None
         None: 5 folds, stratified for a classifier.
     params : dict, optional
-        Arguments of ``fit``; those that have a value a row, as weights (a pipeline's too:
-        ``step__sample_weight``), are cut like X.
+        Arguments of ``fit``; those with a value for each row, such as weights (of a pipeline's step
+        too: ``step__sample_weight``), are split like X.
     return_train_score, return_estimator, return_indices : bool, default=False
-        Indices of Dask collections are lazy masks, one bool a row, as of ``split``.
+        Indices of Dask collections are lazy masks of bool, as a splitter's ``split`` gives them.
     error_score : "raise" or float, default=nan
-        What a failed fit scores.
+        Score of a failed fit; "raise" raises its error.
     n_jobs, verbose, pre_dispatch
         scikit-learn's, for rows in memory.
 
     Returns
     -------
     dict of str to ndarray of shape (n_splits,)
-        ``test_score`` (or ``test_NAME`` of several), ``fit_time``, ``score_time``, and what else
-        was asked for.
+        ``test_score`` (or ``test_NAME`` for each of several), ``fit_time``, ``score_time``, and
+        other results that were asked for.
 
     Raises
     ------
@@ -131,7 +133,8 @@ def cross_validate(
     with doing("cross_validate", verbose):
         splits = Splits(estimator, X, y, groups, fit_params, cv)
         weigh = resolve_score_weights(estimator, scorers, fit_params, False)
-        # Scores of batched fits count the weights of rows, and the fits have no history.
+        # Scores of batched fits count the weights of rows, which scores here do only where routed;
+        # and estimators of batched fits lack the history that fits by themselves have.
         if names is not None and not fit_params and not return_estimator:
             batched = fit_batched_or_pipelines(
                 [estimator], splits, names, scorers, train_score=return_train_score,
@@ -241,15 +244,15 @@ def cross_val_predict(
     Returns
     -------
     ndarray, or lazy dask Array where an input is a Dask collection
-        Of shape (n_rows,) or (n_rows, n_outputs). Of a label that a fit has not met it says 0, or
-        the lowest number, where it is asked for more than a prediction.
+        Of shape (n_rows,) or (n_rows, n_outputs). For a label that a fit has not met, its
+        probability is 0, its decision value or log probability the lowest number of the dtype.
 
     Raises
     ------
     InvalidParameterError
-        Splits are no partition of the rows; told when the rows are computed.
+        Splits are no partition of the rows; raised when the predictions are computed.
     InvalidDataError
-        A fit has met two labels of several, and is asked for its decision function.
+        A fit has met only two of more labels, and its decision function is asked for.
 
     Examples
     --------
@@ -277,46 +280,41 @@ def cross_val_predict(
 # --- predictions of test rows ------------------------------------------------------------------
 
 
-#: Answer of a fit for a label that it has not met, by the method, as scikit-learn fills it in; None
-#: stands for the lowest number of the dtype.
-_UNMET_SCORES = {"predict_proba": 0.0, "decision_function": None, "predict_log_proba": None}
+#: Methods that return a column for each class, one of which a fit may not have met.
+_CLASS_METHODS = frozenset({"predict_proba", "decision_function", "predict_log_proba"})
 
 
-def _predict_out_of_fold(rows: RowsOfSplits, fitted: Sequence[Any], method: str) -> da.Array:
-    """Return for each row, lazily, the answer of the fit that has not seen it."""
+def _predict_out_of_fold(rows: RowsOfSplits, fitted: list[Any], method: str) -> da.Array:
+    """Return for each row, lazily, the prediction of the fit that has not seen it."""
     classes = _find_every_class(fitted, method)
-    parts = [part[0] for part in rows.columns.parts]
-    if all(map(takes_dask_collections, fitted)):
-        lazily = [getattr(one, method)(rows.inputs[0]) for one in fitted]
-        meta, counts = lazily[0]._meta, lazily[0].chunks[0]
-        tail = lazily[0].shape[1:]
-        pieces = [value.to_delayed().reshape(len(parts), -1)[:, 0] for value in lazily]
+    if takes_dask_collections(fitted[0]):  # the first of equals: fits are clones of one estimator
+        lazy = getattr(fitted[0], method)(rows.inputs[0])
+        row_shape, dtype = lazy.shape[1:], lazy.dtype
     else:
-        answer = delayed(partial(_predict_block, method), pure=False)
-        once = [delayed(one, pure=False) for one in fitted]
-        meta = np.asarray(getattr(fitted[0], method)(_find_first_row(parts)))[:0]
-        counts, tail = rows.columns.row_counts or [np.nan] * len(parts), meta.shape[1:]
-        pieces = [[answer(one, part) for part in parts] for one in once]
-    tail = tail if classes is None else (len(classes),)
-    wide = [None if classes is None else np.searchsorted(classes, f.classes_) for f in fitted]
-    unmet = _UNMET_SCORES.get(method)
-    choose = delayed(partial(_choose_out_of_fold, rows.roles, wide, tail, unmet), pure=False)
-    chosen = [
-        da.from_delayed(choose(codes, *found), (n, *tail), meta=meta)
-        for codes, n, *found in zip(rows.code_parts, counts, *pieces, strict=True)
-    ]
-    of_tests: da.Array = da.concatenate(chosen)
-    return of_tests
+        # A row of X itself, since a made-up one may be refused: X may hold texts, say.
+        first = _find_first_row([part[0] for part in rows.columns.parts])
+        sample = np.asarray(getattr(fitted[0], method)(first))
+        row_shape, dtype = sample.shape[1:], sample.dtype
+    none = np.empty((0, *(row_shape if classes is None else (len(classes),))), dtype)
+    predictor = OutOfFoldPredictor([fitted], [method], classes)
+    blocks = predictor.predict_blocks(rows, partial(_take_only_predictions, none))
+    return join_lazy_blocks(blocks, rows.columns, none)
+
+
+def _take_only_predictions(none: NDArray[Any], X: Any, predictions: list[Any]) -> Any:
+    """Return the predictions of the only estimator; `none`, without rows, for a block of none."""
+    return predictions[0] if predictions else none
 
 
 def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None:
     """Return the labels that any fit has met; None where all have met the same, or have none."""
     known: list[Any] = [getattr(one, "classes_", None) for one in fitted]
-    if method not in _UNMET_SCORES or not all(isinstance(some, np.ndarray) for some in known):
+    if method not in _CLASS_METHODS or not all(isinstance(labels, np.ndarray) for labels in known):
         return None
-    if all(np.array_equal(some, known[0]) for some in known):
+    if all(np.array_equal(labels, known[0]) for labels in known):
         return None
     classes: NDArray[Any] = np.unique(np.concatenate(known))
+    # The decision function of two labels is one column, which fits no two columns of the others'.
     if method == "decision_function" and min(map(len, known)) <= 2:
         raise InvalidDataError(
             f"A fit has met two labels of {len(classes)}, and its decision function says nothing "
@@ -333,8 +331,8 @@ def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None
 
 
 def _find_first_row(parts: Sequence[Any]) -> Any:
-    """Return a row of the first block that has any."""
-    take = delayed(_take_head, pure=False)
+    """Return a row of the first block that has any; a block at a time is computed."""
+    take = delayed(lambda rows: rows.iloc[:1] if hasattr(rows, "iloc") else rows[:1], pure=False)
     for part in parts:
         row = take(part).compute()
         if count_rows_of_block(row):
@@ -342,44 +340,10 @@ def _find_first_row(parts: Sequence[Any]) -> Any:
     raise InvalidDataError("X holds no rows. Give at least one.")
 
 
-def _take_head(rows: Any) -> Any:
-    return rows.iloc[:1] if hasattr(rows, "iloc") else rows[:1]
-
-
-def _predict_block(method: str, fitted: Any, rows: Any) -> Any:
-    """Return the answers for the rows of a block; None for no rows, which scikit-learn refuses."""
-    return np.asarray(getattr(fitted, method)(rows)) if count_rows_of_block(rows) else None
-
-
-def _choose_out_of_fold(
-    roles: FoldAssignment,
-    wide: list[Ints | None],
-    tail: tuple[int, ...],
-    unmet: float | None,
-    codes: Ints,
-    *predicted: Any,
-) -> NDArray[Any]:
-    """Return for each row of a block the answer of its fit, with a column for every class."""
-    tests = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
-    if not (tests.sum(axis=0) == 1).all():
-        raise InvalidParameterError(
-            "cross_val_predict only works for partitions: every row must be in the test rows of "
-            "one split. Use KFold, StratifiedKFold or GroupKFold."
-        )
-    kinds = [found.dtype for found in predicted if found is not None]
-    out = np.empty((len(codes), *tail), np.result_type(*kinds) if kinds else float)
-    if wide[0] is not None:
-        out[:] = np.finfo(out.dtype).min if unmet is None else unmet
-    for test, found, columns in zip(tests, predicted, wide, strict=True):
-        if found is not None and test.any():
-            at = np.flatnonzero(test)
-            out[at if columns is None else np.ix_(at, columns)] = found[at]
-    return out
-
-
 # --- curves ------------------------------------------------------------------------------------
 
 
+#: scikit-learn's default of `train_sizes`: shares of the training rows.
 _DEFAULT_SIZES = np.linspace(0.1, 1.0, 5)
 
 
@@ -401,7 +365,7 @@ def validation_curve(
     error_score: Any = np.nan,
     params: dict[str, Any] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return training and test scores for values of a parameter: one fit, where it can be batched.
+    """Return training and test scores for values of a parameter, by batched fits where possible.
 
     Parameters
     ----------
@@ -482,21 +446,21 @@ def learning_curve(
     return_times: bool = False,
     params: dict[str, Any] | None = None,
 ) -> tuple[NDArray[Any], ...]:
-    """Return training and test scores for sizes of the training rows: one fit, where it can be.
+    """Return training and test scores for sizes of the training rows, by batched fits if possible.
 
     Parameters
     ----------
     estimator : estimator
     X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
-        `y` may name a column of X. Of Dask collections an integer a row comes to the client.
+        `y` may name a column of X. For Dask collections the client gets an integer for each row.
     train_sizes : sequence of float or int
-        Shares of the first split's training rows, or their numbers.
+        Shares or numbers of the first split's training rows.
     cv, scoring, params, error_score
         As in :func:`cross_val_score`.
     exploit_incremental_learning : bool, default=False
-        Train on from size to size by ``partial_fit``; of rows in memory alone.
+        Train on from size to size by ``partial_fit``; only for rows in memory.
     shuffle : bool, default=False
-        Draw the training rows of each size, instead of the first ones.
+        Take the training rows of each size in random order, instead of the first ones.
     random_state : int, RandomState or None
     return_times : bool, default=False
     n_jobs, pre_dispatch, verbose
@@ -549,6 +513,7 @@ def learning_curve(
     if shuffle:
         rng = check_random_state(random_state)
         folds = [(rng.permutation(train), test) for train, test in folds]
+    # Each size of each fold is a split of its own, so that one batched fit trains them all.
     sized = [(train[:size], test) for train, test in folds for size in sizes]
     splits = Splits(estimator, X, y, None, fit_params, sized)
     (fits,) = _fit_and_score_both([estimator], splits, scoring, fit_params, error_score)
@@ -569,7 +534,7 @@ def learning_curve(
 def _is_for_sklearn(
     estimators: Sequence[Any], scoring: Any, params: Mapping[str, Any], *given: Any
 ) -> bool:
-    """Return whether rows are in memory, and fits cannot be batched."""
+    """Return whether scikit-learn does the work: rows are in memory, and fits not batchable."""
     if any(map(is_dask, (*given, *params.values()))):
         return False
     several = isinstance(scoring, list | tuple | set | dict)
@@ -580,15 +545,13 @@ def _fit_and_score_both(
     estimators: Sequence[Any], splits: Splits, scoring: Any, params: Mapping[str, Any],
     error_score: Any,
 ) -> list[list[SplitFit]]:  # fmt: skip
-    """Return fits with scores of both sides, of batched fits where these are possible.
-
-    Scores of batched fits count the weights of rows, which here, as in scikit-learn, scores do not.
-    """
+    """Return the fits of each estimator with scores of both sides, batched where possible."""
     if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
         raise InvalidParameterError(f"scoring={scoring!r}: one score is asked for. Name one.")
     scorers = get_scorers(estimators[0], scoring)
     weigh = resolve_score_weights(estimators[0], scorers, params, False)
     options = {"train_score": True, "error_score": error_score}
+    # Without weights: scores of batched fits would count them, which scikit-learn's do not.
     if not params:
         found = fit_batched(estimators, splits, {"score": scoring}, scorers, **options)
         if found is not None:
@@ -597,19 +560,16 @@ def _fit_and_score_both(
 
 
 def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Return the numbers of the training and test rows of each split."""
+    """Return the numbers of the training and test rows of each split, computed if lazy."""
     if splits.codes is not None:
         return [(np.asarray(train), np.asarray(test)) for train, test in splits.indices]
     codes = np.concatenate(compute(*splits.rows.code_parts))
-    found = []
-    for split in range(splits.n_splits):
-        played = splits.roles.played(codes, split)
-        found.append((np.flatnonzero(played == TRAIN), np.flatnonzero(played == TEST)))
-    return found
+    roles = [splits.roles.played(codes, split) for split in range(splits.n_splits)]
+    return [(np.flatnonzero(one == TRAIN), np.flatnonzero(one == TEST)) for one in roles]
 
 
-def _resolve_train_sizes(given: NDArray[Any], most: int) -> NDArray[np.int64]:
-    """Return the numbers of training rows that shares or numbers stand for, each once."""
+def _resolve_train_sizes(given: NDArray[Any], n_train: int) -> NDArray[np.int64]:
+    """Return sorted, distinct numbers of training rows, given shares or numbers of them."""
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "iuf":
         raise InvalidParameterError(
             f"train_sizes={given.tolist()}: give a sequence of shares or numbers of training rows."
@@ -619,10 +579,10 @@ def _resolve_train_sizes(given: NDArray[Any], most: int) -> NDArray[np.int64]:
             raise InvalidParameterError(
                 f"train_sizes={given.tolist()}: shares of the training rows must be within (0, 1]."
             )
-        given = np.clip((given * most).astype(np.int64), 1, most)
-    elif given.min() <= 0 or given.max() > most:
+        given = np.clip((given * n_train).astype(np.int64), 1, n_train)
+    elif given.min() <= 0 or given.max() > n_train:
         raise InvalidParameterError(
-            f"train_sizes={given.tolist()}: numbers of training rows must be within (0, {most}]."
+            f"train_sizes={given.tolist()}: numbers of training rows must be within (0, {n_train}]."
         )
     sizes = np.unique(given.astype(np.int64))
     if len(sizes) < len(given):

@@ -1,13 +1,22 @@
-"""Folds of rows: a code a row, its meaning in each split, and the rows of one side of a split.
+"""Codes of rows, which tell the side of each row in each split of a cross-validation.
 
-No row is copied to cut it. A splitter's plan is a maker of codes (`FoldCodes`, from the place, the
-label or the group of a row) and a table of roles (`FoldAssignment`: trained on, tested, neither).
-`RowsOfSplits` makes the codes block by block, and takes the rows of a side lazily.
+A splitter of Dask collections plans two things. `FoldCodes` make an integer code for each row of a
+block, from the row's place among all rows, its label or its group, so that tasks make the codes of
+their own blocks and no table of all rows exists. A `FoldAssignment` maps each code to a role in
+each split: trained on, tested, or neither. For k folds there are k codes: the number of the fold.
+
+*Places* number all rows from 0 to n - 1. Without a shuffle they follow the order of the collection.
+A shuffle permutes rows within their blocks only; since each block's rows are dealt out to the folds
+in turn, every fold still gets its share of every block. For stratified folds rows are placed by
+label first, so that the rows of a label have consecutive places and dealing them out is stratified.
+
+`RowsOfSplits` holds the inputs with their codes, and takes the rows of a side lazily.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -53,16 +62,18 @@ __all__ = [
     "count_rows_of_block",
     "count_training_rows",
     "join_blocks",
+    "join_lazy_blocks",
     "thin_rows",
 ]
 
 
+#: Codes, places and counts of rows.
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class TableRoles(FoldAssignment):
-    """Roles by a table.
+    """Assignment by a table of the role of each code in each split.
 
     Parameters
     ----------
@@ -78,7 +89,7 @@ class TableRoles(FoldAssignment):
 
     @classmethod
     def from_folds(cls, n_splits: int) -> TableRoles:
-        """Return the roles of folds, each of which is held out once and else trained on."""
+        """Return the assignment of k-fold cross-validation, in which a code is a fold's number."""
         table = np.full((n_splits, n_splits), TRAIN, np.int8)
         np.fill_diagonal(table, TEST)
         return cls(table)
@@ -91,7 +102,9 @@ class TableRoles(FoldAssignment):
 
 @dataclass(frozen=True, eq=False)
 class DigitRoles(FoldAssignment):
-    """Roles as the digits of a code to the base of three, for splits independent of each other.
+    """Assignment by the digits of a code in base 3, one for each split: the splits' roles.
+
+    For splits independent of each other, where a table would have up to 3**n_splits rows.
 
     Parameters
     ----------
@@ -100,7 +113,7 @@ class DigitRoles(FoldAssignment):
     """
 
     n_splits: int
-    #: Splits whose roles a float64 holds: 3**33 < 2**53.
+    #: Most splits: batched fits hold codes as float64, exact up to 2**53, and 3**33 is below that.
     most: ClassVar[int] = 33
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
@@ -109,20 +122,21 @@ class DigitRoles(FoldAssignment):
         return played
 
     def encode(self, roles: list[NDArray[np.int8]]) -> Ints:
-        """Return the codes of rows that play these roles in the splits."""
-        total = np.zeros(len(roles[0]), np.int64)
+        """Return the codes of rows, given their roles in each split."""
+        codes = np.zeros(len(roles[0]), np.int64)
         for split, played in enumerate(roles):
-            total += played.astype(np.int64) * 3**split
-        return total
+            codes += played.astype(np.int64) * 3**split
+        return codes
 
 
 @dataclass(frozen=True, eq=False)
 class _ThinnedRoles(FoldAssignment):
-    """Roles of codes that are counted from 1; the code 0 has no role in any split.
+    """Assignment of the codes of `ThinnedCodes`: 0 has no role, others are codes of `each` plus 1.
 
     Parameters
     ----------
     each : FoldAssignment
+        Assignment of all rows.
     """
 
     each: FoldAssignment
@@ -140,18 +154,18 @@ class _ThinnedRoles(FoldAssignment):
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Places of the rows of a block among all rows: each of 0 to n - 1 is that of one row.
+    """Order of all rows, which gives each one a place from 0 to n - 1.
 
     Parameters
     ----------
     first : ndarray of int64 of shape (n_blocks,)
-        Place of the first row of each block.
+        Number of rows before each block.
     seed : int or None
-        Shuffles the rows of each block; None: rows keep their order.
+        Seed that shuffles the rows of each block; None: rows keep their order.
     labels : ndarray or None
-        Orders rows by their labels first, in this order of them; None: labels do not matter.
+        Labels by which rows are placed first, in this order; None: labels do not matter.
     first_of : ndarray of int64 of shape (n_blocks, n_labels), or None
-        Place of each block's first row of each label.
+        With `labels`: least place of each block's rows of each label.
     """
 
     first: Ints
@@ -160,21 +174,22 @@ class RowOrder:
     first_of: Ints | None = None
 
     def find_places(self, index: int, column: Any, n_rows: int, more: int = 0) -> Ints:
-        """Return the places of a block's rows; `more` names another shuffle of the same seed."""
-        at = np.arange(n_rows)
+        """Return the places of a block's rows; each value of `more` is another shuffle."""
+        within = np.arange(n_rows)
         if self.seed is not None:
-            at = np.random.default_rng((self.seed, more, index)).permutation(n_rows)
+            # Seeded by the block's number: tasks draw alike in any order, and when run again.
+            within = np.random.default_rng((self.seed, more, index)).permutation(n_rows)
         if self.labels is None or self.first_of is None:
-            return np.asarray(self.first[index] + at, np.int64)
-        # Rows of a label follow each other: the place is that of the block's first row of this
-        # label, plus the row's rank among the block's rows of it.
+            return np.asarray(self.first[index] + within, np.int64)
+        # The place is the least one of the block's rows of this label, plus the row's rank among
+        # them: sort by label and position, then number the rows of each label from 0.
         code = _encode_labels(self.labels, column)
-        found = np.empty(n_rows, np.int64)
-        by_label = np.lexsort((at, code))
+        places = np.empty(n_rows, np.int64)
+        by_label = np.lexsort((within, code))
         counts = np.bincount(code, minlength=len(self.labels))
         rank = np.arange(n_rows) - np.repeat(counts.cumsum() - counts, counts)
-        found[by_label] = self.first_of[index][code[by_label]] + rank
-        return found
+        places[by_label] = self.first_of[index][code[by_label]] + rank
+        return places
 
     def find_block_ranges(self, n_rows: int) -> tuple[Ints, Ints]:
         """Return the ranges of places that each block's rows have, of `n_rows` in all.
@@ -182,7 +197,8 @@ class RowOrder:
         Starts and stops of shape (n_blocks, n_labels); without labels of shape (n_blocks, 1).
         """
         starts = self.first[:, np.newaxis] if self.first_of is None else self.first_of
-        # Label after label, and in each of them block after block, the ranges follow each other.
+        # The ranges follow each other label by label and, within a label, block by block: each
+        # stops where the next one starts.
         stops = np.append(starts.T.ravel()[1:], n_rows).reshape(starts.T.shape).T
         return starts, stops
 
@@ -195,32 +211,35 @@ def _encode_labels(labels: NDArray[Any], column: Any) -> Ints:
 
 
 class FoldCodes(ABC):
-    """Maker of the codes of a block's rows. Picklable."""
+    """Base class of makers of the codes of a block's rows. Picklable."""
 
     @abstractmethod
     def make(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes; `column` holds the labels or groups of the rows, if there are any."""
 
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
-        """Return how many rows of each block play a role; None where only the rows tell."""
+        """Return how many rows of each block have a role; None where it depends on the rows."""
         return None
 
 
 def _spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np.int8]:
-    """Return the roles of places, `n_test` held out and `n_train` trained on, evenly spread."""
-    # As Bresenham's line: a place is held out where the running quotient takes a step.
-    before = places * n_test // n
-    held = (places + 1) * n_test // n > before
-    left, rest = places - before, n - n_test
-    # (left + 1) * n_train may be of the next row where this one is held out; it is not asked.
-    taken = (left + 1) * n_train // max(rest, 1) > left * n_train // max(rest, 1)
-    roles = np.where(taken, TRAIN, NEITHER)
-    return np.where(held, TEST, roles).astype(np.int8)
+    """Return the roles of places, `n_test` tested and `n_train` trained on, evenly spread."""
+    # Places are spread as Bresenham's line spreads its steps: place p is tested where the number of
+    # tested places before it, p * n_test // n, grows from p to p + 1. So each place tells its role
+    # by itself, exactly `n_test` are tested, and every range of places has its share, to within 1.
+    n_tested_before = places * n_test // n
+    is_tested = (places + 1) * n_test // n > n_tested_before
+    # The same among the places that are left. At a tested place the result is of the next one left,
+    # and is overruled below.
+    left, n_left = places - n_tested_before, max(n - n_test, 1)
+    is_trained = (left + 1) * n_train // n_left > left * n_train // n_left
+    roles = np.where(is_trained, TRAIN, NEITHER)
+    return np.where(is_tested, TEST, roles).astype(np.int8)
 
 
 @dataclass(frozen=True, eq=False)
 class FoldsByPlace(FoldCodes):
-    """Folds dealt out by the places of rows.
+    """Folds dealt out in turn: the code is the row's place modulo the number of folds.
 
     Parameters
     ----------
@@ -238,17 +257,17 @@ class FoldsByPlace(FoldCodes):
 
 @dataclass(frozen=True, eq=False)
 class FoldsByRange(FoldCodes):
-    """Ranges of places, numbered again and again.
+    """Folds of consecutive places: the code is the number of the row's range, modulo `n_codes`.
 
     Parameters
     ----------
     order : RowOrder
-    stops : ndarray of int64 of shape (n_ranges,)
-        Where each range ends.
+    stops : ndarray of int64 of shape (n_ranges - 1,)
+        End of each range but the last, which goes to the last row.
     n_codes : int
-        Ranges further on have the codes of the first ones.
+        Of stratified folds the ranges of each label begin again with the code 0.
     n_rows : int, optional
-        All rows, the last ones of which are a range too.
+        Number of all rows, if rows of roles are to be counted.
     """
 
     order: RowOrder
@@ -263,28 +282,29 @@ class FoldsByRange(FoldCodes):
         return ranges % self.n_codes
 
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
-        """Return how many rows of each block play a role: the overlaps of ranges and blocks."""
+        """Return how many rows of each block have a role: the overlaps of ranges and blocks."""
         if self.n_rows is None:
             return None
         starts, stops = self.order.find_block_ranges(self.n_rows)
-        found = np.zeros(len(starts), np.int64)
+        counts = np.zeros(len(starts), np.int64)
         bounds = np.concatenate([[0], self.stops, [self.n_rows]])
         for number, (first, last) in enumerate(pairwise(bounds)):
             code = np.array([number % self.n_codes])
             if roles.played(code, split)[0] == role:
                 overlaps = np.minimum(stops, last) - np.maximum(starts, first)
-                found += overlaps.clip(min=0).sum(axis=1)
-        return found
+                counts += overlaps.clip(min=0).sum(axis=1)
+        return counts
 
 
 @dataclass(frozen=True, eq=False)
 class FoldsByGroup(FoldCodes):
-    """Folds of groups.
+    """Folds of whole groups: the code is the fold of the row's group.
 
     Parameters
     ----------
     groups : ndarray of shape (n_groups,)
     folds : ndarray of int64 of shape (n_groups,)
+        Fold of each group.
     """
 
     groups: NDArray[Any]
@@ -297,15 +317,18 @@ class FoldsByGroup(FoldCodes):
 
 @dataclass(frozen=True, eq=False)
 class SpreadSplits(FoldCodes):
-    """Rows drawn anew by each split, exactly `n_test` and `n_train` of them.
+    """Splits that each draw `n_test` and `n_train` rows anew, evenly from all blocks.
+
+    Each split shuffles the rows within their blocks, and takes the same places of the new order
+    (`_spread_roles`). The code holds a row's roles in all splits.
 
     Parameters
     ----------
     order : RowOrder
-        Shuffled.
+        Order with a seed.
     roles : DigitRoles
     n_rows, n_test, n_train : int
-        Of all rows.
+        Numbers of all rows, and of test and training rows of a split.
     """
 
     order: RowOrder
@@ -316,25 +339,27 @@ class SpreadSplits(FoldCodes):
 
     def make(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
-        found = []
+        by_split = []
         for split in range(self.roles.n_splits):
             places = self.order.find_places(index, column, n_rows, split)
-            found.append(_spread_roles(places, self.n_rows, self.n_test, self.n_train))
-        return self.roles.encode(found)
+            by_split.append(_spread_roles(places, self.n_rows, self.n_test, self.n_train))
+        return self.roles.encode(by_split)
 
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
-        """Return how many rows of each block play a role: `_spread_roles`, counted by ranges."""
-        rest = max(self.n_rows - self.n_test, 1)
+        """Return how many rows of each block have a role: `_spread_roles` over its places."""
 
-        def count_held(places: Ints) -> Ints:
+        # Rows with the role among the first `places`; `_spread_roles` tells of a single place.
+        def count_tested(places: Ints) -> Ints:
             return places * self.n_test // self.n_rows
 
-        def count_taken(places: Ints) -> Ints:
-            return (places - count_held(places)) * self.n_train // rest
+        def count_trained(places: Ints) -> Ints:
+            n_left = max(self.n_rows - self.n_test, 1)
+            return (places - count_tested(places)) * self.n_train // n_left
 
-        count = {TEST: count_held, TRAIN: count_taken}.get(role)
+        count = {TEST: count_tested, TRAIN: count_trained}.get(role)
         if count is None:
             return None
+        # A block's rows fill ranges of places whatever the shuffle, which is within the block.
         starts, stops = self.order.find_block_ranges(self.n_rows)
         sizes: Ints = (count(stops) - count(starts)).sum(axis=1)
         return sizes
@@ -342,11 +367,12 @@ class SpreadSplits(FoldCodes):
 
 @dataclass(frozen=True, eq=False)
 class GivenCodes(FoldCodes):
-    """Codes of all rows that are there already, in memory.
+    """Codes that are known already, of splits that another package's splitter made.
 
     Parameters
     ----------
     blocks : tuple of ndarray of int64
+        Codes of the rows of each block.
     """
 
     blocks: tuple[Ints, ...]
@@ -358,15 +384,16 @@ class GivenCodes(FoldCodes):
 
 @dataclass(frozen=True, eq=False)
 class ThinnedCodes(FoldCodes):
-    """Codes of a share of the rows, counted from 1; the code 0 has no role in any split.
+    """Codes of a share of the rows plus 1; rows that are left out have the code 0.
 
     Parameters
     ----------
     codes : FoldCodes
-        Of all rows.
+        Codes of all rows.
     order : RowOrder
-        Shuffled within blocks.
+        Order with a seed: the first rows of each block in this order are taken.
     fraction : float
+        Share of rows that is taken.
     """
 
     codes: FoldCodes
@@ -376,20 +403,20 @@ class ThinnedCodes(FoldCodes):
     def make(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         first = int(self.order.first[index])
-        place = self.order.find_places(index, None, n_rows) - first
-        # The shares of all blocks add up to that of all rows.
-        share = int((first + n_rows) * self.fraction) - int(first * self.fraction)
-        return np.where(place < share, self.codes.make(index, column, n_rows) + 1, 0)
+        rank = self.order.find_places(index, None, n_rows) - first
+        # Differences of rounded running totals, which add up to the share of all rows.
+        n_taken = int((first + n_rows) * self.fraction) - int(first * self.fraction)
+        return np.where(rank < n_taken, self.codes.make(index, column, n_rows) + 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class RowsOfSplits:
-    """Inputs of a Dask collection, with a code a row.
+    """Rows of a Dask collection with the codes of some splits.
 
     Parameters
     ----------
     inputs : tuple
-        Aligned inputs, as the user gave them; None where one is absent.
+        X, y and other inputs of as many rows, as the user gave them; None where one is absent.
     columns : Collection
         X, and the column that codes are made of (labels, groups), if any.
     codes : FoldCodes
@@ -411,35 +438,39 @@ class RowsOfSplits:
         return replace(self, inputs=(X, *self.inputs[1:]), columns=columns, roles=roles)
 
     def persist_rows(self) -> RowsOfSplits:
-        """Return the same rows, kept by the cluster for as long as the result lives."""
-        blocks = [self._cut(v) if is_dask(v) else [] for v in self.inputs]
+        """Return the same rows, kept in the cluster's memory for as long as the result lives."""
+        inputs_pieces = [self._cut(value) if is_dask(value) else [] for value in self.inputs]
         columns = [part[1] for part in self.columns.parts]
-        # In one call, so that blocks of the same rows are made of one reading.
-        kept = iter(persist(*(p for pieces in (*blocks, columns) for p in pieces)))
-        found = [[next(kept) for _ in pieces] for pieces in (*blocks, columns)]
+        # In one call, so that the blocks of X, y and others that one task reads are read once.
+        kept = iter(persist(*(piece for one in (*inputs_pieces, columns) for piece in one)))
+        *kept_inputs, kept_columns = (
+            [next(kept) for _ in pieces] for pieces in (*inputs_pieces, columns)
+        )
         sizes = None if self.columns.row_counts is None else count_rows(self.columns)
         inputs = tuple(
             _join_lazily(value, pieces, sizes) if pieces else value
-            for value, pieces in zip(self.inputs, found[:-1], strict=True)
+            for value, pieces in zip(self.inputs, kept_inputs, strict=True)
         )
         parts = [
             (X, column, *part[2:])
-            for X, column, part in zip(found[0], found[-1], self.columns.parts, strict=True)
+            for X, column, part in zip(
+                kept_inputs[0], kept_columns, self.columns.parts, strict=True
+            )
         ]
         return replace(self, inputs=inputs, columns=replace(self.columns, parts=parts))
 
     @cached_property
     def code_parts(self) -> list[Delayed]:
-        """Return the codes of each block, lazy; the same for all sides of all splits."""
+        """Return the codes of each block, lazy: one task a block, for all sides of all splits."""
         make = delayed(partial(_make_codes, self.codes), pure=False)
         return [make(i, X, column) for i, (X, column, _) in enumerate(self.columns.parts)]
 
     def pair_with_codes(self, value: Any) -> list[tuple[Any, Any]]:
-        """Return the blocks of an input, each with the codes of its rows."""
+        """Return pairs of a block of an input and the codes of its rows, lazy."""
         return list(zip(self._cut(value), self.code_parts, strict=True))
 
     def take_side(self, split: int, role: int) -> tuple[Any, ...]:
-        """Return the rows that play a role in a split, of every input, lazy and of its kind."""
+        """Return the rows of every input that have a role in a split, lazy and of its kind."""
         sizes = self.codes.count_roles(self.roles, split, role)
         take = delayed(partial(_take_role, self.roles, split, role), pure=False)
         return tuple(
@@ -457,27 +488,21 @@ class RowsOfSplits:
         return both
 
     def make_unread_error(self, error: Exception) -> InvalidDataError:
-        """Return the error of rows that could not be gathered, which names the block."""
+        """Return the error that names the block of rows that could not be read."""
         pieces = [self._cut(value) for value in self.inputs if value is not None]
         return make_unread_error(zip(*pieces, strict=True), error)
 
     def make_mask(self, split: int, role: int) -> Any:
-        """Return the rows that play a role in a split: lazy bool, chunked as X is.
-
-        A series beside a frame of known divisions; where these are unknown Dask would match rows
-        by a shuffle of the index.
-        """
+        """Return a lazy mask of the rows that have a role in a split, chunked as X is."""
         frame = self.inputs[0]
+        # A Series, by which Dask indexes a DataFrame partition by partition where it knows the
+        # divisions. Where it does not it would match the index by a shuffle: an Array then.
         if is_dask_frame(frame) and frame.known_divisions:
             if frame.npartitions == len(self.columns.parts):
                 return self._make_frame_mask(split, role)
         one = delayed(partial(_make_mask, self.roles, split, role), pure=False)
-        counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
-        parts = [
-            da.from_delayed(one(codes), (n,), dtype=bool)
-            for codes, n in zip(self.code_parts, counts, strict=True)
-        ]
-        return da.concatenate(parts)
+        masks = [one(codes) for codes in self.code_parts]
+        return join_lazy_blocks(masks, self.columns, np.empty(0, bool))
 
     def _make_frame_mask(self, split: int, role: int) -> Any:
         import dask.dataframe as dd
@@ -492,23 +517,24 @@ class RowsOfSplits:
         return dd.from_delayed(parts, meta=meta, divisions=frame.divisions, verify_meta=False)
 
     def _cut(self, value: Any) -> list[Any]:
-        """Return the pieces of an input, cut as the codes are."""
+        """Return the blocks of an input, of the same rows as the blocks of codes."""
         X = self.inputs[0]
         if value is X:
             return [part[0] for part in self.columns.parts]
+        # Beside X, to whose blocks those of the input are aligned.
         options = {"numeric": False, "multi_output": True, "any_shape": True}
         return [part[1] for part in as_collection(X, value, **options).parts]
 
 
 def _join_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
-    """Return a collection of the kind of `value`, of delayed blocks of known or unknown sizes."""
+    """Return a collection of delayed blocks, of the kind of `value`; `sizes` may be unknown."""
     if is_dask_frame(value) or is_dataframe_like(value) or is_series_like(value):
         import dask.dataframe as dd
 
         meta = value._meta if is_dask_frame(value) else value.iloc[:0]
         return dd.from_delayed(taken, meta=meta, verify_meta=False)
     if is_dask(value) and not isinstance(value, da.Array):
-        return taken  # of a list of delayed blocks, whose shape nobody knows
+        return taken  # a list of delayed blocks stays one: nothing tells its shape
     array = value if hasattr(value, "shape") else np.asarray(value)
     meta = array._meta if isinstance(array, da.Array) else array[:0]
     shape = (np.nan, *array.shape[1:])
@@ -516,7 +542,8 @@ def _join_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
         [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in taken]
     )
     if sizes is not None:
-        # As compute_chunk_sizes does; concatenate would drop blocks that it knows to be empty.
+        # Set as `compute_chunk_sizes` sets them: `concatenate` drops blocks that it knows to be
+        # empty, and the blocks of X and y would no longer be aligned.
         joined._chunks = (tuple(sizes.tolist()), *joined.chunks[1:])
     return joined
 
@@ -576,6 +603,19 @@ def join_blocks(pieces: list[Any]) -> Any:
     return np.concatenate(pieces)
 
 
+def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
+    """Join lazy results for the blocks of a collection; `sample` holds some rows of the result."""
+    counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
+    meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
+    array: da.Array = da.concatenate(
+        [
+            da.from_delayed(piece, (n, *meta.shape[1:]), dtype=meta.dtype, meta=meta)
+            for piece, n in zip(pieces, counts, strict=True)
+        ]
+    )
+    return array
+
+
 def count_rows(columns: Collection) -> Ints:
     """Return the number of rows of each block, in one pass where Dask does not know."""
     if columns.row_counts is not None:
@@ -585,19 +625,18 @@ def count_rows(columns: Collection) -> Ints:
 
 
 def count_labels(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
-    """Return the labels, and how many rows of each block have each; one pass.
+    """Return the labels, and how many rows of each block have each, in one pass.
 
-    Labels are in the order in which rows show them, or sorted; of shape (n_labels,) and
-    (n_blocks, n_labels).
+    Labels, of shape (n_labels,), are sorted, or in the order in which rows show them first; counts
+    are of shape (n_blocks, n_labels).
     """
-    found = reduce_parts(columns, _count_block_labels, concatenate_lists)
+    blocks = reduce_parts(columns, _count_block_labels, concatenate_lists)
     if first_seen:
-        order = dict.fromkeys(value for block in found for value in block)
-        labels = np.array(list(order))
+        labels = np.array(list(dict.fromkeys(label for counts in blocks for label in counts)))
     else:
-        labels = np.unique([value for block in found for value in block])
-    counts = np.array([[block.get(value, 0) for value in labels.tolist()] for block in found])
-    return labels, counts.astype(np.int64)
+        labels = np.unique([label for counts in blocks for label in counts])
+    of_blocks = [[counts.get(label, 0) for label in labels.tolist()] for counts in blocks]
+    return labels, np.array(of_blocks).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -625,23 +664,23 @@ def count_training_rows(
     """Count the training rows of each split in one pass over blocks of targets and codes."""
     blocks = Collection(kind, [(*part, None) for part in parts], None, None, None)
     count = partial(_count_block_training_rows, roles, classification)
-    (found,) = yield [ReductionPass(blocks, count, _add_counts_by_label)]
-    labels = np.unique(list(found)) if classification else None
-    names = [None] if labels is None else labels.tolist()
-    # A missing label is equal to none, and refused where blocks are made.
-    none = np.zeros(roles.n_splits)
-    return TrainedRows(labels, np.stack([found.get(name, none) for name in names], axis=1))
+    (counts,) = yield [ReductionPass(blocks, count, _add_counts_by_label)]
+    labels = np.unique(list(counts)) if classification else None
+    keys = [None] if labels is None else labels.tolist()
+    # NaN, a missing label, equals no key. It counts as 0 here, and the fit that follows refuses it.
+    absent = np.zeros(roles.n_splits)
+    return TrainedRows(labels, np.stack([counts.get(key, absent) for key in keys], axis=1))
 
 
 def _count_block_training_rows(
     roles: FoldAssignment, classification: bool, index: int, y: Any, codes: Ints, weight: None
 ) -> dict[Any, NDArray[np.float64]]:
-    """Return by label how many rows each split trains on."""
+    """Return by label how many rows of a block each split trains on; by None for regression."""
     trained = np.asarray(roles.times(roles.every(codes), TRAIN), np.float64)
     if not classification:
         return {None: trained.sum(axis=0)}
-    labels, places = np.unique(np.asarray(y), return_inverse=True)
-    counts = [np.bincount(places.ravel(), of_split, len(labels)) for of_split in trained.T]
+    labels, encoded = np.unique(np.asarray(y), return_inverse=True)
+    counts = [np.bincount(encoded.ravel(), of_split, len(labels)) for of_split in trained.T]
     return dict(zip(labels.tolist(), np.stack(counts, axis=1), strict=True))
 
 
@@ -660,17 +699,14 @@ def _count_block_rows(index: int, X: Any, column: Any, weight: Any) -> list[int]
 
 
 def _count_block_labels(index: int, X: Any, column: Any, weight: Any) -> list[dict[Any, int]]:
+    """Return the number of rows by label, in the order in which the block shows them."""
     values, first, counts = np.unique(np.asarray(column), return_index=True, return_counts=True)
-    return [
-        {
-            values[i].item() if hasattr(values[i], "item") else values[i]: int(counts[i])
-            for i in np.argsort(first)
-        }
-    ]
+    order = np.argsort(first)
+    return [dict(zip(values[order].tolist(), counts[order].tolist(), strict=True))]
 
 
 def thin_rows(rows: RowsOfSplits, fraction: float, seed: int) -> RowsOfSplits:
-    """Return the same splits of a share of the rows, drawn in each block."""
+    """Return splits of a random share of the rows, which each block gives its share of."""
     counts = count_rows(rows.columns)
     first = counts.cumsum() - counts
     codes = ThinnedCodes(rows.codes, RowOrder(first, seed), fraction)

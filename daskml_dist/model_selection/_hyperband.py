@@ -1,6 +1,7 @@
 """Searches that train candidates pass by pass, and stop most of them early: Hyperband and others.
 
-How candidates are trained on is in `_candidate_training.py`; here is which of them, and how far.
+These classes draw the candidates and plan the brackets. How brackets are made and candidates are
+trained on is in `_candidate_training.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sklearn.base import is_classifier
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference.block_mapping import current_client
 from daskml_dist.model_selection._candidate_training import (
     AsyncTraining,
     Bracket,
@@ -42,7 +44,7 @@ from daskml_dist.model_selection._validation import (
 )
 from daskml_dist.parameters.checks import check_count, check_number
 
-#: scikit-learn's models whose ``partial_fit`` adds up counts of rows.
+#: scikit-learn's models whose ``partial_fit`` adds up counts of rows, all in one pass.
 _COUNTING_MODELS = (
     naive_bayes.BernoulliNB,
     naive_bayes.CategoricalNB,
@@ -53,14 +55,15 @@ _COUNTING_MODELS = (
 
 
 class HyperbandSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
-    """Search by Hyperband: brackets of successive halving over passes, from daring to patient.
+    """Search by Hyperband: brackets of successive halving over passes.
 
-    Candidates are trained on from where they were. Those of
+    The first bracket has the most candidates and stops most of them after few passes; the last
+    trains few candidates to the end. Candidates are trained on from where they stopped. Those of
     :class:`~daskml_dist.linear_model.SGDClassifier` and
-    :class:`~daskml_dist.linear_model.SGDRegressor` are columns of one fit, all brackets side by
-    side; others with ``partial_fit`` are trained one after the other where they know Dask
-    collections, and as tasks on the workers where they do not: these are promoted as soon as they
-    are among the best of their rung (ASHA), so that no worker waits.
+    :class:`~daskml_dist.linear_model.SGDRegressor` are trained in one batched fit, all brackets
+    side by side. Others with ``partial_fit`` are trained one after the other if they take Dask
+    collections, and else as tasks on the workers: these are promoted as soon as they are among the
+    best of their rung (ASHA), so that no worker waits.
 
     Parameters
     ----------
@@ -70,9 +73,9 @@ class HyperbandSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
     param_distributions : dict or list of dict
         Lists of values, or distributions, by parameter.
     max_iter : int, default=27
-        Passes of a candidate at most; with `factor` it says how many candidates there are.
+        Passes of a candidate at most; with `factor` it determines the number of candidates.
     factor : float, default=3
-        Of so many candidates one goes on, for so many times the passes.
+        One in `factor` candidates of a rung goes on, to `factor` times the passes; > 1.
     scoring : str, callable or None
         One score.
     cv : int, splitter, iterable of (train, test) row numbers, or None
@@ -80,28 +83,27 @@ class HyperbandSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
     refit : bool, default=True
         Fit the best to all rows, for as many passes as it was scored after.
     random_state : int, RandomState or None
-        Draws the candidates.
+        Seed of the draw of candidates.
     error_score : "raise" or float, default=nan
-        What a failed fit scores.
+        Score of a failed fit; "raise" raises its error.
     return_train_score : bool, default=False
     patience : int or False, default=False
-        A candidate whose score, at a rung, is no better than it was at least so many passes before
-        does not go on.
+        A candidate is stopped at a rung where its score has not risen for `patience` passes.
     tol : float, default=0.001
-        What a score must have risen by in `patience` passes.
+        Rise of the score within `patience` passes below which it counts as not risen.
     verbose : int, default=0
-        1: a live line of progress, and one of summary; 2 or more: a line a rung too.
+        1: a live line of progress, and a summary; 2 or more: also a line for each rung.
 
     Attributes
     ----------
     cv_results_ : dict of str to ndarray or list
-        scikit-learn's columns, where each candidate came to, with ``bracket`` and
-        ``partial_fit_calls``, the passes that it made.
+        scikit-learn's columns, with the scores of each candidate after its last pass, and
+        ``bracket`` and ``partial_fit_calls``, the passes that it made.
     best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, refit_time_, \
 multimetric_
-        scikit-learn's. The best is the one of the best score after whatever passes.
+        scikit-learn's. The best candidate has the best score, after any number of passes.
     stacks_ : int
-        Fits that all candidates were; absent where each had its own.
+        Number of batched fits that trained all candidates; absent where each had its own fits.
     metadata_ : dict
         ``n_models`` (candidates), ``partial_fit_calls`` (passes of all candidates, of one split),
         and ``brackets``.
@@ -173,6 +175,7 @@ multimetric_
         }
 
     def _plan_brackets(self) -> list[Bracket]:
+        """Return the brackets, after a check of the parameters that determine them."""
         check_count("max_iter", self.max_iter)
         check_number("factor", self.factor, lambda v: v > 1, "> 1")
         self._check_patience()
@@ -180,11 +183,11 @@ multimetric_
 
     @property
     def _promotion_factor(self) -> float | None:
-        """Return the number of candidates of which one is promoted; None: as the rungs have it."""
+        """Return the `factor` of `PromotionLadder`: one in so many is promoted."""
         return float(self.factor)
 
     def _stops_at(self, scores: Mapping[int, float]) -> bool:
-        """Return whether a candidate with these scores, by passes, is trained no further."""
+        """Return whether to stop a candidate, given its scores by passes."""
         return bool(self.patience) and has_plateaued(scores, int(self.patience), float(self.tol))
 
     def _check_patience(self) -> None:
@@ -193,19 +196,21 @@ multimetric_
             check_count("patience", self.patience, also="or False")
 
     def _can_batch(self) -> bool:
-        """Return True: whatever the rows, scikit-learn has no such search."""
+        """Return True: scikit-learn has no such search, so rows in memory are not left to it."""
         return True
 
     def _check_refit(self) -> None:
+        """Raise an error for several scores, by which brackets cannot keep candidates."""
         if isinstance(self.scoring, list | tuple | set | dict):
             raise InvalidParameterError(
                 f"scoring={self.scoring!r}: Hyperband keeps candidates by one score. Name one."
             )
 
     def _list_candidates(self) -> Sequence[Mapping[str, Any]]:
+        """Return the parameters of the candidates of all brackets, in the order of these."""
         n = sum(bracket.n_models for bracket in self._plan_brackets())
         with warnings.catch_warnings():
-            # Where there are fewer candidates than brackets ask for, some are tried again.
+            # A grid with fewer candidates than the brackets need: some are repeated below.
             warnings.filterwarnings("ignore", "The total space of parameters")
             drawn = list(
                 model_selection.ParameterSampler(
@@ -217,7 +222,7 @@ multimetric_
     def _make_candidate(self, params: Mapping[str, Any]) -> Any:
         estimator = super()._make_candidate(params)
         if takes_dask_collections(estimator) and "max_iter" in estimator.get_params(deep=False):
-            # Schedules of learning rates are made for the longest training.
+            # A schedule of learning rates depends on the number of passes: one for all rungs.
             estimator.set_params(max_iter=int(self.max_iter))
         return estimator
 
@@ -229,15 +234,16 @@ multimetric_
             )
         self._check_learns_by_passes()
         self._classes = splits.find_labels() if is_classifier(self.estimator) else None
-        of_bracket, first = [], 0
+        # Brackets with the numbers of their candidates, which are consecutive.
+        assigned, first = [], 0
         for bracket in brackets:
-            of_bracket.append((bracket, list(range(first, first + bracket.n_models))))
+            assigned.append((bracket, list(range(first, first + bracket.n_models))))
             first += bracket.n_models
-        fits = self._train_candidates(splits, candidates, of_bracket, dict(scorers))
+        fits = self._train_candidates(splits, candidates, assigned, dict(scorers))
         passes = [0] * len(candidates)
-        for told in self.history_:
-            passes[told["candidate"]] = told["passes"]
-        numbers = [bracket.number for bracket, some in of_bracket for _ in some]
+        for reached in self.history_:  # in order of time: the last rung that each reached stays
+            passes[reached["candidate"]] = reached["passes"]
+        numbers = [bracket.number for bracket, of_bracket in assigned for _ in of_bracket]
         self.metadata_ = {
             "n_models": len(candidates),
             "partial_fit_calls": self._calls,
@@ -268,16 +274,20 @@ multimetric_
         self, splits: Splits, candidates: Sequence[Mapping[str, Any]],
         brackets: list[tuple[Bracket, list[int]]], scorers: dict[str, Any],
     ) -> dict[int, list[SplitFit]]:  # fmt: skip
-        """Return the fits of each candidate after its last pass, one a split."""
+        """Return the fits of each candidate after its last pass, one for each split.
+
+        In a batched fit where that is possible, else as tasks if estimators need gathered rows and
+        there is a cluster, else one after the other.
+        """
         estimators = [self._make_candidate(params) for params in candidates]
         options = {"train_score": bool(self.return_train_score), "error_score": self.error_score}
         names = self._name_scores()
         if names is not None and (
-            stacks := begin_batched_training(estimators, splits, names, scorers, **options)
+            batched := begin_batched_training(estimators, splits, names, scorers, **options)
         ):
-            with stacks:
-                self.stacks_ = stacks.n_stacks
-                return self._train_in_turns(stacks, brackets)
+            with batched:
+                self.stacks_ = batched.n_stacks
+                return self._train_in_turns(batched, brackets)
         if not hasattr(estimators[0], "partial_fit"):
             raise InvalidParameterError(
                 f"Hyperband trains candidates on, pass by pass, and {type(estimators[0]).__name__} "
@@ -285,7 +295,7 @@ multimetric_
             )
         lazy = splits.codes is None
         if lazy and not all(map(takes_dask_collections, estimators)):
-            if (client := _find_client()) is not None:
+            if (client := current_client()) is not None:
                 training = AsyncTraining(
                     client, estimators, brackets, self._promotion_factor, splits, scorers,
                     self._classes, **options, stops=self._stops_at,
@@ -300,18 +310,23 @@ multimetric_
     def _train_in_turns(
         self, training: CandidateTraining, brackets: list[tuple[Bracket, list[int]]]
     ) -> dict[int, list[SplitFit]]:
-        """Train all brackets side by side: at each number of passes, some reach their next rung."""
+        """Train all brackets side by side, and return the last fits of each candidate."""
         left = {bracket.number: candidates for bracket, candidates in brackets}
         fits: dict[int, list[SplitFit]] = {}
         self.history_, self._calls = [], 0
+        # At each number of passes at which any bracket has a rung, candidates of all brackets are
+        # trained so far, so that a batched fit trains as many as there are in each of its passes.
         for passes in sorted({passes for bracket, _ in brackets for _, passes in bracket.rungs}):
-            going = [i for candidates in left.values() for i in candidates]
-            if not going:
+            in_training = [i for candidates in left.values() for i in candidates]
+            if not in_training:
                 break
-            tell(f"rung at pass {passes}/{self.max_iter}, {len(going)} candidates")
-            self._calls += training.advance(going, passes)
-            at_rung = [b for b, _ in brackets if passes in [p for _, p in b.rungs]]
-            at_rung = [bracket for bracket in at_rung if left[bracket.number]]
+            tell(f"rung at pass {passes}/{self.max_iter}, {len(in_training)} candidates")
+            self._calls += training.advance(in_training, passes)
+            at_rung = [
+                bracket
+                for bracket, _ in brackets
+                if left[bracket.number] and any(passes == p for _, p in bracket.rungs)
+            ]
             scored = [i for bracket in at_rung for i in left[bracket.number]]
             fits.update(zip(scored, training.score(scored), strict=True))
             for bracket in at_rung:
@@ -323,38 +338,40 @@ multimetric_
     def _drop_candidates(
         self, bracket: Bracket, passes: int, candidates: list[int], fits: dict[int, list[SplitFit]]
     ) -> list[int]:
-        """Return the candidates of a rung that are trained on, and record the scores of all."""
+        """Record the scores of a rung's candidates, and return the best, which are trained on."""
         scores = [float(np.mean([fit.test["score"] for fit in fits[i]])) for i in candidates]
-        told = []
+        records = []
         for i, score in zip(candidates, scores, strict=True):
             facts: dict[str, Any] = {"candidate": i, "bracket": bracket.number}
             self.history_.append({**facts, "passes": passes, "mean_test_score": score})
-            told.append({**facts, "resource": passes, "score": score})
-        tell_rung(f"bracket {bracket.number} at pass {passes}", told)
+            records.append({**facts, "resource": passes, "score": score})
+        tell_rung(f"bracket {bracket.number} at pass {passes}", records)
         later = [n for n, more in bracket.rungs if more > passes]
         best = find_best_scores(np.array(scores), later[0] if later else 0)
-        known: dict[int, dict[int, float]] = {i: {} for i in candidates}
-        for one in self.history_:
-            if one["candidate"] in known:
-                known[one["candidate"]][one["passes"]] = one["mean_test_score"]
-        kept = [candidates[k] for k in best if not np.isnan(scores[k])]
-        return [i for i in kept if not self._stops_at(known[i])]
+        so_far: dict[int, dict[int, float]] = {i: {} for i in candidates}
+        for reached in self.history_:
+            if reached["candidate"] in so_far:
+                so_far[reached["candidate"]][reached["passes"]] = reached["mean_test_score"]
+        kept = [candidates[k] for k in best if not np.isnan(scores[k])]  # NaN: a failed fit
+        return [i for i in kept if not self._stops_at(so_far[i])]
 
     def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
+        """Set `best_estimator_`, trained on all rows for as many passes as it was scored after."""
         begin = time.perf_counter()
         passes = int(self.cv_results_["partial_fit_calls"][self.best_index_])
         estimator = self._make_candidate(self.best_params_)
         if hasattr(self, "stacks_"):
-            found = estimator.set_params(max_iter=passes).fit(X, y, **params)
+            fitted = estimator.set_params(max_iter=passes).fit(X, y, **params)
         elif takes_dask_collections(estimator) or not any(map(is_dask, (X, y, *params.values()))):
-            found = _train_to_pass(estimator, X, y, dict(params), self._classes, passes)
+            fitted = _train_to_pass(estimator, X, y, dict(params), self._classes, passes)
         else:
+            # As an argument of a task a Dask collection is computed, and gathered in one place.
             task = delayed(_train_to_pass, pure=False)
-            found = task(estimator, X, y, dict(params), self._classes, passes).compute()
-        self.best_estimator_ = found
+            fitted = task(estimator, X, y, dict(params), self._classes, passes).compute()
+        self.best_estimator_ = fitted
         self.refit_time_ = time.perf_counter() - begin
-        if hasattr(found, "feature_names_in_"):
-            self.feature_names_in_ = found.feature_names_in_
+        if hasattr(fitted, "feature_names_in_"):
+            self.feature_names_in_ = fitted.feature_names_in_
 
     def _as_sklearns(self) -> Any:
         """Return a search of scikit-learn's with the same results."""
@@ -370,11 +387,11 @@ multimetric_
 
 
 class IncrementalSearchCV(HyperbandSearchCV):
-    """Search by passes: candidates are trained side by side, scored, and ever fewer go on.
+    """Search that trains candidates side by side, and goes on with ever fewer of them.
 
-    Each pass fewer candidates go on, by `decay_rate`; and one whose score has not risen for
-    `patience` passes is stopped. How candidates are trained is told by
-    :class:`HyperbandSearchCV`, which needs no such choice.
+    After every `fits_per_score` passes candidates are scored, and the best go on, by `decay_rate`
+    ever fewer; one whose score has not risen for `patience` passes is stopped. Candidates are
+    trained as by :class:`HyperbandSearchCV`, which needs neither choice.
 
     Parameters
     ----------
@@ -384,15 +401,15 @@ class IncrementalSearchCV(HyperbandSearchCV):
     param_distributions : dict or list of dict
         Lists of values, or distributions, by parameter.
     n_initial_parameters : int, default=10
-        Candidates, which are drawn.
+        Number of candidates that are drawn.
     decay_rate : float or None, default=1.0
         After k scores ``n_initial_parameters * (1 + k)**-decay_rate`` candidates go on; None: all.
     patience : int or False, default=False
         Passes after which a candidate whose score has not risen is stopped.
     tol : float, default=0.001
-        What a score must have risen by in `patience` passes.
+        Rise of the score within `patience` passes below which it counts as not risen.
     fits_per_score : int, default=1
-        Passes from score to score.
+        Number of passes between scores.
     max_iter : int, default=100
         Passes of a candidate at most.
     scoring, cv, refit, random_state, error_score, return_train_score, verbose
@@ -406,8 +423,8 @@ refit_time_, multimetric_, stacks_, metadata_, history_
 
     Notes
     -----
-    Names and meaning are those of ``dask_ml.model_selection.IncrementalSearchCV``, but that
-    candidates are scored by cross-validation, not by one held-out part of the rows.
+    Parameters have the names and meaning of ``dask_ml.model_selection.IncrementalSearchCV``, except
+    that candidates are scored by cross-validation instead of one held-out part of the rows.
 
     Examples
     --------
@@ -475,6 +492,7 @@ refit_time_, multimetric_, stacks_, metadata_, history_
 
     @property
     def _promotion_factor(self) -> float | None:
+        """Return None: candidates decay from rung to rung, not by one factor."""
         return None
 
 
@@ -490,22 +508,22 @@ def _train_to_pass(
 
 
 def _gather_splits(splits: Splits) -> Splits:
-    """Return splits of lazy rows that do not lie on a cluster, in memory."""
-    n = splits.n_splits
+    """Return splits of lazy rows, computed into memory: for estimators that need gathered rows."""
     try:
-        found = compute(*[splits.rows.gather_split(split) for split in range(n)])
+        sides = compute(*map(splits.rows.gather_split, range(splits.n_splits)))
     except Exception as error:
         raise splits.rows.make_unread_error(error) from error
-    return _GatheredSplits(splits, found)  # type: ignore[return-value]
+    return _GatheredSplits(splits, sides)  # type: ignore[return-value]
 
 
 class _GatheredSplits:
-    """Both sides of all splits, in memory.
+    """Both sides of all splits in memory, of which `PartialFitTraining` takes `side` alone.
 
     Parameters
     ----------
     splits : Splits
     sides : sequence of ((X, y, ...), (X, y, ...))
+        Training and test side of each split.
     """
 
     def __init__(self, splits: Splits, sides: Sequence[Any]) -> None:
@@ -516,13 +534,3 @@ class _GatheredSplits:
         """Return the rows, targets and arguments of ``fit`` of one side of a split."""
         X, y, *cut = self._sides[split][0 if role == TRAIN else 1]
         return X, y, self._make_params(cut)
-
-
-def _find_client() -> Any | None:
-    """Return the current client of a cluster, if there is one."""
-    from distributed import default_client
-
-    try:
-        return default_client()
-    except ValueError:
-        return None

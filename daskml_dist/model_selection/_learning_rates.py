@@ -1,13 +1,16 @@
-"""Range test of learning rates, on a sample of the rows.
+"""Range test of learning rates: short fits to a sample of the rows, one for each rate.
 
-Each rate has a short fit of its own; short fits of linear models are columns of one batched fit.
+After L. N. Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3,
+but that rates do not rise within a single fit, in which a step at one rate begins where all smaller
+rates have led. Here each rate starts from the same parameters. Short fits of linear models are
+columns of one batched fit, whose passes train all rates.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,40 +21,36 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import as_collection
 from daskml_dist.diagnostics.plots.searches import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
-from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.parameters.run import Run
-from daskml_dist.training.job import FitJob
-from daskml_dist.training.learning_rate_search import count_step_rows, draw_sample_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-from collections.abc import Sequence
-
-from daskml_dist.data.collection import as_collection
 from daskml_dist.estimators.batched_fits.gradient_steps import (
     BatchedSteps,
     StepCandidate,
     group_step_estimators,
 )
 from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
+from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.model_selection._fold_rows import TRAIN, FoldAssignment, Ints
+from daskml_dist.parameters.run import Run
+from daskml_dist.training.job import FitJob
+from daskml_dist.training.learning_rate_search import count_step_rows, draw_sample_rows
 
-#: Rates that are tried by default: three in each power of ten.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Rates that are tried by default: three in each power of ten, from 1e-7 to 100.
 _DEFAULT_RATES = np.logspace(-7, 2, 28)
-
-
-#: Least number of steps of each trial.
+#: Least number of steps of each short fit: passes over the sample are added until there are.
 _MIN_STEPS = 32
-
-
-#: Share of the first loss that a rate must gain, lest none be suggested; and the share of the best
-#: gain for which a smaller rate is taken.
-_LEAST_GAIN, _GAIN_SHARE = 1e-3, 0.9
-
-
+#: Least fall of the loss, as a share of the loss at the smallest rate, for a suggestion at all.
+_LEAST_GAIN = 1e-3
+#: Share of the best fall of the loss that suffices: the smallest rate with it is suggested, being
+#: farther from the rates that diverge.
+_GAIN_SHARE = 0.9
+#: Parameter of most estimators; those with scikit-learn's `learning_rate_init` keep the schedule
+#: in the parameter of this name.
 _RATE_PARAMETER = "learning_rate"
 
 
@@ -64,15 +63,15 @@ class LearningRates:
     rates : ndarray of float64 of shape (n_rates,)
         In ascending order.
     losses : ndarray of float64 of shape (n_rates,)
-        Mean training losses of the last pass over the sample, each batch's before its step;
-        infinite where the fit diverged.
+        Mean training loss of the last pass over the sample, where each batch counts with its loss
+        before its step; infinite where the fit diverged.
     suggestion : float or None
-        The smallest rate with nine tenths of the best gain over the smallest rate's loss. None
-        where no rate gains a thousandth.
+        Smallest rate whose loss is below that of the smallest rate by nine tenths of the best
+        difference. None where no loss is below it by a thousandth of it.
     parameter : str
-        Name of the estimator's parameter that takes it.
+        Name of the estimator's parameter that takes the rate.
     batch_size, n_rows : int
-        Rows of a step, as in a fit to all rows, and of the sample.
+        Number of rows of a step, as in a fit to all rows, and of the sample.
 
     Examples
     --------
@@ -120,11 +119,11 @@ def learning_rate_range(
 ) -> LearningRates:
     """Try learning rates on a sample of the rows, and suggest one.
 
-    A sample is drawn of all rows, wherever they are, and comes to the client. Each rate then has a
-    short fit of its own, from the same start and over the same batches, whose size is that of a
-    step of the fit to all rows. (Smith raises the rate within one fit, so that each step begins
-    where larger and larger ones have led; with fits side by side a rate answers for itself.)
-    Fits of linear models that can be columns of one are: each comes to the same losses.
+    The client gets a random sample of all rows. Each rate then has a short fit of its own, from the
+    same initial parameters and over the same batches, whose size is that of a step of the fit to
+    all rows. (Smith raises the rate within one fit, in which each step begins where smaller rates
+    have led; separate fits show the effect of each rate alone.) Fits of linear models are batched
+    where possible, with the same losses.
 
     Parameters
     ----------
@@ -133,11 +132,11 @@ def learning_rate_range(
     X, y, sample_weight
         As for its ``fit``.
     rates : array-like of shape (n_rates,), or None
-        > 0. None: three in each power of ten from 1e-7 to 100.
+        Rates to try, > 0. None: three in each power of ten from 1e-7 to 100.
     n_rows : int, default=8192
-        Rows of the sample at most; >= 1.
+        Most rows of the sample; >= 1.
     client : distributed.Client or "inline", optional
-        As for ``fit``: where the rows are read.
+        As for ``fit``: reads the rows.
 
     Returns
     -------
@@ -147,9 +146,10 @@ def learning_rate_range(
     Raises
     ------
     InvalidParameterError
-        The estimator makes no gradient steps on rows and targets, or an argument has no meaning.
+        The estimator is not trained by gradient steps on rows and targets, or an argument is
+        invalid.
     InvalidDataError
-        The rows are none that it could be fitted to.
+        The estimator could not be fitted to these rows.
 
     References
     ----------
@@ -202,17 +202,19 @@ def _check_rates(given: Any) -> NDArray[np.float64]:
 
 
 def _draw_sample(
-    estimator: Any, X: Any, y: Any, sample_weight: Any, most: int, client: Any
+    estimator: Any, X: Any, y: Any, sample_weight: Any, max_rows: int, client: Any
 ) -> tuple[Block, int, int]:
-    """Some rows, the rows of a step of the fit to all of them, and the fit's seed."""
+    """Return a sample of the rows, the rows of a step of the fit to all rows, and its seed."""
+    # Without a search of the rate, by which learning_rate="auto" begins a fit.
     settings = replace(estimator._check_settings(None), auto_rate=False)
     collection = estimator._make_collection(X, y, sample_weight, reset=True)
     with FitJob(collection, client, settings.run) as job:
         weighted = sample_weight is not None
         rows = job.rows = estimator._dataset_info(job, None, settings.class_weight, weighted)
+        # Planned, and not trained: the plan knows how many rows a step of the fit would take.
         fit = estimator._plan_fit(job, settings, estimator._model(rows, None), None)
         job.lay_out_lanes(1)
-        block = draw_sample_rows(job.engine, job.lanes, most, settings.seed, 0.0)
+        block = draw_sample_rows(job.engine, job.lanes, max_rows, settings.seed, 0.0)
         return block, count_step_rows(fit), settings.seed
 
 
@@ -220,6 +222,8 @@ def _make_short_fit(
     estimator: Any, name: str, rate: float, batch: int, passes: int, seed: int
 ) -> Any:
     """Return an unfitted estimator of a short fit by a rate: one lane, plain steps, no stopping."""
+    # Overridden are parameters that would change the rate on the way, stop the fit early, or give
+    # other batches to each rate; of these the ones that the estimator has.
     fixed = {
         "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
         "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
@@ -249,7 +253,7 @@ def _replace_nonfinite(loss: float) -> float:
 
 @contextmanager
 def _ignore_fit_warnings() -> Iterator[None]:
-    """Silence the warnings of fits by wild rates, whose losses tell enough."""
+    """Ignore warnings of convergence and overflow, which fits by far too large rates raise."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -257,7 +261,8 @@ def _ignore_fit_warnings() -> Iterator[None]:
 
 
 def _suggest_rate(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float | None:
-    """Return the smallest rate with nearly the best gain; None where none gains enough."""
+    """Return the smallest rate with nearly the best fall of the loss; None if none is enough."""
+    # Measured from the smallest rate's loss, at which a short fit hardly moves.
     gains = losses[0] - losses
     if not (np.isfinite(losses[0]) and gains.max() > _LEAST_GAIN * abs(losses[0])):
         return None
@@ -268,7 +273,7 @@ def _suggest_rate(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> fl
 
 
 class _WholeTraining(FoldAssignment):
-    """One split, which trains on all rows."""
+    """Assignment of a single split that trains on all rows."""
 
     n_splits = 1
 
@@ -280,22 +285,23 @@ class _WholeTraining(FoldAssignment):
 def _fit_batched_to_losses(
     shorts: Sequence[Any], block: Block, passes: int
 ) -> NDArray[np.float64] | None:
-    """Return the losses of short fits made as one; None where they cannot be."""
-    stacks = group_step_estimators(shorts)
-    if stacks is None or len(stacks) != 1 or block.y is None or block.y.ndim > 1:
+    """Return the losses of short fits made as one batch; None where they cannot be batched."""
+    batches = group_step_estimators(shorts)
+    if batches is None or len(batches) != 1 or block.y is None or block.y.ndim > 1:
         return None
     classes, y = None, block.y
     if shorts[0]._classification:
         classes, y = np.unique(y, return_inverse=True)
-    targets = np.column_stack([y, np.ones(len(y))]).astype(np.float64)
+    targets = np.column_stack([y, np.ones(len(y))]).astype(np.float64)  # 1: the code 0, plus 1
     collection = as_collection(block.rows, targets, block.sample_weight, multi_output=True)
-    # Without a tolerance, all passes but the last are made in one go.
+    # With a tolerance a batch would be trained pass by pass, for the stopping rules.
     stack = BatchedSteps(
         [short.set_params(tol=None) for short in shorts], _WholeTraining(), classes
     )
     try:
         weighted = block.sample_weight is not None
         with stack.opened(collection, weighted, client="inline") as columns:
+            # The last pass is made by itself, so that its losses are recorded alone.
             stack.advance(columns, passes - 1)
             stack.advance(columns, passes)
     except NotBatchableError:
@@ -305,7 +311,7 @@ def _fit_batched_to_losses(
 
 def _read_last_loss(column: StepCandidate, passes: int) -> float:
     """Return the mean training loss of the last pass; infinite where the fit diverged."""
-    there = [column.w, *column.opt_state.values()]
-    if column.n_iter < passes or not all(a is not None and np.isfinite(a).all() for a in there):
+    state = [column.w, *column.opt_state.values()]
+    if column.n_iter < passes or not all(a is not None and np.isfinite(a).all() for a in state):
         return math.inf
     return _replace_nonfinite(float(column.records[-1]["loss"]))

@@ -1,8 +1,9 @@
 """Searches for the best parameters of an estimator: over a grid, drawn, and by successive halving.
 
-A search of Dask collections is a loop of this package, `DaskSearch`, around batched fits where
-candidates can be fitted as one, and around fits one by one else. All else, of rows in memory, is
-scikit-learn's own search.
+Over Dask collections `DaskSearch` fits all candidates on all splits as one batch where the
+estimator allows it (`_batched_fits.py`), and otherwise one by one or as tasks. Rows in memory are
+left to scikit-learn's search, from which each class here derives, except that candidates which can
+be batched are batched for them too.
 """
 
 from __future__ import annotations
@@ -64,15 +65,14 @@ from daskml_dist.parameters.checks import (
     taking_client,
 )
 
-# scikit-learn gives these two to whoever asks for them alone.
-
+#: Parameters to try, one mapping for each candidate.
 Candidates = Sequence[Mapping[str, Any]]
 
 
 class DaskSearch(EstimatorMixin):
     """Base class of searches over Dask collections, with batched fits where candidates allow them.
 
-    Put before one of scikit-learn's searches, which does all else of rows in memory.
+    Precedes one of scikit-learn's searches among the bases, which searches over rows in memory.
     """
 
     estimator: Any
@@ -82,9 +82,9 @@ class DaskSearch(EstimatorMixin):
     error_score: Any
     return_train_score: bool
     verbose: Any
-    #: Whether scikit-learn has such a search, for rows in memory.
+    #: Whether scikit-learn has a search of this kind, to which rows in memory can be left.
     _has_sklearn_peer: ClassVar[bool] = True
-    #: Whether the training of the search keeps both sides of each split on the workers.
+    #: Whether the search itself keeps both sides of each split in the workers' memory.
     _keeps_sides: ClassVar[bool] = False
 
     @taking_client
@@ -96,9 +96,9 @@ class DaskSearch(EstimatorMixin):
         X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
             `y` may name a column of X.
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **params
-            Arguments of the estimator's ``fit``; `sample_weight` is cut like X.
+            Arguments of the estimator's ``fit``; `sample_weight` is split like X.
 
         Returns
         -------
@@ -110,13 +110,14 @@ class DaskSearch(EstimatorMixin):
         """
         X, y, groups, params = prepare_inputs(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
-        asks = self._has_sklearn_peer and (
+        # Routed metadata and scikit-learn's callbacks are known to scikit-learn's fits alone.
+        needs_sklearn = self._has_sklearn_peer and (
             is_routing_metadata(params) or has_sklearns_callbacks(self)
         )
-        if not lazy and (asks or not self._can_batch()):
+        if not lazy and (needs_sklearn or not self._can_batch()):
             given = params if groups is None else {**params, "groups": groups}
-            found: Self = super().fit(X, y, **given)  # type: ignore[misc]
-            return found
+            fitted: Self = super().fit(X, y, **given)  # type: ignore[misc]
+            return fitted
         refuse_sklearns_callbacks(self)
         self._check_refit()
         check_target(self.estimator, y)
@@ -135,8 +136,9 @@ class DaskSearch(EstimatorMixin):
             tell("splitting rows")
             splits = Splits(self.estimator, X, y, groups, params, self.cv)
             self.n_splits_ = splits.n_splits
-            # A batched fit holds the rows itself; rows for other packages' fits are gathered in one
-            # reading. Else the cluster keeps them for all fits, where it has room.
+            # Each of this package's fits reads the rows, so the cluster keeps them for all fits if
+            # it has room. A batched fit holds the rows itself, and rows for other packages' fits
+            # are gathered once.
             reads_once = (
                 self._keeps_sides
                 or can_fit_batched([self.estimator])
@@ -154,16 +156,17 @@ class DaskSearch(EstimatorMixin):
 
     def _as_sklearns(self) -> Any:
         """Return the same search as an object of scikit-learn's class."""
-        theirs: Any = next(
-            kind for kind in type(self).__mro__ if kind.__module__.startswith("sklearn.")
+        sklearn_class: Any = next(
+            base for base in type(self).__mro__ if base.__module__.startswith("sklearn.")
         )
-        found = theirs.__new__(theirs)
-        vars(found).update(vars(self))
+        search = sklearn_class.__new__(sklearn_class)
+        vars(search).update(vars(self))
+        # Scorers of this package are replaced by scikit-learn's of the same names.
         if hasattr(self, "best_estimator_") and not self.multimetric_:
-            found.scorer_ = check_scoring(found.best_estimator_, self.scoring)
+            search.scorer_ = check_scoring(search.best_estimator_, self.scoring)
         elif hasattr(self, "scorer_") and (names := self._name_scores()) is not None:
-            found.scorer_ = {name: get_scorer(given) for name, given in names.items()}
-        return found
+            search.scorer_ = {name: get_scorer(given) for name, given in names.items()}
+        return search
 
     def _list_candidates(self) -> Candidates:
         """Return the parameters to try."""
@@ -183,18 +186,18 @@ class DaskSearch(EstimatorMixin):
     def _fit_candidates(
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[SplitFit]]:
-        """Return one fit for each candidate and split, of batched fits where these are possible."""
+        """Return one fit for each candidate and split, batched where this is possible."""
         tell(f"fits of {len(candidates)} candidates")
         estimators = [self._make_candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
         names = self._name_scores()
         if names is not None:
-            found = fit_batched_or_pipelines(
+            batched = fit_batched_or_pipelines(
                 estimators, splits, names, scorers, train_score=train_score,
                 error_score=self.error_score,
             )  # fmt: skip
-            if found is not None:
-                fits, self.stacks_ = found
+            if batched is not None:
+                fits, self.stacks_ = batched
                 return fits
         return splits.fits(
             estimators, dict(scorers), train_score=train_score,
@@ -204,18 +207,20 @@ class DaskSearch(EstimatorMixin):
     def _can_batch(self) -> bool:
         """Return whether rows in memory are for a batched fit rather than for scikit-learn's fits.
 
-        Asked of the estimator alone: candidates that are drawn are drawn once.
+        By the estimator alone: to look at the candidates would draw them, which changes the state
+        of a `random_state` that is a generator.
         """
-        alone = [self.estimator]
+        one = [self.estimator]
         return self._name_scores() is not None and (
-            can_fit_batched(alone) or can_batch_pipelines(alone)
+            can_fit_batched(one) or can_batch_pipelines(one)
         )
 
     def _name_scores(self) -> dict[str, Any] | None:
-        """Return the scores by name; None where one is a function of several scores."""
+        """Return the scores by name; None for a callable, which may return several scores."""
         return name_scores(self.scoring)
 
     def _check_refit(self) -> None:
+        """Raise an error where `refit` does not say by which of several scores to choose."""
         several = isinstance(self.scoring, list | tuple | set | dict)
         names = list(self.scoring) if several else []
         chooses = self.refit is False or callable(self.refit) or self.refit in names
@@ -226,6 +231,7 @@ class DaskSearch(EstimatorMixin):
             )
 
     def _choose_best(self) -> None:
+        """Set the attributes of the best candidate; not of several scores without a refit."""
         results = self.cv_results_
         if not self.refit and self.multimetric_:
             return
@@ -238,6 +244,7 @@ class DaskSearch(EstimatorMixin):
         self.best_params_ = results["params"][self.best_index_]
 
     def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
+        """Set `best_estimator_`, fitted to all rows."""
         begin = time.perf_counter()
         self.best_estimator_ = fit_clone(self._make_candidate(self.best_params_), X, y, params)
         self.refit_time_ = time.perf_counter() - begin
@@ -245,12 +252,16 @@ class DaskSearch(EstimatorMixin):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
 
     def _make_candidate(self, params: Mapping[str, Any]) -> Any:
-        """Return the estimator with some parameters, unfitted."""
+        """Return an unfitted clone of the estimator with a candidate's parameters."""
+        # Values are cloned too: a parameter may be an estimator, which candidates must not share.
         return clone(self.estimator).set_params(**clone(params, safe=False))
 
 
 def _make_best_method(name: str) -> Any:
-    """Return a method of rows, whose answers to a Dask collection are lazy whatever the best is."""
+    """Return a method that calls the best estimator's, lazily for Dask collections.
+
+    Also where the best estimator is of another package, whose own method would compute the rows.
+    """
 
     def method(self: Any, X: Any) -> Any:
         best = vars(self).get("best_estimator_")
@@ -262,7 +273,7 @@ def _make_best_method(name: str) -> Any:
         try:
             getattr(super(DaskSearch, self), name)
         except AttributeError as error:
-            # scikit-learn tells why there is none in the cause.
+            # The cause is scikit-learn's error that tells why the method is missing.
             raise (error.__cause__ or error) from None
         return True
 
@@ -286,7 +297,7 @@ for _name in ("predict", "predict_proba", "predict_log_proba", "decision_functio
 
 
 def check_best_index(best: Any, n_candidates: int) -> int:
-    """Return the candidate's number that a function of `refit` chose, which must be one."""
+    """Return the candidate's number that a function given as `refit` chose, checked."""
     if not isinstance(best, Integral):
         raise InvalidTypeError(
             f"best_index_ returned is not an integer: refit returned {best!r}. Return the number "
@@ -375,10 +386,17 @@ refit_time_, multimetric_
 
 
 class _HalvingSearch(DaskSearch):
-    """Base class of searches by successive halving (Karnin, Koren and Somekh, ICML 2013).
+    """Base class of searches by successive halving.
 
-    Each rung is a search of its own over the candidates that are left: one batched fit, where they
-    allow it.
+    A rung scores its candidates on a budget of resources (rows, or a parameter such as `max_iter`),
+    and one in `factor` of them goes on to the next rung, with `factor` times the resources. Each
+    rung is a search of its own, one batched fit if candidates allow it.
+
+    References
+    ----------
+    Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits",
+    ICML 2013, Algorithm 1. K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification
+    and hyperparameter optimization", AISTATS 2016.
     """
 
     factor: Any
@@ -391,16 +409,16 @@ class _HalvingSearch(DaskSearch):
 
     @taking_client
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
-        """Score candidates on ever more, fewer of them each time, and fit the best to all rows.
+        """Score ever fewer candidates on ever more resources, and fit the best to all rows.
 
         Parameters
         ----------
         X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
             `y` may name a column of X.
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **params
-            Arguments of the estimator's ``fit``; `sample_weight` is cut like X.
+            Arguments of the estimator's ``fit``; `sample_weight` is split like X.
 
         Returns
         -------
@@ -428,44 +446,49 @@ class _HalvingSearch(DaskSearch):
         self._plan_rungs(len(candidates))
         self.n_resources_: list[int] = []
         self.n_candidates_: list[int] = []
+        # A row of the results for each candidate at each rung.
         tried: list[dict[str, Any]] = []
         fits: list[list[SplitFit]] = []
-        more: dict[str, list[int]] = {"iter": [], "n_resources": []}
-        stacks, numbers = 0, list(range(len(candidates)))
+        columns: dict[str, list[int]] = {"iter": [], "n_resources": []}
+        n_batches, numbers = 0, list(range(len(candidates)))
+        n_rows = splits.count_rows() if self.resource == "n_samples" else 0
         for rung in range(self.n_iterations_):
             n_resources = self._count_resources(rung)
             self.n_resources_.append(n_resources)
             self.n_candidates_.append(len(candidates))
-            of_rung = splits
+            rung_splits = splits
             if self.resource == "n_samples":
-                n_rows = splits.count_rows()
-                of_rung = splits.thin(n_resources / n_rows, self.random_state)
+                rung_splits = splits.thin(n_resources / n_rows, self.random_state)
             else:
                 candidates = [{**params, self.resource: n_resources} for params in candidates]
-            vars(self).pop("stacks_", None)
+            vars(self).pop("stacks_", None)  # set again by a rung that is batched
             name = f"rung {rung + 1} of {self.n_iterations_}, {self.resource}={n_resources}"
             tell(f"{name}: {len(candidates)} candidates")
-            found = self._fit_candidates(of_rung, candidates, scorers)
-            stacks += vars(self).get("stacks_", 0)
-            tried, fits = tried + candidates, fits + found
-            more["iter"] += [rung] * len(candidates)
-            more["n_resources"] += [n_resources] * len(candidates)
-            scores = np.mean([[fit.test["score"] for fit in row] for row in found], axis=1)
-            known = {"bracket": 0, "resource": n_resources}
-            told = zip(numbers, scores, strict=True)
-            tell_rung(name, [known | {"candidate": i, "score": float(s)} for i, s in told])
+            rung_fits = self._fit_candidates(rung_splits, candidates, scorers)
+            n_batches += vars(self).get("stacks_", 0)
+            tried, fits = tried + candidates, fits + rung_fits
+            columns["iter"] += [rung] * len(candidates)
+            columns["n_resources"] += [n_resources] * len(candidates)
+            scores = np.mean([[fit.test["score"] for fit in row] for row in rung_fits], axis=1)
+            facts = {"bracket": 0, "resource": n_resources}
+            scored = zip(numbers, scores, strict=True)
+            tell_rung(name, [facts | {"candidate": i, "score": float(s)} for i, s in scored])
+            # argsort puts NaN, the scores of failed fits, last; rolled to the front they are the
+            # first to be dropped. scikit-learn keeps the same candidates in the same order.
             order = np.roll(np.argsort(scores), np.count_nonzero(np.isnan(scores)))
-            keep = ceil(len(candidates) / self.factor)
-            self.n_remaining_candidates_ = keep
-            candidates = [candidates[i] for i in order[-keep:]]
-            numbers = [numbers[i] for i in order[-keep:]]
-        if stacks:
-            self.stacks_ = stacks
-        return make_cv_results(tried, fits, train_score=bool(self.return_train_score), more=more)
+            n_kept = ceil(len(candidates) / self.factor)
+            self.n_remaining_candidates_ = n_kept
+            candidates = [candidates[i] for i in order[-n_kept:]]
+            numbers = [numbers[i] for i in order[-n_kept:]]
+        if n_batches:
+            self.stacks_ = n_batches
+        train_score = bool(self.return_train_score)
+        return make_cv_results(tried, fits, train_score=train_score, more=columns)
 
     def _choose_best(self) -> None:
-        """Set the best of the last rung."""
+        """Set the attributes of the best candidate of the last rung."""
         results = self.cv_results_
+        # Scores of earlier rungs are of fewer resources, and not comparable.
         last = np.flatnonzero(results["iter"] == np.max(results["iter"]))
         scores = results["mean_test_score"][last]
         best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))
@@ -477,10 +500,12 @@ class _HalvingSearch(DaskSearch):
         self.best_params_ = results["params"][self.best_index_]
 
     def _check_halving_options(self, y: Any) -> None:
+        """Raise scikit-learn's errors for parameters that halving cannot go by."""
         if isinstance(self.scoring, list | tuple | set | dict):
             raise InvalidParameterError(
                 f"scoring={self.scoring!r}: halving keeps candidates by one score. Name one."
             )
+        # A splitter that shuffles anew each time would score the rungs on different folds.
         cv = check_splitter(self.cv, self.estimator, y)
         fixed = isinstance(getattr(cv, "random_state", 0), Integral)
         if not fixed and getattr(cv, "shuffle", True):
@@ -502,10 +527,12 @@ class _HalvingSearch(DaskSearch):
             )
 
     def _resolve_resources(self, splits: Splits) -> None:
+        """Set the resources of the first rung and the most of any, as scikit-learn does."""
         least, most = self.min_resources, self.max_resources
         if least in ("smallest", "exhaust"):
             least = 1
             if self.resource == "n_samples":
+                # scikit-learn's rule: two rows for each split and, of a classifier, each label.
                 least = 2 * splits.n_splits
                 least *= len(splits.find_labels()) if is_classifier(self.estimator) else 1
         self.min_resources_ = least
@@ -519,10 +546,14 @@ class _HalvingSearch(DaskSearch):
             raise InvalidDataError("min_resources_=0: X holds no rows.")
 
     def _plan_rungs(self, n_candidates: int) -> None:
-        """Set the numbers of rungs, as scikit-learn counts them."""
+        """Set the numbers of rungs that candidates require and resources allow.
+
+        As scikit-learn does, whose attributes these are.
+        """
+        # As many rungs as leave at most `factor` candidates at the last one.
         self.n_required_iterations_ = 1 + floor(log(n_candidates, self.factor))
         if self.min_resources == "exhaust":
-            # The least is raised until the last rung has as much as there is.
+            # Raised so that the last rung uses nearly all resources.
             last = self.n_required_iterations_ - 1
             self.min_resources_ = max(
                 self.min_resources_, int(self.max_resources_ // self.factor**last)
@@ -534,9 +565,10 @@ class _HalvingSearch(DaskSearch):
             self.n_iterations_ = min(self.n_possible_iterations_, self.n_required_iterations_)
 
     def _count_resources(self, rung: int) -> int:
+        """Return the resources of a rung: the least, times `factor` to the rung's number."""
         power = rung
         if self.aggressive_elimination:
-            # More rungs are required than resources allow: the first ones repeat on the least.
+            # If more rungs are required than resources allow, the first ones all use the least.
             power = max(0, rung - self.n_required_iterations_ + self.n_possible_iterations_)
         return min(int(self.factor**power * self.min_resources_), int(self.max_resources_))
 
@@ -627,7 +659,7 @@ refit_time_, multimetric_
     def _list_candidates(self) -> Candidates:
         n = self.n_candidates
         if n == "exhaust":
-            # As many candidates as bring the last rung to all resources.
+            # As many as let the last rung use all resources: scikit-learn's rule.
             n = self.max_resources_ // self.min_resources_
         drawn: Sequence[Mapping[str, Any]] = list(
             model_selection.ParameterSampler(
@@ -678,6 +710,7 @@ _ABSENT_VALUE = object()
 def _store_scores(
     table: dict[str, Any], name: str, rows: list[list[float]], splits: bool = False
 ) -> None:
+    """Store means and deviations over the splits, and with `splits` a column for each split."""
     values = np.array(rows)
     if splits:
         for i, column in enumerate(values.T):
@@ -686,23 +719,25 @@ def _store_scores(
 
 
 def _rank_means(means: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Return the rank of each mean, 1 the best; NaN has the last one."""
+    """Return the rank of each mean, 1 for the best; NaN gets the last rank."""
     if np.isnan(means).all():
         return np.ones(len(means), np.int32)
     lowest = np.nanmin(means) - 1
-    found = rankdata(-np.where(np.isnan(means), lowest, means), method="min")
-    return np.asarray(found, np.int32)
+    ranks = rankdata(-np.where(np.isnan(means), lowest, means), method="min")
+    return np.asarray(ranks, np.int32)
 
 
 def _make_param_column(values: list[Any]) -> Any:
-    """Return a parameter's values as a masked array, of their dtype where they have one."""
+    """Return a parameter's values as a masked array: of a number dtype, or of objects."""
     mask = np.array([value is _ABSENT_VALUE for value in values])
     given = [value for value in values if value is not _ABSENT_VALUE]
-    kind: Any = object
-    if all(isinstance(v, int | float | np.number) for v in given):
-        kind = np.result_type(*map(np.asarray, given)) if given else object
-        kind = object if any(isinstance(v, bool) for v in given) else kind
-    column: Any = np.ma.array(np.empty(len(values), dtype=kind))
+    dtype: Any = object
+    # bool is an int to Python, but a column of True and 0.5 would be of floats.
+    if given and all(
+        isinstance(v, int | float | np.number) and not isinstance(v, bool) for v in given
+    ):
+        dtype = np.result_type(*map(np.asarray, given))
+    column: Any = np.ma.array(np.empty(len(values), dtype=dtype))
     for i, value in enumerate(values):
         if value is not _ABSENT_VALUE:
             column[i] = value

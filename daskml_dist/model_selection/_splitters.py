@@ -1,15 +1,17 @@
-"""Splitters with scikit-learn's names, parameters and, of rows in memory, results.
+"""Splitters with scikit-learn's names and parameters, for Dask collections too.
 
-Of Dask collections they give masks, one bool a row, and count rows or labels in one pass at most:
-each splitter's `_plan` turns the counts into a maker of codes and a table of roles
-(`_fold_rows.py`).
+For rows in memory each class calls scikit-learn's, from which it derives. For Dask collections it
+yields lazy masks. A splitter counts rows, labels or groups of each block in one pass at most, and
+its `_plan` turns the counts into two things of `_fold_rows.py`: a maker of codes, by which tasks
+number the rows of their own blocks, and a table of the role of each code in each split. So neither
+row numbers nor masks of all rows are ever held in one place.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import ceil, floor
 from numbers import Integral
 from typing import Any
@@ -50,14 +52,14 @@ from daskml_dist.model_selection._fold_rows import (
 class DaskSplitter(NamedParameters):
     """Base class of splitters that split Dask collections too.
 
-    A splitter counts rows, labels or groups in its `_plan`, which tells the code of each row.
+    Precedes a splitter of scikit-learn among the bases, which splits rows in memory.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         translate_sklearn_errors(cls)
 
-    #: Argument whose values the codes are made of: "y", "groups" or None.
+    #: Argument of `split` that decides a row's code: "y", "groups", or None for its place alone.
     _column: str | None = None
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Any, Any]]:
@@ -74,13 +76,13 @@ class DaskSplitter(NamedParameters):
         ------
         train, test : ndarray of int64
             Numbers of rows. Where an input is a Dask collection: lazy masks of bool of shape
-            (n_rows,) in the chunks of X, such that ``X[train]`` are the rows: a dask Series of a
+            (n_rows,) in the chunks of X, such that ``X[train]`` are the rows: a dask Series for a
             dask DataFrame of known divisions, else a dask Array.
 
         Raises
         ------
         InvalidDataError
-            There are fewer rows (of a label, groups) than splits.
+            There are fewer rows, rows of each label, or groups than splits.
         """
         X, y, groups = convert_foreign(X, y, groups)
         rows_of_X = X
@@ -112,14 +114,18 @@ class DaskSplitter(NamedParameters):
 
     @abstractmethod
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
-        """Return the maker of the rows' codes, and the role of each code in each split."""
+        """Return the maker of codes, and the role of each code in each split.
+
+        `columns` holds X and the argument that `_column` names.
+        """
 
 
 class KFold(DaskSplitter, model_selection.KFold):
-    """K consecutive folds, or shuffled ones, each of which is held out once.
+    """Splitter into k consecutive or shuffled folds, each of which is held out once.
 
-    Parameters are scikit-learn's. Rows of Dask collections are shuffled within their blocks and
-    dealt out in turn, so that every fold has rows of every block, and as many of all as it should.
+    Parameters are scikit-learn's. With ``shuffle=True`` rows of Dask collections are shuffled
+    within their blocks and dealt out in turn, so that folds differ by one row at most, and each
+    gets its share of every block.
 
     Examples
     --------
@@ -138,13 +144,14 @@ class KFold(DaskSplitter, model_selection.KFold):
         roles = TableRoles.from_folds(k)
         if self.shuffle:
             return FoldsByPlace(order, k), roles
+        # As scikit-learn: the first n % k folds have one row more.
         sizes = np.full(k, n // k)
         sizes[: n % k] += 1
         return FoldsByRange(order, sizes.cumsum()[:-1], k), roles
 
 
 class StratifiedKFold(DaskSplitter, model_selection.StratifiedKFold):
-    """Folds that have as many rows of each label as all rows have.
+    """Splitter into folds that have the same shares of labels as all rows.
 
     Parameters are scikit-learn's, and so are the folds unless rows are shuffled. The labels of a
     Dask collection are counted in one pass.
@@ -162,29 +169,30 @@ class StratifiedKFold(DaskSplitter, model_selection.StratifiedKFold):
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         k = self.n_splits
-        order, counts = _order_by_label(columns, _draw_seed(self))
-        of_label = counts.sum(axis=0)
+        order, block_counts = _order_by_label(columns, _draw_seed(self))
+        of_label = block_counts.sum(axis=0)
         _check_enough_rows(int(of_label.sum()), k)
         _check_label_counts(of_label, k)
         roles = TableRoles.from_folds(k)
         if self.shuffle:
             return FoldsByPlace(order, k), roles
-        # Rows sorted by label are dealt out in turn, as scikit-learn does: fold i takes every k-th
-        # place from i on. So each fold's number of rows of a label is known, and in the order of
-        # the rows it takes the next so many of this label.
+        # scikit-learn's allocation, without the rows. It counts, among rows sorted by label, the
+        # rows of each label at the places i, i + k, i + 2k, ... for fold i: ceil((p - i) / k) such
+        # places lie before place p. Then it gives each label's rows, in their order in the data,
+        # to fold 0 until that has its count, to fold 1, and so on: a range of places each.
         first = of_label.cumsum() - of_label
-        ends = np.arange(k)[:, None]
-        taken = (first + of_label - ends + k - 1) // k - (first - ends + k - 1) // k
-        stops = (first + taken.cumsum(axis=0)).T.ravel()
+        fold = np.arange(k)[:, None]
+        counts = (first + of_label - fold + k - 1) // k - (first - fold + k - 1) // k
+        stops = (first + counts.cumsum(axis=0)).T.ravel()
         return FoldsByRange(order, stops[:-1], k), roles
 
 
 class GroupKFold(DaskSplitter, model_selection.GroupKFold):
-    """Folds that no group is part of two of.
+    """Splitter into folds of whole groups: all rows of a group are in one fold.
 
-    Parameters are scikit-learn's, and so are the folds, shuffled or not: the largest groups go
-    first, each to the fold that has the fewest rows. The groups of a Dask collection are counted in
-    one pass.
+    Parameters are scikit-learn's, and so are the folds, shuffled or not. Without a shuffle groups
+    are assigned from the largest to the smallest, each to the fold that has the fewest rows so far.
+    The groups of a Dask collection are counted in one pass.
 
     Examples
     --------
@@ -205,13 +213,14 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
                 f"Cannot have number of splits n_splits={k} greater than the number of groups: "
                 f"{len(groups)}. Lower n_splits."
             )
-        if getattr(self, "shuffle", False):
+        if self.shuffle:
             shuffled = check_random_state(self.random_state).permutation(len(groups))
             folds = np.empty(len(groups), np.int64)
             for fold, part in enumerate(np.array_split(shuffled, k)):
                 folds[part] = fold
             return FoldsByGroup(groups, folds), TableRoles.from_folds(k)
-        # Greedy: the largest group first, each to the fold that has the fewest rows.
+        # Longest processing time first: the largest fold exceeds the least possible by a third at
+        # most (Graham 1969). Of groups of one size the last goes first, as in scikit-learn.
         loads, folds = np.zeros(k), np.empty(len(groups), np.int64)
         for group in np.argsort(sizes, kind="stable")[::-1]:
             folds[group] = lightest = int(np.argmin(loads))
@@ -220,10 +229,10 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
 
 
 class TimeSeriesSplit(DaskSplitter, model_selection.TimeSeriesSplit):
-    """Splits that train on rows before those that they test.
+    """Splitter of rows in the order of time: training rows come before test rows.
 
-    Parameters are scikit-learn's, and so are the splits; rows of a Dask collection are in the
-    order of its blocks.
+    Parameters are scikit-learn's, and so are the splits; the order of rows of a Dask collection is
+    that of its blocks.
 
     Examples
     --------
@@ -248,20 +257,20 @@ class TimeSeriesSplit(DaskSplitter, model_selection.TimeSeriesSplit):
         begins = np.zeros(k, np.int64)
         if self.max_train_size:
             begins = np.maximum(0, trains - self.max_train_size)
-        # Between two neighbouring ends of a side all rows have the same roles, so a range of rows
-        # between them is a code.
+        # Cut the rows wherever a side of any split begins or ends. Between two neighbouring cuts
+        # all rows have the same role in every split, so each such range gets a code.
         stops = np.unique(np.concatenate([begins, trains, tests, tests + size, [n]]))
         stops = stops[stops > 0]
-        at = np.concatenate([[0], stops[:-1]])[:, None]
+        starts = np.concatenate([[0], stops[:-1]])[:, None]
         table = np.full((len(stops), k), NEITHER, np.int8)
-        table[(at >= begins) & (at < trains)] = TRAIN
-        table[(at >= tests) & (at < tests + size)] = TEST
+        table[(starts >= begins) & (starts < trains)] = TRAIN
+        table[(starts >= tests) & (starts < tests + size)] = TEST
         codes = FoldsByRange(RowOrder(_find_block_starts(counts)), stops[:-1], len(stops))
         return codes, TableRoles(table)
 
 
 class _ShuffledSplitter(DaskSplitter):
-    """Base class of splitters that draw the test rows of each split anew."""
+    """Base class of splitters that draw the rows of each split independently of the others."""
 
     n_splits: int
     test_size: Any
@@ -269,6 +278,7 @@ class _ShuffledSplitter(DaskSplitter):
     _default_test_size: float
 
     def _spread(self, order: RowOrder, n: int) -> tuple[FoldCodes, FoldAssignment]:
+        """Return codes and roles of splits that draw rows evenly along an order of `n` rows."""
         if self.n_splits > DigitRoles.most:
             raise InvalidParameterError(
                 f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
@@ -280,9 +290,9 @@ class _ShuffledSplitter(DaskSplitter):
 
 
 class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
-    """Splits that hold out random rows, each split others.
+    """Splitter that draws test rows and training rows at random, for each split anew.
 
-    Parameters are scikit-learn's. Of Dask collections every block gives its share of test rows.
+    Parameters are scikit-learn's. Every block of a Dask collection gives its share of test rows.
 
     Examples
     --------
@@ -302,7 +312,7 @@ class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
 
 
 class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffleSplit):
-    """Splits that hold out random rows, of each label its share.
+    """Splitter that draws test rows and training rows at random, of each label its share.
 
     Parameters are scikit-learn's. The labels of a Dask collection are counted in one pass.
 
@@ -352,11 +362,11 @@ def train_test_split(
         Shares or numbers of rows; a quarter of them by default.
     random_state : int, RandomState or None
     shuffle : bool, default=True
-        Whether rows are drawn; without, the last ones are test rows. Of Dask collections every
-        block gives its share of test rows, and rows keep their order.
+        Whether rows are drawn; False takes the last ones as test rows. Every block of a Dask
+        collection gives its share of test rows, and rows keep their order.
     stratify : like a target, or str, or None
-        A name is that of a column of the first array, a dataframe.
-        Both sides have as many rows of each label as all rows have.
+        Labels, whose shares are the same on both sides; or the name of a column of the first array,
+        a dataframe, that holds them.
 
     Returns
     -------
@@ -394,7 +404,7 @@ def train_test_split(
             "collection first: dask.array.from_array(X)."
         )
     if test_size is None and train_size is None:
-        test_size = 0.25  # of the splitters it is a tenth
+        test_size = 0.25  # scikit-learn's default here; that of its splitters is 0.1
     sizes = {"test_size": test_size, "train_size": train_size}
     if not shuffle:
         if stratify is not None:
@@ -413,7 +423,7 @@ def train_test_split(
 
 
 def _split_in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) -> RowsOfSplits:
-    """Return training rows first, then test rows; rows left over have no role."""
+    """Return rows of which the first are trained on, the next tested, and the others left out."""
     columns = as_collection(arrays[0], numeric=False, any_shape=True)
     counts = count_rows(columns)
     n_rows = int(counts.sum())
@@ -430,7 +440,7 @@ def _split_in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) ->
 def resolve_sizes(
     n: int, test_size: Any, train_size: Any, default: float = 0.25
 ) -> tuple[int, int]:
-    """Return the numbers of training and of test rows, as scikit-learn has them."""
+    """Return the numbers of training rows and of test rows, by scikit-learn's rules."""
     for name, value in (("test_size", test_size), ("train_size", train_size)):
         if value is None:
             continue
@@ -442,7 +452,7 @@ def resolve_sizes(
             )
     if test_size is None and train_size is None:
         test_size = default
-    # Shares of test rows are rounded up, of training rows down.
+    # A share of test rows is rounded up, one of training rows down. What is not given is the rest.
     n_test = None if test_size is None else _count_rows_of_size(test_size, n, ceil)
     n_train = None if train_size is None else _count_rows_of_size(train_size, n, floor)
     n_test = n - n_train if n_test is None else n_test  # type: ignore[operator]
@@ -455,12 +465,13 @@ def resolve_sizes(
     return n_train, n_test
 
 
-def _count_rows_of_size(size: Any, n: int, rounded: Any) -> int:
-    return int(size) if isinstance(size, Integral) else int(rounded(float(size) * n))
+def _count_rows_of_size(size: Any, n: int, round_share: Callable[[float], int]) -> int:
+    """Return a number of rows, given a number or a share of `n` rows."""
+    return int(size) if isinstance(size, Integral) else int(round_share(float(size) * n))
 
 
 def _draw_seed(splitter: Any) -> int | None:
-    """Return the seed of a splitter, None where it does not shuffle."""
+    """Return the seed of a splitter; None if it does not shuffle."""
     if not getattr(splitter, "shuffle", True):
         return None
     given = splitter.random_state
@@ -470,20 +481,23 @@ def _draw_seed(splitter: Any) -> int | None:
 
 
 def _find_block_starts(counts: Ints) -> Ints:
+    """Return the number of rows before each block, given the number of rows of each."""
     return np.asarray(counts.cumsum() - counts, np.int64)
 
 
 def _order_by_label(columns: Collection, seed: int | None) -> tuple[RowOrder, Ints]:
-    """Return the order of rows by their labels, and how many each block has of each label."""
+    """Return the order of rows by label, then block, and how many each block has of each label."""
+    # Labels in the order in which rows show them first, as scikit-learn's StratifiedKFold has them.
     labels, counts = count_labels(columns, first_seen=True)
     of_label = counts.sum(axis=0)
-    first = of_label.cumsum() - of_label
-    before = counts.cumsum(axis=0) - counts
+    first = of_label.cumsum() - of_label  # rows of earlier labels
+    before = counts.cumsum(axis=0) - counts  # rows of the same label in earlier blocks
     starts = _find_block_starts(counts.sum(axis=1))
     return RowOrder(starts, seed, labels, first + before), counts
 
 
 def _check_enough_rows(n_rows: int, n_splits: int) -> None:
+    """Raise scikit-learn's error for fewer rows than folds."""
     if n_splits > n_rows:
         raise InvalidDataError(
             f"Cannot have number of splits n_splits={n_splits} greater than the number of samples: "
@@ -492,6 +506,7 @@ def _check_enough_rows(n_rows: int, n_splits: int) -> None:
 
 
 def _check_label_counts(of_label: NDArray[Any], k: int) -> None:
+    """Raise an error if every label has fewer rows than folds, and warn if any label has."""
     if (of_label < k).all():
         raise InvalidDataError(
             f"n_splits={k} cannot be greater than the number of members in each class. Lower it."

@@ -1,8 +1,13 @@
-"""Rows cut for cross-validation, and an estimator fitted and scored on the sides of splits.
+"""Splits of rows for cross-validation, and fits and scores of estimators on both sides of each.
 
-`Splits` cuts rows in memory or Dask collections once, for any number of fits (`Splits.fits`), each
-of which gives a `SplitFit`. Beside it stand the checks of what cross-validation is asked for, the
-report of failed fits, and scikit-learn's metadata routing.
+A split has two sides, training and test rows. `Splits` assigns the rows of arrays in memory or of
+Dask collections to the sides once, for any number of fits (`Splits.fits`), each of which results
+in a `SplitFit`. Rows in memory are taken by their numbers, as scikit-learn does. Rows of a Dask
+collection get an integer code each (`_fold_rows.py`), from which every task tells the sides of its
+own block, so that no row moves and the client never holds row numbers.
+
+The checks of the arguments of cross-validation, the report of failed fits and scikit-learn's
+metadata routing stand here too.
 """
 
 from __future__ import annotations
@@ -69,9 +74,12 @@ from daskml_dist.models.batched import SingleSplitAssignment
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.sklearn_internals import take_rows_or_columns
 
-#: Share of the workers' memory that rows of a search may take beside those of its fits, which
-#: keep up to 0.4 of it (`Run.memory_budget`).
+#: Share of the workers' memory that the rows of a search may take for all of its fits. The fit at
+#: work keeps copies of its own, up to `Run.memory_budget`, and Dask spills from 0.6 of the memory.
 _KEPT_MEMORY_SHARE = 0.2
+#: Blocks of which one is measured, at most, before rows are kept: the measurement reads them from
+#: the source, once more than the fits do.
+_BLOCKS_PER_SAMPLE = 4
 
 
 @dataclass(eq=False)
@@ -110,7 +118,7 @@ class SplitFit:
         cls, error: Exception, what: str, names: Iterable[str], train_score: bool,
         error_score: Any, seconds: float,
     ) -> SplitFit:  # fmt: skip
-        """Return the result of a failed fit with a warning, or raise its error if so asked."""
+        """Warn of a failed fit and return its result; raise the error if error_score="raise"."""
         if error_score == "raise":
             raise error
         text = (
@@ -130,27 +138,29 @@ class Splits:
     X, y, groups : Dask collections, or rows in memory; None where absent
         `y` may name a column of X.
     fit_params : dict
-        Arguments of ``fit``; those that have a value a row are cut like X.
+        Arguments of ``fit``; those with a value for each row are split like X.
     cv
         As in :func:`cross_validate`.
 
     Attributes
     ----------
     inputs : tuple
-        X, y, and the arguments of ``fit`` that are cut: the weights of rows first.
+        X, y, and the arguments of ``fit`` that are split: `sample_weight` first, if given.
     cut : tuple of str
-        Names of these.
+        Names of the arguments of ``fit`` that are split, in the order of `inputs`.
     plain : dict
-        Arguments of ``fit`` that are not cut.
+        Arguments of ``fit`` that every fit gets as they are.
     by_roles : bool
-        Whether every row has one role in a split; else `roles` and `codes` say nothing. Of Dask
-        collections it always does.
+        Whether every row is at most once on one side of a split, so that `roles` and `codes`
+        describe the splits. Always True for Dask collections; False for rows in memory that a
+        bootstrap draws several times, say.
     roles : FoldAssignment
+        Side of each code in each split.
     codes : ndarray of int64 of shape (n_rows,), or None
-        Of rows in memory.
+        Codes of rows in memory; None for Dask collections, whose codes `rows` makes.
     n_splits : int
     trained : TrainedRows or None
-        Numbers of training rows of the splits, once they are counted.
+        Numbers of training rows of the splits; None until they are counted.
     """
 
     trained: TrainedRows | None = None
@@ -161,7 +171,7 @@ class Splits:
         X, y, weight = take_named_columns(X, y, fit_params.get("sample_weight"))
         given = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
         names = [name for name, value in given.items() if _has_value_per_row(name, value, X)]
-        names.sort(key="sample_weight".__ne__)
+        names.sort(key="sample_weight".__ne__)  # False sorts first
         self.cut = tuple(names)
         self.inputs: tuple[Any, ...] = X, y, *(given.pop(name) for name in names)
         self.plain = given
@@ -171,7 +181,8 @@ class Splits:
         self._rows: RowsOfSplits | None = None
         self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
-            get_computing_client("cross-validation")  # one of an event loop is told
+            # Raises for the client of an event loop, which cannot be waited for here.
+            get_computing_client("cross-validation")
             self._rows = _assign_folds(splitter, self.inputs, y, groups)
             self.roles: FoldAssignment = self._rows.roles
         else:
@@ -180,28 +191,32 @@ class Splits:
         self.n_splits = self.roles.n_splits
 
     def _encode_indices(self) -> None:
-        """Set the codes of rows in memory, as far as these tell the splits."""
-        n = count_rows_of_block(self.inputs[0])
-        self.by_roles = _have_one_role_each(self.indices, n)
+        """Set the codes of rows in memory; all alike where codes cannot describe the splits."""
+        n_rows = count_rows_of_block(self.inputs[0])
+        self.by_roles = _have_one_role_each(self.indices, n_rows)
         if self.by_roles:
-            self.codes, self.roles = _encode_splits(self.indices, n)
+            self.codes, self.roles = _encode_splits(self.indices, n_rows)
         else:
-            self.codes = np.zeros(n, np.int64)
+            # Only fits split by split are possible then, and these take rows by `indices`.
+            self.codes = np.zeros(n_rows, np.int64)
             self.roles = TableRoles(np.full((1, len(self.indices)), NEITHER, np.int8))
 
     @property
     def rows(self) -> RowsOfSplits:
-        """Return the rows of Dask collections."""
+        """Return the rows of Dask collections with their codes; not for rows in memory."""
         assert self._rows is not None
         return self._rows
 
     @property
     def can_batch(self) -> bool:
-        """Return whether one batched fit can be told its rows and all arguments of ``fit``."""
+        """Return whether a batched fit supports these splits and all arguments of ``fit``."""
         return self.by_roles and not {*self.plain, *self.cut} - {"sample_weight"}
 
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the rows, targets and arguments of ``fit`` of one side of a split."""
+        """Return the rows, targets and arguments of ``fit`` of one side (TRAIN or TEST) of a split.
+
+        Lazy where the inputs are.
+        """
         if self._rows is not None:
             X, y, *cut = self._rows.take_side(split, role)
         else:
@@ -212,11 +227,11 @@ class Splits:
         return X, y, self.make_params(cut)
 
     def make_params(self, cut: Sequence[Any]) -> dict[str, Any]:
-        """Return the arguments of ``fit``, given the values of the cut ones."""
+        """Return the arguments of ``fit``, given the values of those that are split."""
         return merge_fit_params(self.plain, self.cut, cut)
 
     def count_rows(self) -> int:
-        """Return the number of rows of all splits, in one pass where Dask does not know it."""
+        """Return the number of rows of X, in one pass where Dask does not know it."""
         if self.codes is not None:
             return count_rows_of_block(self.inputs[0])
         return int(count_rows(self.rows.columns).sum())
@@ -229,11 +244,11 @@ class Splits:
         columns = as_collection(X, y, numeric=False, classification=True, any_shape=True)
         try:
             labels, _ = count_labels(columns, first_seen=False)
+        except DaskMLDistError:
+            raise
         except Exception as error:
-            if isinstance(error, DaskMLDistError):
-                raise
             raise self.rows.make_unread_error(error) from error
-        return np.unique(labels)
+        return labels
 
     def count_trained(self, classification: bool) -> PassGenerator[TrainedRows]:
         """Count the training rows of each split, of a classifier by their labels."""
@@ -246,59 +261,63 @@ class Splits:
         return (yield from work)
 
     def thin(self, fraction: float, random_state: Any) -> Splits:
-        """Return the same splits of a share of each one's rows.
+        """Return splits of a random share of the training and of the test rows of each split.
 
-        Of rows in memory those that scikit-learn's halving draws; of Dask collections each block
-        gives its share, and a larger share has the rows of a smaller one.
+        Of rows in memory the ones that scikit-learn's halving draws. Of Dask collections each block
+        gives its share; a larger share contains a smaller one, but for a row or so of each block,
+        by which shares are rounded.
         """
-        found = copy.copy(self)
+        thinned = copy.copy(self)
         if self.codes is None:
-            found._rows = thin_rows(self.rows, fraction, seed_of(random_state))
-            found.roles = found._rows.roles
-            return found
-        drawn = partial(resample, replace=False, random_state=random_state)
-        some = [
-            tuple(drawn(side, n_samples=int(fraction * len(side))) for side in split)
+            thinned._rows = thin_rows(self.rows, fraction, seed_of(random_state))
+            thinned.roles = thinned._rows.roles
+            return thinned
+        draw = partial(resample, replace=False, random_state=random_state)
+        indices = [
+            tuple(draw(side, n_samples=int(fraction * len(side))) for side in split)
             for split in self.indices
         ]
-        # Few rows are copied, so that no fit reads the others.
-        used = np.unique(np.concatenate([side for split in some for side in split]))
+        # Batched fits pass over all rows of the inputs, whatever their sides. Where at most half of
+        # the rows are drawn, these are copied, so that no fit reads the others.
+        used = np.unique(np.concatenate([side for split in indices for side in split]))
         if 2 * len(used) <= self.count_rows():
-            found.inputs = tuple(
+            thinned.inputs = tuple(
                 None if value is None else take_rows_or_columns(value, used)
                 for value in self.inputs
             )
-            some = [tuple(np.searchsorted(used, side) for side in split) for split in some]
-        found.indices = some
-        found._encode_indices()
-        return found
+            indices = [tuple(np.searchsorted(used, side) for side in split) for split in indices]
+        thinned.indices = indices
+        thinned._encode_indices()
+        return thinned
 
     @contextmanager
     def kept(self) -> Iterator[Splits]:
-        """Keep lazy rows on the cluster, where its memory has room for them beside those of a fit.
+        """Persist lazy rows on the cluster during a ``with`` statement, if they fit into memory.
 
-        Each fit and each score reads them, which would be read from the source every time.
+        Each fit and each score reads the rows of its side, without this from the source every time.
         """
         client = current_client() if is_dask(self.inputs[0]) else None
         if client is None:
             yield self
             return
-        # Imported here, since a mere import of a search does without distributed.
+        # Imported here, so that searches of rows in memory never import distributed.
         from distributed import futures_of
 
         if futures_of(self.inputs[0]):  # the user has persisted the rows
             yield self
             return
         workers = list_workers(client).values()
-        limits = (float(facts["memory_limit"] or np.inf) for facts in workers)
-        room = _KEPT_MEMORY_SHARE * sum(limits)
+        limits = (float(facts["memory_limit"] or np.inf) for facts in workers)  # 0: no limit
+        max_bytes = _KEPT_MEMORY_SHARE * sum(limits)
         columns = self.rows.columns
-        # A block for each thread, of one in four at most, tells how large all are.
+        # Sizes are estimated from a sample spread over the collection, before anything is kept: of
+        # one block for each thread, which takes as long as a single block, and of few blocks.
         n_threads = sum(int(facts["nthreads"]) for facts in workers)
-        some = columns.parts[:: max(-(-len(columns.parts) // max(n_threads, 1)), 4)]
+        step = max(-(-len(columns.parts) // max(n_threads, 1)), _BLOCKS_PER_SAMPLE)
+        sample = columns.parts[::step]
         with reading("the first rows"):
-            n_bytes = _count_all_bytes(replace(columns, parts=some))
-        if n_bytes * len(columns.parts) > room * len(some):
+            n_bytes = _count_all_bytes(replace(columns, parts=sample))
+        if n_bytes / len(sample) * len(columns.parts) > max_bytes:
             yield self
             return
         kept = copy.copy(self)
@@ -306,29 +325,30 @@ class Splits:
         kept.inputs = kept._rows.inputs
         futures = futures_of((kept.inputs, kept._rows.columns.parts))
         try:
+            # The sample may have missed the large blocks. To count also waits for the rows.
             with reading("the rows"):
-                fits = _count_all_bytes(kept._rows.columns) <= room
-            if fits:
+                has_room = _count_all_bytes(kept._rows.columns) <= max_bytes
+            if has_room:
                 yield kept
                 return
         finally:
-            # At once, since Python may collect what the search leaves behind much later.
+            # Released at once: Python may collect the search's cycles of references much later.
             for future in futures:
                 future.release()
             flush_releases(client)
         yield self
 
     def take_split(self, split: int, X: Any) -> Splits:
-        """Return one of the splits alone, with X replaced by transformed rows."""
-        found = copy.copy(self)
-        found.inputs, found.n_splits = (X, *self.inputs[1:]), 1
+        """Return one of the splits, with X replaced by transformed rows."""
+        alone = copy.copy(self)
+        alone.inputs, alone.n_splits = (X, *self.inputs[1:]), 1
         weights = None if self.trained is None else self.trained.weights[[split]]
-        found.roles = SingleSplitAssignment(self.roles, split, weights)
+        alone.roles = SingleSplitAssignment(self.roles, split, weights)
         if self._rows is not None:
-            found._rows = self._rows.with_features(X, found.roles)
+            alone._rows = self._rows.with_features(X, alone.roles)
         else:
-            found.indices = [self.indices[split]]
-        return found
+            alone.indices = [self.indices[split]]
+        return alone
 
     def fits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
@@ -337,32 +357,34 @@ class Splits:
         """Fit clones of estimators on the training rows of each split, and score them.
 
         Estimators that take Dask collections are fitted one after the other, each on the whole
-        cluster; others as tasks, on rows gathered there. `weigh_scores` hands weights of rows to
-        the scorers too.
+        cluster; others in parallel tasks, each on rows that are gathered on one worker.
+        `weigh_scores` says whether scorers get the weights of rows too.
         """
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
-        every = [(e, split) for e in estimators for split in range(self.n_splits)]
+        jobs = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(takes_dask_collections, estimators)):
-            found: list[SplitFit] = []
+            fits: list[SplitFit] = []
             with self.kept() as kept:
-                for e, split in every:
-                    tell("fits", len(found), len(every))
+                for e, split in jobs:
+                    tell("fits", len(fits), len(jobs))
                     train, test = kept.side(split, TRAIN), partial(kept.side, split, TEST)
-                    found.append(_fit_and_score(e, train, test, scorers, **options))
+                    fits.append(_fit_and_score(e, train, test, scorers, **options))
         else:
+            # Both sides of a split are gathered by one task, whose result all estimators share.
             rows = [self.rows.gather_split(split) for split in range(self.n_splits)]
             params = partial(merge_fit_params, self.plain, self.cut)
             task = delayed(partial(_fit_gathered, params, scorers, options), pure=False)
-            tell(f"{len(every)} fits as tasks")
-            found = self._compute_fits([task(e, rows[split]) for e, split in every])
-        _report_failures([fit.error for fit in found], error_score)
+            tell(f"{len(jobs)} fits as tasks")
+            fits = self._compute_fits([task(e, rows[split]) for e, split in jobs])
+        _report_failures([fit.error for fit in fits], error_score)
         n = self.n_splits
-        return [found[i : i + n] for i in range(0, len(found), n)]
+        return [fits[i : i + n] for i in range(0, len(fits), n)]
 
     def _compute_fits(self, tasks: list[Any]) -> list[SplitFit]:
-        """Return the results of tasks, which hand back what a fit or a score raises."""
+        """Return the results of tasks of `_fit_gathered`, or raise the first error among them."""
+        # Fits return their errors, so an error of `compute` is one of the cluster or of the rows.
         try:
-            found = list(compute(*tasks))
+            results = list(compute(*tasks))
         except Exception as error:
             if is_dask_error(error):
                 raise TrainingError(
@@ -370,10 +392,10 @@ class Splits:
                     "ends them, then fit again."
                 ) from error
             raise self.rows.make_unread_error(error) from error
-        for one in found:
-            if isinstance(one, Exception):
-                raise one
-        return found
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
 
 
 def _count_all_bytes(columns: Collection) -> int:
@@ -391,7 +413,7 @@ def _fit_gathered(
     params: Callable[..., dict[str, Any]], scorers: dict[str, Any], options: dict[str, Any],
     estimator: Any, rows: tuple[tuple[Any, ...], tuple[Any, ...]],
 ) -> SplitFit | Exception:  # fmt: skip
-    """Fit and score on gathered rows; return what is raised, which the caller raises."""
+    """Return the scores of a fit on gathered rows, or the error that it raised."""
     train, test = ((X, y, params(cut)) for X, y, *cut in rows)
     try:
         return _fit_and_score(estimator, train, lambda: test, scorers, **options)
@@ -404,7 +426,10 @@ def _fit_and_score(
     scorers: dict[str, Any], *, train_score: bool, error_score: Any,
     weigh: bool,
 ) -> SplitFit:  # fmt: skip
-    """Return the scores of one fit, `error_score` where it fails and not "raise"."""
+    """Fit a clone to one side and score it on the other; a failed fit scores `error_score`.
+
+    `test` returns the test side, which is taken only once the fit is done: in memory it is a copy.
+    """
     X, y, params = train
     begin = time.perf_counter()
     try:
@@ -413,30 +438,31 @@ def _fit_and_score(
         if error_score == "raise":
             raise
         text = f"{type(error).__name__}: {error}"
-        taken = time.perf_counter() - begin
-        return SplitFit.from_failure(scorers, train_score, error_score, taken, text)
+        seconds = time.perf_counter() - begin
+        return SplitFit.from_failure(scorers, train_score, error_score, seconds, text)
     fit_time = time.perf_counter() - begin
-    sides = [test, *([lambda: train] if train_score else [])]
-    return score_fitted(guard_scorers(scorers, error_score), fitted, sides, fit_time, weigh=weigh)
+    guarded = guard_scorers(scorers, error_score)
+    scored_train = train if train_score else None
+    return score_fitted(guarded, fitted, test(), scored_train, fit_time, weigh=weigh)
 
 
 def score_fitted(
-    scorers: Mapping[str, Any], fitted: Any, sides: Sequence[Callable[[], Any]], fit_time: float,
-    *, weigh: bool = True,
+    scorers: Mapping[str, Any], fitted: Any, test: tuple[Any, Any, dict[str, Any]],
+    train: tuple[Any, Any, dict[str, Any]] | None, fit_time: float, *, weigh: bool = True,
 ) -> SplitFit:  # fmt: skip
     """Return the scores of a fitted estimator on its test side, and on its training side if given.
 
-    Sides are functions that return rows, targets and arguments of ``fit``.
+    A side consists of rows, targets and arguments of ``fit``.
     """
     begin = time.perf_counter()
-    found = score_sides(scorers, fitted, *sides[0](), weigh=weigh)
-    taken = time.perf_counter() - begin
-    trained = [score_sides(scorers, fitted, *side(), weigh=weigh) for side in sides[1:]]
-    return SplitFit(found, trained[0] if trained else {}, fit_time, taken, fitted)
+    test_scores = score_sides(scorers, fitted, *test, weigh=weigh)
+    score_time = time.perf_counter() - begin  # of the test side alone, as in scikit-learn
+    train_scores = {} if train is None else score_sides(scorers, fitted, *train, weigh=weigh)
+    return SplitFit(test_scores, train_scores, fit_time, score_time, fitted)
 
 
 def fit_clone(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:
-    """Return a clone of an estimator, fitted to some rows, with targets where there are any."""
+    """Return a clone of an estimator, fitted to X and, unless it is None, y."""
     made = clone(estimator)
     return made.fit(X, **params) if y is None else made.fit(X, y, **params)
 
@@ -445,7 +471,11 @@ def score_sides(
     scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
     weigh: bool,
 ) -> dict[str, float]:  # fmt: skip
-    """Return the scores of some rows, with the weights among the arguments of ``fit`` if asked."""
+    """Return the scores of an estimator on one side of a split, weighted by `sample_weight` if so.
+
+    `weigh` says whether scorers get `sample_weight`, if it is among `params`, the arguments of
+    ``fit``.
+    """
     more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
     given = (X,) if y is None else (X, y)
     return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
@@ -454,29 +484,29 @@ def score_sides(
 def merge_fit_params(
     plain: dict[str, Any], names: Sequence[str], cut: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return the arguments of ``fit``: those that are not cut, and those that are."""
+    """Return the arguments of ``fit``: plain ones, and the values of those that are split."""
     return {**plain, **dict(zip(names, cut, strict=True))}
 
 
 def prepare_inputs(
     X: Any, y: Any, groups: Any, params: Mapping[str, Any] | None
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Return rows, targets, groups and arguments of ``fit``, computed where the rows are in memory.
+    """Return rows, targets, groups and arguments of ``fit`` in supported containers.
 
-    A target that is given by its name is taken out of rows in memory.
+    Where X is in memory, all others are computed, and a target given by its name is taken out of X.
     """
     X, y, groups = convert_foreign(X, y, groups)
-    found = {name: convert_foreign(value) for name, value in (params or {}).items()}
+    converted = {name: convert_foreign(value) for name, value in (params or {}).items()}
     if is_dask(X):
-        return X, y, groups, found
+        return X, y, groups, converted
     if isinstance(y, str):
         X, y, _ = take_named_columns(X, y, None)
-    params = {name: _compute_value(value) for name, value in found.items()}
+    params = {name: _compute_value(value) for name, value in converted.items()}
     return X, _compute_value(y), _compute_value(groups), params
 
 
 def _compute_value(value: Any) -> Any:
-    # A list of delayed blocks has no `compute`.
+    # A list of delayed blocks is a Dask collection too, and has no `compute`.
     return value.compute() if is_dask(value) and hasattr(value, "compute") else value
 
 
@@ -484,13 +514,14 @@ def _has_value_per_row(name: str, value: Any, X: Any) -> bool:
     """Return whether an argument of ``fit`` has a value for each row of X."""
     if is_dask(value) or value is None or isinstance(value, str | Real):
         return is_dask(value)
-    if name.endswith("sample_weight"):
+    if name.endswith("sample_weight"):  # also of a pipeline's step: svc__sample_weight
         return True
-    there = hasattr(value, "__len__") or hasattr(value, "shape")
-    known = not is_dask(X) or not np.isnan(getattr(X, "shape", (np.nan,))[0])
+    # As scikit-learn: any other argument that is as long as X.
+    has_length = hasattr(value, "__len__") or hasattr(value, "shape")
+    knows_rows = not is_dask(X) or not np.isnan(getattr(X, "shape", (np.nan,))[0])
     return (
-        there
-        and known
+        has_length
+        and knows_rows
         and not isinstance(value, Mapping)
         and count_rows_of_block(value) == count_rows_of_block(X)
     )
@@ -500,7 +531,7 @@ def _has_value_per_row(name: str, value: Any, X: Any) -> bool:
 
 
 def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
-    """Return the splitter that `cv` asks for, as scikit-learn takes it."""
+    """Return the splitter that `cv` stands for, by the rules of scikit-learn's `check_cv`."""
     check_cv(cv)
     cv = 5 if cv is None else cv
     if isinstance(cv, Integral):
@@ -510,10 +541,11 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
         ours = getattr(_splitters, type(cv).__name__, None)
         if isinstance(cv, DaskSplitter) or ours is None or type(cv) not in ours.__mro__:
             return cv
-        # scikit-learn's splitter, which splits no Dask collections: ours with its parameters.
-        found = ours.__new__(ours)
-        found.__dict__.update(vars(cv))
-        return found
+        # A splitter of scikit-learn, which cannot split Dask collections, becomes the one of the
+        # same name here. Not for subclasses of it, whose own `split` would be lost.
+        converted = ours.__new__(ours)
+        converted.__dict__.update(vars(cv))
+        return converted
     return model_selection.check_cv(list(cv))
 
 
@@ -545,13 +577,13 @@ def check_target(estimator: Any, y: Any) -> None:
 
 
 def has_several_columns(y: Any) -> bool:
-    """Return whether targets have several columns, as those of rows with several labels have."""
+    """Return whether targets have several columns: several outputs, or several labels a row."""
     shape: tuple[int, ...] = getattr(y, "shape", ())
     return len(shape) == 2 and shape[1] != 1
 
 
 def takes_dask_collections(estimator: Any) -> bool:
-    """Return whether an estimator is ours, frozen or not, or a pipeline of such."""
+    """Return whether an estimator is of this package, frozen or not, or a pipeline of such."""
     if isinstance(estimator, FrozenEstimator):
         return takes_dask_collections(estimator.estimator)
     if isinstance(estimator, Pipeline):
@@ -561,20 +593,19 @@ def takes_dask_collections(estimator: Any) -> bool:
 
 
 def _assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> RowsOfSplits:
-    """Return the rows of Dask inputs (X first) with the codes of a splitter's splits.
-
-    A splitter of another package is asked for row numbers, of rows that it does not see.
-    """
+    """Return the rows of Dask inputs (X first) with the codes of a splitter's splits."""
     if isinstance(splitter, DaskSplitter):
         return splitter.assign_rows(inputs, y, groups)
+    # A splitter of another package gets computed targets and groups, and an X of the right number
+    # of rows without their values: hardly any splitter reads these.
     columns = as_collection(inputs[0], numeric=False, any_shape=True)
     counts = count_rows(columns)
-    n = int(counts.sum())
+    n_rows = int(counts.sum())
     given = [None if value is None else np.asarray(_compute_value(value)) for value in (y, groups)]
-    splits = _list_splits(splitter, np.empty((n, 1)), *given)
-    codes, roles = _encode_splits(splits, n)
-    stops = counts.cumsum()
-    blocks = tuple(codes[stop - m : stop] for m, stop in zip(counts, stops, strict=True))
+    splits = _list_splits(splitter, np.empty((n_rows, 1)), *given)
+    check_one_role_each(_have_one_role_each(splits, n_rows))
+    codes, roles = _encode_splits(splits, n_rows)
+    blocks = tuple(np.split(codes, counts.cumsum()[:-1]))
     return RowsOfSplits(inputs, columns, GivenCodes(blocks), roles)
 
 
@@ -595,16 +626,16 @@ def _list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, 
     return splits
 
 
-def _have_one_role_each(splits: list[tuple[Any, Any]], n: int) -> bool:
-    """Return whether every row has at most one role in each split, once, as a code can tell."""
-    rows = np.arange(n)
-    sides = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
-    return all(np.bincount(at, minlength=1).max() <= 1 for at in sides)
+def _have_one_role_each(splits: list[tuple[Any, Any]], n_rows: int) -> bool:
+    """Return whether every row is at most once on one side of each split, as codes require."""
+    rows = np.arange(n_rows)  # indexed, since a side may be a mask, or count rows from the end
+    both = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
+    return all(np.bincount(drawn, minlength=1).max() <= 1 for drawn in both)
 
 
-def check_one_role_each(told: bool) -> None:
+def check_one_role_each(by_roles: bool) -> None:
     """Raise `InvalidParameterError` for splits in which a row has several roles."""
-    if not told:
+    if not by_roles:
         raise InvalidParameterError(
             "cv: a split trains on rows that it tests, or has a row several times. Here a row "
             "plays one part in a split. Give each row once (rows that count several times by "
@@ -612,17 +643,16 @@ def check_one_role_each(told: bool) -> None:
         )
 
 
-def _encode_splits(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssignment]:
-    """Return the codes of rows and their roles, of (train, test) row numbers or masks."""
-    check_one_role_each(_have_one_role_each(splits, n))
-    table = np.full((n, len(splits)), NEITHER, np.int8)
+def _encode_splits(splits: list[tuple[Any, Any]], n_rows: int) -> tuple[Any, FoldAssignment]:
+    """Return the codes of rows and their roles, given (train, test) row numbers or masks."""
+    table = np.full((n_rows, len(splits)), NEITHER, np.int8)
     for split, (train, test) in enumerate(splits):
         table[np.asarray(train), split] = TRAIN
         table[np.asarray(test), split] = TEST
     if len(splits) <= DigitRoles.most:
         roles = DigitRoles(len(splits))
         return roles.encode(list(table.T)), roles
-    # Of many splits, each distinct row of the table is a code.
+    # A number of more digits than that is not exact. Each distinct row of the table is a code then.
     rows, codes = np.unique(table, axis=0, return_inverse=True)
     return codes.ravel().astype(np.int64), TableRoles(rows)
 
@@ -631,7 +661,7 @@ def _encode_splits(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssi
 
 
 def _report_failures(errors: Sequence[str | None], error_score: Any) -> None:
-    """Warn of failed fits once, whatever their number; raise an error where all failed."""
+    """Warn of failed fits in one warning, as scikit-learn does; raise an error if all failed."""
     failed = [error for error in errors if error is not None]
     if not failed:
         return
@@ -676,9 +706,9 @@ class _GuardedScorer:
 
     def __call__(self, *args: Any, **params: Any) -> float:
         try:
-            found = self.score(*args, **params)
-            if not isinstance(found, Mapping):
-                return float(found)
+            score = self.score(*args, **params)
+            if not isinstance(score, Mapping):
+                return float(score)
         except Exception as error:
             if self.error_score == "raise":
                 raise
@@ -690,7 +720,7 @@ class _GuardedScorer:
             )
             return float(self.error_score)
         raise InvalidParameterError(
-            f"scoring: a callable has returned several scores, {sorted(found)}, which is for "
+            f"scoring: a callable has returned several scores, {sorted(score)}, which is for "
             "rows in memory. Name each of them: scoring={name: callable, ...}."
         )
 
@@ -707,28 +737,33 @@ def is_routing_metadata(params: Mapping[str, Any]) -> bool:
 def resolve_score_weights(
     estimator: Any, scorers: Mapping[str, Any], params: Mapping[str, Any], default: bool
 ) -> bool:
-    """Return whether scores count the rows' weights, by what estimator and scorers request."""
+    """Return whether scores count the rows' weights: `default`, or as metadata routing says.
+
+    Routed weights count if all scorers request them. Requests that differ from score to score are
+    an error, since a batched fit sums all scores over the same weighted rows.
+    """
     if not is_routing_metadata(params):
         return default
     given = {name: value for name, value in params.items() if value is not None}
+    # A router as scikit-learn's searches have it: the estimator, and each scorer under its name.
+    # For scorers without requests of their own those of the estimator's `score` count.
     own = MethodMapping().add(caller="fit", callee="fit")
-    asked = {name: s for name, s in scorers.items() if hasattr(s, "get_metadata_routing")}
-    if len(asked) < len(scorers):
+    requesting = {name: s for name, s in scorers.items() if hasattr(s, "get_metadata_routing")}
+    if len(requesting) < len(scorers):
         own = own.add(caller="fit", callee="score")
-    # A router as scikit-learn's searches have one: the estimator, and a scorer a name.
     router = MetadataRouter(owner="cross-validation").add(estimator=estimator, method_mapping=own)
-    for name, scorer in asked.items():
+    for name, scorer in requesting.items():
         mapping = MethodMapping().add(caller="fit", callee="score")
         router.add(**{f"scorer_{name}": scorer}, method_mapping=mapping)
     routed = process_routing(router, "fit", **given)
-    scores = [set(routed[f"scorer_{name}"].score) for name in asked]
-    if len(asked) < len(scorers):
-        scores.append(set(routed.estimator.score))
-    weighed, plain = all(s == {"sample_weight"} for s in scores), not any(scores)
+    requests = [set(routed[f"scorer_{name}"].score) for name in requesting]
+    if len(requesting) < len(scorers):
+        requests.append(set(routed.estimator.score))
+    weighed, plain = all(r == {"sample_weight"} for r in requests), not any(requests)
     if set(routed.estimator.fit) != set(given) or not (weighed or plain):
         raise InvalidParameterError(
             f"{sorted(given)} are passed, and not requested by fit, or not by all scores alike. "
             "Request sample_weight by set_fit_request and set_score_request of the estimator (of "
             "each scorer, where scorers are given), and leave out what is not requested."
         )
-    return weighed if scores else default
+    return weighed if requests else default

@@ -193,7 +193,7 @@ def test_what_does_not_fit_together_is_told() -> None:
 def test_splits_that_are_no_partition_are_told(client: Any) -> None:
     rows, target, _, _ = _rows("array", LABELS, False)
     model = ensemble.StackingClassifier([("bayes", GaussianNB())], cv=ShuffleSplit(2))
-    with pytest.raises(InvalidDataError, match="only works for partitions"):
+    with pytest.raises(InvalidParameterError, match="only works for partitions"):
         model.fit(rows, target)
 
 
