@@ -1,6 +1,6 @@
-"""Callbacks that come with the package: what ends a fit, and where its numbers go.
+"""Callbacks that come with the package: they end fits early, or log and score their passes.
 
-Each is given as ``callbacks=[...]`` to any estimator; one's own are described in
+Each is given as ``callbacks=[...]`` to any estimator. How to write others is described in
 :mod:`daskml_dist.training.callbacks`.
 """
 

@@ -15,12 +15,15 @@ class FitCallback(NamedParameters):
     (attributes that begin with an underscore). Two fits at a time need two callbacks.
     """
 
+    # Open files and connections cannot be copied, and a search fits many clones of an estimator.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    # Parameters are shared with the copy: a trial of Optuna is the study's, and rows to score may
+    # be large.
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)(**self.__getstate__())
 
@@ -30,19 +33,23 @@ class FitCallback(NamedParameters):
 
 
 def find_fit_facts(run: Any) -> dict[str, Any]:
-    """Return the facts of a fit that loggers write as it begins; facts that are None left out."""
+    """Return the facts of a fit that loggers write as it begins, without those that are None."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def is_more_better(name: str) -> bool:
-    """Return whether a larger value of a measure is better: so it is of scores alone."""
+    """Return whether a larger value of a measure is better, as of scores; others are losses."""
+    # EvalMonitor's keys have suffixes where there are several sets of rows or scores.
     return name == "val_score" or name.startswith("eval_score")
 
 
 def find_numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Return the measured numbers of a record, without the number of the pass."""
+    """Return the measured numbers of a record, without the number of the pass.
+
+    None was not measured, and lists, such as counts by staleness, are no single curve.
+    """
     return {
         key: value
         for key, value in record.items()
@@ -51,7 +58,7 @@ def find_numbers(record: dict[str, Any]) -> dict[str, float]:
 
 
 def find_measure(record: dict[str, Any], name: str, callback: str) -> float:
-    """Return the value of the measure `name` in the record of a pass."""
+    """Return the measure `name` of a pass's record; raise for `callback` where there is none."""
     value = record.get(name)
     if value is None or isinstance(value, str | list):
         raise InvalidParameterError(

@@ -1,4 +1,9 @@
-"""Callback that scores the model on rows of the user's after each pass."""
+"""Callback that scores the model after each pass, on rows that the fit does not learn from.
+
+The scores are written into the pass's record, so that callbacks behind it in the list (loggers,
+`EarlyStopping`) read them as any other measure. Keys are ``eval_score``, with the names of the set
+and of the score behind it where there are several.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from daskml_dist.metrics._columns import find_all_labels
 
 
 class EvalMonitor(FitCallback):
-    """Callback that scores the model on rows of one's own after each pass.
+    """Callback that scores the model on given rows after each pass.
 
     ``fit(..., eval_set=(X, y), scoring=...)`` is the short way to it. The score is the record's
     ``eval_score``, in :attr:`history_`, for callbacks that come after, and for
@@ -58,18 +63,17 @@ class EvalMonitor(FitCallback):
     ['eval_score_train_accuracy', 'eval_score', 'eval_score_held_accuracy']
     """
 
-    #: The parameters are brought to the client after each pass.
+    #: The fit brings its parameters to the client after each pass: scores are computed there.
     needs_parameters = True
 
     def __init__(self, eval_set: Any, scoring: Any = None) -> None:
-        sets = name_eval_sets(eval_set)
         scores = name_scores(scoring)
         for one in scores.values():
             if one is not None and not isinstance(one, str) and not callable(one):
                 raise InvalidParameterError(_wrong_scoring(scoring))
         self.eval_set = eval_set
         self.scoring = scoring
-        self._sets = sets
+        self._sets = name_eval_sets(eval_set)
         self._labels_are_checked = False
         self._scores = {n: get_scorer(s) if isinstance(s, str) else s for n, s in scores.items()}
 
@@ -92,29 +96,33 @@ class EvalMonitor(FitCallback):
         """
         begin = time.perf_counter()
         estimator = run.estimator()
+        # Once a fit: its classes do not change, and the labels of a Dask collection are computed.
         if not self._labels_are_checked:
             for name, (_, y, *_) in self._sets.items():
                 _check_labels(estimator, name, y)
             self._labels_are_checked = True
-        for of_rows, (X, y, *weights) in self._sets.items():
+        for set_name, (X, y, *weights) in self._sets.items():
+            # Scorers that take no weights are called without them.
             given = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
-            for of_score, score in self._scores.items():
-                with _telling_of_pipelines():
+            for score_name, score in self._scores.items():
+                with _explain_pipelines():
                     if score is None:
                         value = estimator.score(X, y, **given)
                     else:
                         value = score(estimator, X, y, **given)
-                record[_record_key(of_rows, of_score)] = float(value)
+                record[_record_key(set_name, score_name)] = float(value)
+                # The first score of the first set, which callbacks monitor by default.
                 record.setdefault("eval_score", float(value))
         record["eval_seconds"] = time.perf_counter() - begin
 
 
 def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
     """Return the sets of an argument `eval_set` by their names; a single set has the name ""."""
+    # A list of tuples is several sets, as in XGBoost; a list [X, y] is one.
     if isinstance(eval_set, dict):
         sets = eval_set
     elif isinstance(eval_set, list) and all(isinstance(one, tuple) for one in eval_set):
-        sets = {str(place): one for place, one in enumerate(eval_set)}  # as xgboost takes them
+        sets = {str(place): one for place, one in enumerate(eval_set)}
     else:
         sets = {"": eval_set}
     for one in sets.values():
@@ -131,6 +139,7 @@ def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
 def name_scores(scoring: Any) -> dict[str, Any]:
     """Return the scores of an argument `scoring` by their names; a single score has the name ""."""
     scores = scoring if isinstance(scoring, dict) else {"": scoring}
+    # Names of a list become keys of the record, so each is a str and there once.
     if isinstance(scoring, list | tuple):
         scores = {name: name for name in scoring if isinstance(name, str)}
         if len(scores) < len(scoring):
@@ -138,6 +147,7 @@ def name_scores(scoring: Any) -> dict[str, Any]:
     if not scores:
         raise InvalidParameterError("scoring is empty: give one score at least.")
     for name, one in scores.items():
+        # None, the estimator's own score, stands alone: it would be a key without a name.
         if not isinstance(name, str) or (one is None and name):
             raise InvalidParameterError(_wrong_scoring(scoring))
     return scores
@@ -146,14 +156,16 @@ def name_scores(scoring: Any) -> dict[str, Any]:
 def record_keys(sets: Iterable[str], scores: Iterable[str]) -> list[str]:
     """Return the keys of a record for each score of each set, the scores of a set side by side."""
     names = list(scores)
-    return [_record_key(of_rows, of_score) for of_rows in sets for of_score in names]
+    return [_record_key(set_name, score_name) for set_name in sets for score_name in names]
 
 
-def _record_key(of_rows: str, of_score: str) -> str:
-    return "_".join(name for name in ("eval_score", of_rows, of_score) if name)
+def _record_key(set_name: str, score_name: str) -> str:
+    """Return the key of a score in the record of a pass; empty names are left out."""
+    return "_".join(name for name in ("eval_score", set_name, score_name) if name)
 
 
 def _wrong_scoring(scoring: Any) -> str:
+    """Return the message about an argument `scoring` that is none."""
     return (
         f"scoring={scoring!r}: give a name, a function (estimator, X, y), None, a list of names, "
         "each once, or a dict of names and functions."
@@ -161,11 +173,12 @@ def _wrong_scoring(scoring: Any) -> str:
 
 
 def _check_labels(estimator: Any, name: str, y: Any) -> None:
-    """Raise where no label of a set is a class of the classifier; warn where some are none."""
+    """Raise where no label of a set is a class of the classifier; warn where some are not."""
+    # Regressors have no classes, and classifiers of several outputs a list of them.
     classes = getattr(estimator, "classes_", None)
     if not isinstance(classes, np.ndarray) or len(np.shape(y)) != 1:
         return
-    # Compared as Python's values: NumPy would call the number 1 and the text "1" equal.
+    # Compared as Python's values: NumPy would convert the number 1 to the string "1" first.
     labels, known = find_all_labels(y).tolist(), set(classes.tolist())
     unknown = [label for label in labels if label not in known]
     if not unknown:
@@ -184,7 +197,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
 
 
 def make_eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
-    """Return the callbacks that the arguments of a ``fit`` ask for."""
+    """Return the callbacks that the arguments `eval_set` and `scoring` of a ``fit`` ask for."""
     if eval_set is not None:
         return [EvalMonitor(eval_set, scoring)]
     if scoring is not None:
@@ -195,8 +208,11 @@ def make_eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
 
 
 @contextmanager
-def _telling_of_pipelines() -> Iterator[None]:
-    """Add to errors that rows to score do not pass through the steps of a pipeline."""
+def _explain_pipelines() -> Iterator[None]:
+    """Add to errors of rows that rows to score do not pass through the steps of a pipeline.
+
+    A last step gets `eval_set` from the pipeline as it is, and its own rows transformed.
+    """
     try:
         yield
     except InvalidDataError as error:

@@ -1,4 +1,9 @@
-"""Callbacks that write the passes of a fit to CSV files, TensorBoard and MLflow."""
+"""Callbacks that write the passes of a fit to CSV files, TensorBoard and MLflow.
+
+Each writes as soon as a pass ends, so that a fit that is killed leaves its passes. After the loss
+of a worker passes are made again (`on_pass_redone`): a file is cut back to the pass, and the other
+two take a later number of the same step.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +54,8 @@ class CSVLogger(FitCallback):
         self.append = append
         self._file: Any = None
         self._writer: Any = None
-        #: Offset in the file of each pass's line.
-        self._places: dict[int, int] = {}
+        # Offset in the file of each pass's line, by the number of the pass.
+        self._offsets: dict[int, int] = {}
 
     def on_fit_begin(self, run: Any) -> None:
         """Open the file.
@@ -61,14 +66,13 @@ class CSVLogger(FitCallback):
         """
         self.on_fit_end(run)  # closes the file of an earlier fit that did not end
         try:
-            # Kept open from pass to pass.
             self._file = open(self.path, "a" if self.append else "w", newline="", encoding="utf-8")
         except (OSError, TypeError) as error:
             raise InvalidParameterError(
                 f"CSVLogger(path={self.path!r}): cannot be written ({error}). Name a file in a "
                 "folder that exists and that you may write to."
             ) from error
-        self._writer, self._places = None, {}
+        self._writer, self._offsets = None, {}
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Write a pass.
@@ -81,24 +85,28 @@ class CSVLogger(FitCallback):
         if self._file is None:
             return
         if self._writer is None:
+            # The first record tells the columns, which a file cannot get more of later. Lists are
+            # no field of a table.
             names = [name for name, value in record.items() if not isinstance(value, list)]
             self._writer = csv.DictWriter(self._file, names, extrasaction="ignore")
+            # A file that is appended to has its header.
             if self._file.tell() == 0:
                 self._writer.writeheader()
-        self._places[record["pass"]] = self._file.tell()
+        self._offsets[record["pass"]] = self._file.tell()
         self._writer.writerow(record)
         self._file.flush()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Write a pass over, that was made again since a worker was lost, and drop later ones.
+        """Write a pass that was made again after the loss of a worker, and drop later ones.
 
         Parameters
         ----------
         run : object
         record : dict
         """
-        if self._file is not None and record["pass"] in self._places:
-            self._file.seek(self._places[record["pass"]])
+        # The fit went on from a state before this pass, so the lines of later ones are void too.
+        if self._file is not None and record["pass"] in self._offsets:
+            self._file.seek(self._offsets[record["pass"]])
             self._file.truncate()
         self.on_pass_end(run, record)
 
@@ -143,7 +151,7 @@ class TensorBoard(FitCallback):
         self._pass = 0
 
     def on_fit_begin(self, run: Any) -> None:
-        """Open the folder.
+        """Open the folder, and write the facts of the fit.
 
         Parameters
         ----------
@@ -158,6 +166,7 @@ class TensorBoard(FitCallback):
                 "'daskml-dist[tensorboard]'; CSVLogger needs nothing."
             ) from error
         self._writer, self._pass = SummaryWriter(os.fspath(self.log_dir)), 0
+        # A list in Markdown, as TensorBoard shows texts.
         text = "\n".join(f"- {name}: {value}" for name, value in find_fit_facts(run).items())
         self._writer.add_text("fit", text, 0)
 
@@ -174,10 +183,11 @@ class TensorBoard(FitCallback):
         self._pass = record["pass"]
         for key, value in find_numbers(record).items():
             self._writer.add_scalar(key, value, self._pass)
+        # tensorboardX would write its queue every two minutes.
         self._writer.flush()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Write a pass again, that was made again since a worker was lost.
+        """Write a pass that was made again after the loss of a worker.
 
         Parameters
         ----------
@@ -247,7 +257,8 @@ class MLflow(FitCallback):
         self.tracking_uri = tracking_uri
         self._client: Any = None
         self._run_id = ""
-        self._own = False
+        # Whether the run was begun here, and so is to be ended here.
+        self._is_own_run = False
 
     def on_fit_begin(self, run: Any) -> None:
         """Begin the run, or go on in the active one.
@@ -256,7 +267,7 @@ class MLflow(FitCallback):
         ----------
         run : object
         """
-        self.on_fit_end(run)  # closes the file of an earlier fit that did not end
+        self.on_fit_end(run)  # ends the run of an earlier fit that did not end
         try:
             import mlflow
         except ImportError as error:
@@ -266,12 +277,14 @@ class MLflow(FitCallback):
             ) from error
         client = mlflow.MlflowClient(self.tracking_uri)
         active = mlflow.active_run()
+        # A server or experiment of this callback's own takes a run of its own, beside the active
+        # one. Else the active run is used, or one is made active, in the experiment that is set.
         elsewhere = self.tracking_uri is not None or self.experiment is not None
-        self._own = elsewhere or active is None
+        self._is_own_run = elsewhere or active is None
         if elsewhere:
             made = client.create_run(self._experiment_id(client), run_name=self.run_name)
         elif active is None:
-            made = mlflow.start_run(run_name=self.run_name)  # in the experiment set, if any
+            made = mlflow.start_run(run_name=self.run_name)
         else:
             made = active
         self._run_id = made.info.run_id
@@ -280,6 +293,7 @@ class MLflow(FitCallback):
             client.log_param(self._run_id, name, value)
 
     def _experiment_id(self, client: Any) -> str:
+        """Return the id of the experiment, which is made where there is none of its name."""
         name = "Default" if self.experiment is None else self.experiment
         found = client.get_experiment_by_name(name)
         return str(client.create_experiment(name) if found is None else found.experiment_id)
@@ -298,7 +312,7 @@ class MLflow(FitCallback):
             self._client.log_metric(self._run_id, key, float(value), step=record["pass"])
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Write a pass again, that was made again since a worker was lost.
+        """Log a pass that was made again after the loss of a worker.
 
         Parameters
         ----------
@@ -320,18 +334,19 @@ class MLflow(FitCallback):
             self._client.set_tag(self._run_id, f"generation.{number}", str(event))
 
     def on_fit_end(self, run: Any) -> None:
-        """End a run of one's own.
+        """End a run that was begun here.
 
         Parameters
         ----------
         run : object
         """
         client, self._client = self._client, None
-        if client is None or not self._own:
+        if client is None or not self._is_own_run:
             return
         import mlflow
 
         status = "FINISHED" if getattr(run, "error", None) is None else "FAILED"
+        # A run that was made active is ended by MLflow, which else would go on to log into it.
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self._run_id:
             mlflow.end_run(status)

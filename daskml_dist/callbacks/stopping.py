@@ -1,4 +1,8 @@
-"""Callbacks that end a fit early: by time, by a pruner of Optuna, or without improvement."""
+"""Callbacks that end a fit early: by time, by a pruner of Optuna, or without improvement.
+
+`TimeLimit` and `EarlyStopping` call ``run.stop()``, after which the fit ends as one that has
+converged does. `OptunaPruning` raises, since Optuna takes no value from a pruned trial.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,9 @@ class TimeLimit(FitCallback):
 
     def __init__(self, limit: float | str | timedelta) -> None:
         self.limit = limit
-        self._seconds = _seconds(limit)
+        self._seconds = _parse_seconds(limit)
+        # Monotonic times of the fit's begin and of the last pass's end, and the longest pass, in
+        # seconds.
         self._begin = self._last = self._longest = 0.0
 
     def on_fit_begin(self, run: Any) -> None:
@@ -70,14 +76,17 @@ class TimeLimit(FitCallback):
         """
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - self._last), now
+        # Passes vary; the longest so far is the safer guess for the next one.
         if now + self._longest > self._begin + self._seconds:
             run.stop()
 
 
-def _seconds(limit: Any) -> float:
+def _parse_seconds(limit: Any) -> float:
+    """Return a time limit in seconds; raise where it is no time > 0."""
     try:
         seconds = float(parse_timedelta(limit))
-    except Exception:  # of whatever kind: the words of Dask name no parameter
+    except Exception:
+        # Dask's errors are of several classes and name no parameter: raised below with a remedy.
         seconds = 0.0
     if isinstance(limit, bool) or not 0 < seconds < float("inf"):
         raise InvalidParameterError(
@@ -87,7 +96,7 @@ def _seconds(limit: Any) -> float:
 
 
 class OptunaPruning(FitCallback):
-    """Callback that reports each pass to a trial of Optuna, and ends the fit where this is pruned.
+    """Callback that reports each pass to a trial of Optuna, and ends the fit if it is pruned.
 
     Needs ``pip install "daskml-dist[optuna]"``. The step of a report is its pass. A pruned fit
     raises ``optuna.TrialPruned``, which the study expects of its objective, and leaves nothing on
@@ -105,8 +114,8 @@ class OptunaPruning(FitCallback):
     Raises
     ------
     InvalidParameterError
-        `trial` is none, or its study seeks the other end of `monitor`; as the first pass ends: it
-        has no such measure.
+        `trial` is no trial, or its study optimises `monitor` in the wrong direction. As the first
+        pass ends: it has no such measure.
     DaskMLDistError
         As the fit begins: Optuna is not installed.
 
@@ -131,10 +140,11 @@ class OptunaPruning(FitCallback):
         _check_direction(trial, monitor)
         self.trial = trial
         self.monitor = monitor
-        self._pruned: type[Exception] = DaskMLDistError
+        # Optuna's own exception, once `on_fit_begin` has imported it.
+        self._pruned_error: type[Exception] = DaskMLDistError
 
     def on_fit_begin(self, run: Any) -> None:
-        """Look for Optuna.
+        """Import Optuna's exception for pruned trials.
 
         Parameters
         ----------
@@ -147,10 +157,10 @@ class OptunaPruning(FitCallback):
                 "The callback OptunaPruning needs Optuna: pip install 'daskml-dist[optuna]'; "
                 "HyperbandSearchCV needs nothing."
             ) from error
-        self._pruned = TrialPruned
+        self._pruned_error = TrialPruned
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Report a pass, and end the fit where the pruner says so.
+        """Report a pass, and raise Optuna's exception where the pruner ends the trial.
 
         Parameters
         ----------
@@ -160,13 +170,16 @@ class OptunaPruning(FitCallback):
         value = find_measure(record, self.monitor, "OptunaPruning")
         self.trial.report(value, record["pass"])
         if self.trial.should_prune():
-            raise self._pruned(f"Pruned after pass {record['pass']}: {self.monitor} {value:.6g}.")
+            raise self._pruned_error(
+                f"Pruned after pass {record['pass']}: {self.monitor} {value:.6g}."
+            )
 
 
 def _check_direction(trial: Any, monitor: str) -> None:
-    """Refuse a study whose pruner would end the best trials."""
+    """Raise where a trial's study optimises in a direction by which it would prune the best."""
+    # Trials without a study, such as optuna.trial.FixedTrial, are never pruned.
     directions = getattr(getattr(trial, "study", None), "directions", None)
-    if directions is None:  # a trial of no study, as for trying an objective, is never pruned
+    if directions is None:
         return
     if len(directions) != 1:
         raise InvalidParameterError(
@@ -244,6 +257,8 @@ class EarlyStopping(FitCallback):
         self.patience = patience
         self.min_delta = min_delta
         self.restore_best = restore_best
+        # The best value so far, with its sign changed where less is better; the passes since then;
+        # and its parameters, with restore_best.
         self._best, self._stale = -math.inf, 0
         self._kept: Any = None
 
@@ -271,10 +286,10 @@ class EarlyStopping(FitCallback):
         """
         value = find_measure(record, self.monitor, "EarlyStopping")
         signed = value if is_more_better(self.monitor) else -value
-        if signed > self._best + self.min_delta or (
-            self._best == -math.inf and signed > self._best
-        ):
+        # NaN is greater than nothing, and so never an improvement.
+        if signed > self._best + self.min_delta:
             self._best, self._stale = signed, 0
+            # A copy: the fit may go on in the same memory.
             if self.restore_best:
                 self._kept = np.copy(run.parameters())
             return

@@ -21,7 +21,7 @@ from daskml_dist.errors.suggestions import suggest_nearest
 __all__ = ["COMMANDS", "main"]
 
 
-#: Names of the commands.
+#: Names of the commands, which are those of the modules of this package without an underscore.
 COMMANDS = tuple(
     sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 )
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0: it is done; 1: it failed, and standard error says why; 130: it was interrupted. Arguments
-        that are none end the process with 2.
+        Exit status. 0: it is done; 1: it failed, and standard error says why; 130: it was
+        interrupted (128 + SIGINT). Arguments that are not valid end the process with 2.
 
     Examples
     --------
@@ -64,8 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(module: Any, arguments: Any) -> int:
+    """Run a command's module; print expected errors without a traceback, as one line."""
     try:
         return int(module.run(arguments))
+    # Errors of the package name their remedy. Any other exception is a defect: its traceback stays.
     except (DaskMLDistError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -82,8 +84,9 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse all arguments; an unknown one is an error of the command that it was given to."""
+        """Return the parsed arguments; report unknown ones by the command that they were given."""
         found, unknown = self.parse_known_args(args, namespace)
+        # argparse would report an unknown argument by the main parser, whose options are others.
         if unknown:
             command = self._commands().get(getattr(found, "command", ""), self)
             command.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -91,19 +94,21 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error with a suggestion, and exit with status 2."""
-        said = message
+        # argparse hands over no more than its text, in which the option or choice is looked for.
+        hint = ""
         if unknown := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
-            said += (
+            hint = (
                 suggest_nearest(unknown[1], self._option_string_actions)
                 or f" See {self.prog} --help."
             )
         elif choice := re.search(r"invalid choice: '([^']*)'", message):
-            said += suggest_nearest(
+            hint = suggest_nearest(
                 choice[1], re.findall(r"[\w-]+", message.split("choose from")[-1])
             )
-        super().error(said)
+        super().error(message + hint)
 
     def _commands(self) -> dict[str, _Parser]:
+        """Return the parsers of the commands by name; none, of a command's own parser."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 return dict(action.choices)

@@ -1,6 +1,9 @@
-"""Checks of the command `doctor`: each returns its finding, or raises an error.
+"""Checks of the command `doctor`: each returns a `Finding`, or raises an error.
 
-`run_check_apart` runs one in a process of its own, which is killed where it takes too long.
+`run_check_apart` runs one in a process of its own (this module as a script, with the check's name),
+since what is broken may hang in a driver or a firewall, or take the process down: neither may stop
+the other checks. The process prints its finding as one line of JSON behind a prefix, as libraries
+print to standard output too.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
-#: Prefix of the line of output with the finding of a check's process.
-_MARK = "daskml_dist finding: "
+#: Prefix of the line of output that holds the finding of a check's process.
+_FINDING_PREFIX = "daskml_dist finding: "
 _BUSY = "Is the machine very busy? Give the check longer: --limit 300."
 
 
@@ -46,7 +49,7 @@ class Check:
     Parameters
     ----------
     make : callable
-        Returns the finding; an error that it raises is reported as one.
+        Returns the finding; an exception that it raises is the finding "broken".
     slow : str
         Advice where it does not end in time.
     """
@@ -55,16 +58,11 @@ class Check:
     slow: str = _BUSY
 
 
-def _make_ok_finding(text: str) -> Finding:
-    return Finding("ok", text)
-
-
-def _make_missing_finding(text: str) -> Finding:
-    return Finding("missing", text)
-
-
 def _check_versions() -> Finding:
-    """Check that all required packages are installed, at the required versions."""
+    """Check that all required packages are installed, at the versions that the metadata asks for.
+
+    Installers check this, but a later installation of another package may replace one of them.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -73,6 +71,8 @@ def _check_versions() -> Finding:
         return Finding("broken", "daskml-dist itself is not installed: pip install -e .")
     told, wrong = [], []
     for requirement in map(Requirement, lines):
+        # Extras have the marker `extra == "..."`, which no extra leaves out; others are of
+        # platforms and versions of Python.
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
@@ -84,17 +84,17 @@ def _check_versions() -> Finding:
         told.append(f"{requirement.name} {version}")
     if wrong:
         return Finding("broken", f"{'; '.join(wrong)}. pip install -U daskml-dist")
-    return _make_ok_finding(", ".join(told))
+    return Finding("ok", ", ".join(told))
 
 
 def _time_small_fit(client: Any = None) -> float:
-    """Return the seconds of a small fit; raise where it predicts badly."""
+    """Return the seconds of a small fit, in this process without a client; raise at a bad score."""
     import numpy as np
 
     from daskml_dist.linear_model import SGDClassifier
 
     X = np.random.default_rng(0).normal(size=(2_000, 4))
-    y = X[:, 0] > 0
+    y = X[:, 0] > 0  # separable by one feature: five passes score about 1
     since = time.perf_counter()
     model = SGDClassifier(max_iter=5, tol=None, random_state=0)
     model.fit(X, y, client="inline" if client is None else client)
@@ -105,17 +105,20 @@ def _time_small_fit(client: Any = None) -> float:
 
 
 def _check_inline_fit() -> Finding:
-    return _make_ok_finding(
-        f"a small fit in this process: {_time_small_fit():.2f} s, with the first load of its loops"
+    """Check a fit in this process, without a cluster."""
+    return Finding(
+        "ok",
+        f"a small fit in this process: {_time_small_fit():.2f} s, with the first load of its loops",
     )
 
 
 def _check_cluster_fit(**options: Any) -> Finding:
+    """Check a fit on a cluster of this machine, started with the options of a `LocalCluster`."""
     from distributed import Client, LocalCluster
 
     with (
         LocalCluster(
-            n_workers=2,
+            n_workers=2,  # the fewest that exchange gradients with each other
             threads_per_worker=1,
             host="127.0.0.1",
             dashboard_address=":0",
@@ -124,14 +127,16 @@ def _check_cluster_fit(**options: Any) -> Finding:
         Client(cluster) as client,
     ):
         address, seconds = cluster.scheduler_address, _time_small_fit(client)
-    return _make_ok_finding(f"a small fit on two worker processes at {address}: {seconds:.2f} s")
+    return Finding("ok", f"a small fit on two worker processes at {address}: {seconds:.2f} s")
 
 
 def _check_tls() -> Finding:
+    """Check the same fit with connections encrypted by certificates made for this check."""
     if find_spec("cryptography") is None:
-        return _make_missing_finding(
+        return Finding(
+            "missing",
             "temporary certificates need: pip install cryptography. With certificates of your own "
-            "TLS works without it."
+            "TLS works without it.",
         )
     from distributed import Security
 
@@ -139,12 +144,12 @@ def _check_tls() -> Finding:
 
 
 def _check_shared_memory() -> Finding:
-    """Check that another process can open an anonymous segment, as trainers do."""
-    size = 1 << 20
+    """Check that another process can open an anonymous segment, as workers do with each other's."""
     handle = os.memfd_create("daskml_dist-doctor")
     try:
-        os.ftruncate(handle, size)
         os.pwrite(handle, b"shared", 0)
+        # The kernel lets only processes that may trace this one open its descriptors (proc(5),
+        # ptrace(2)): those of the same user, unless a container or Yama says otherwise.
         script = f"print(open('/proc/{os.getpid()}/fd/{handle}', 'rb').read(6).decode())"
         command = [sys.executable, "-c", script]
         read = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -157,7 +162,7 @@ def _check_shared_memory() -> Finding:
             "one machine talk over TCP, which is slower. Containers forbid it where ptrace is: "
             "docker run --cap-add SYS_PTRACE.",
         )
-    return _make_ok_finding("processes of this machine share memory")
+    return Finding("ok", "processes of this machine share memory")
 
 
 def _check_gpu() -> Finding:
@@ -165,6 +170,7 @@ def _check_gpu() -> Finding:
     from daskml_dist.backends.devices import gpu_problem
 
     if (problem := gpu_problem()) is not None:
+        # The driver's device file or program tells a GPU that does not work from none at all.
         has_device = os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
         return Finding("broken" if has_device else "missing", problem)
     cupy = import_module("cupy")
@@ -172,27 +178,29 @@ def _check_gpu() -> Finding:
     names = [
         runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())
     ]
+    # CuPy compiles kernels at their first use, so this needs CUDA's compiler and headers too.
     total = float(cupy.arange(10, dtype="float32").sum())
     if total != 45.0:
         return Finding("broken", f"{names[0]} adds wrongly: {total} for 45. Look at its driver.")
-    return _make_ok_finding(f"{', '.join(names)}; CuPy {cupy.__version__}")
+    return Finding("ok", f"{', '.join(names)}; CuPy {cupy.__version__}")
 
 
 def _check_nccl() -> Finding:
     """Check that NCCL can be loaded on a GPU."""
     if find_spec("nccl") is None:
-        return _make_missing_finding(
-            'for sums between GPUs of one machine: pip install "daskml-dist[nccl]"'
+        return Finding(
+            "missing", 'for sums between GPUs of one machine: pip install "daskml-dist[nccl]"'
         )
     from daskml_dist.comm.nccl import find_gpu_and_nccl
 
     gpu, version = find_gpu_and_nccl()
     if not gpu:
-        return _make_missing_finding("NCCL is installed, and there is no GPU for it")
+        return Finding("missing", "NCCL is installed, and there is no GPU for it")
     if not version:
         return Finding("broken", 'its library cannot be loaded: pip install -U "daskml-dist[nccl]"')
-    return _make_ok_finding(
-        f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} on GPU {gpu}"
+    # NCCL's version is major * 10000 + minor * 100 + patch.
+    return Finding(
+        "ok", f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} on GPU {gpu}"
     )
 
 
@@ -200,43 +208,43 @@ def _check_slurm() -> Finding:
     """Check that Slurm answers, and that dask-jobqueue is installed."""
     lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
     if lacking:
-        return _make_missing_finding(
-            f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs"
+        return Finding(
+            "missing", f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs"
         )
     told = subprocess.run(
         ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
     )
+    # sinfo's "Could not establish a configuration source": a machine with the client alone.
     if "configuration source" in told.stderr:
-        return _make_missing_finding(
-            "Slurm's programs are here, and no configuration: set SLURM_CONF"
-        )
+        return Finding("missing", "Slurm's programs are here, and no configuration: set SLURM_CONF")
     if told.returncode:
         return Finding("broken", f"sinfo: {told.stderr.strip()} Is SLURM_CONF set, slurmctld up?")
     if find_spec("dask_jobqueue") is None:
-        return _make_missing_finding(
-            'Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"'
+        return Finding(
+            "missing", 'Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"'
         )
-    return _make_ok_finding(f"partitions: {'; '.join(told.stdout.strip().splitlines())}")
+    return Finding("ok", f"partitions: {'; '.join(told.stdout.strip().splitlines())}")
 
 
 def _check_tables() -> Finding:
+    """Check that tables can be read, for DataFrames and files of Parquet and CSV."""
     if lacking := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
-        return _make_missing_finding(
-            f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"'
-        )
-    import_module("dask.dataframe")  # where the versions do not fit together it says so
-    return _make_ok_finding(
-        f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}"
+        return Finding("missing", f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"')
+    import_module("dask.dataframe")  # raises where the versions do not fit together
+    return Finding(
+        "ok", f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}"
     )
 
 
 def _check_pictures() -> Finding:
+    """Check that plots and Dask's dashboard have the libraries that they draw with."""
     if lacking := [name for name in ("bokeh", "matplotlib") if find_spec(name) is None]:
-        return _make_missing_finding(
+        return Finding(
+            "missing",
             f"no {', '.join(lacking)}, for Dask's dashboard and plots: pip install "
-            '"daskml-dist[viz]"'
+            '"daskml-dist[viz]"',
         )
-    return _make_ok_finding("Dask's dashboard and plots")
+    return Finding("ok", "Dask's dashboard and plots")
 
 
 #: Every check by its name, in the order of the report.
@@ -261,39 +269,41 @@ CHECKS: dict[str, Check] = {
 
 
 def run_check_apart(name: str, limit: float) -> Finding:
-    """Make a check of `CHECKS` in a process of its own, which may take `limit` seconds."""
-    command = [sys.executable, "-m", __name__, name]
+    """Return the finding of a check in a process of its own, which may take `limit` seconds."""
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", __name__, name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        start_new_session=True,  # and with it a process group, which holds the check's workers too
     )
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         return Finding("broken", f"did not end within {limit:g} s. {CHECKS[name].slow}")
     finally:
-        with suppress(ProcessLookupError):  # its workers, too
+        # Workers that outlive the check hold the pipes open: killed, so that reading comes to an
+        # end and none of them stays.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     for line in reversed(out.splitlines()):
-        if line.startswith(_MARK):
-            return Finding(*json.loads(line.removeprefix(_MARK)))
+        if line.startswith(_FINDING_PREFIX):
+            return Finding(*json.loads(line.removeprefix(_FINDING_PREFIX)))
+    # No finding: the interpreter crashed or did not start. The last line of a traceback says why.
     last = (err.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return Finding("broken", f"the check itself ended: {last}")
 
 
 def _run_named_check() -> None:
-    """Make one check here, and print what it found."""
+    """Print the finding of the check that the command line names."""
     try:
         found = CHECKS[sys.argv[1]].make()
     except Exception as error:
         found = Finding("broken", f"{type(error).__name__}: {error}")
-    text = " ".join(found.text.split())
-    print(_MARK + json.dumps([found.state, text]), flush=True)
+    text = " ".join(found.text.split())  # the report has one line for each check
+    print(_FINDING_PREFIX + json.dumps([found.state, text]), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,35 +19,35 @@ from daskml_dist.errors import InvalidParameterError, ModelFileError
 from daskml_dist.errors.suggestions import suggest_nearest
 
 
-def _pickle(model: Any, path: Path) -> str:
+def _write_pickle(model: Any, path: Path) -> str:
     path.write_bytes(pickle.dumps(model))
     return f"pickle.load(open({str(path)!r}, 'rb'))"
 
 
-def _joblib(model: Any, path: Path) -> str:
+def _write_joblib(model: Any, path: Path) -> str:
     import_module("joblib").dump(model, path)  # scikit-learn's own
     return f"joblib.load({str(path)!r})"
 
 
-def _onnx(model: Any, path: Path) -> str:
+def _write_onnx(model: Any, path: Path) -> str:
     from daskml_dist.inference import to_onnx
 
     to_onnx(model, str(path))
     return f"onnxruntime.InferenceSession({str(path)!r})"
 
 
-def _model_file(model: Any, path: Path) -> str:
+def _write_model_file(model: Any, path: Path) -> str:
     daskml_dist.save(model, path)
     return f"daskml_dist.load({str(path)!r})"
 
 
-#: Writer of each suffix, which returns the Python expression that loads the file.
+#: Writer of each suffix: it returns the Python expression that loads the file, to be printed.
 _FORMATS: dict[str, Callable[[Any, Path], str]] = {
-    ".skops": _model_file,
-    ".safetensors": _model_file,
-    ".pkl": _pickle,
-    ".joblib": _joblib,
-    ".onnx": _onnx,
+    ".skops": _write_model_file,
+    ".safetensors": _write_model_file,
+    ".pkl": _write_pickle,
+    ".joblib": _write_joblib,
+    ".onnx": _write_onnx,
 }
 #: Packages of the extra `export` that a suffix needs.
 _NEEDS = {
@@ -58,7 +58,7 @@ _NEEDS = {
 
 
 def check_output(path: str | None) -> None:
-    """Check before a fit that its model can be saved to a path."""
+    """Raise before a fit, which may take long, where its model could not be saved to a path."""
     if path is None:
         return
     if Path(path).suffix not in _FORMATS:
@@ -81,18 +81,19 @@ def save(model: Any, path: str) -> str:
 
 
 def load(path: str, trusted: Collection[str] = ()) -> Any:
-    """Read a fitted estimator that `save` has written."""
+    """Read a fitted estimator that `save` has written; `trusted` names classes of others in it."""
     suffix = Path(path).suffix
     if suffix not in _FORMATS or suffix == ".onnx":
         why = " ONNX's are run by onnxruntime, in any language." if suffix == ".onnx" else ""
         kinds = ", ".join(known for known in _FORMATS if known != ".onnx")
         raise InvalidParameterError(f"--model {path}: name a file that ends in {kinds}.{why}")
+    # skops and safetensors run no code of the file; a pickle does, which the help text warns of.
     if suffix in (".skops", ".safetensors"):
         model = daskml_dist.load(path, trusted=trusted)
     else:
         try:
             model = import_module("joblib").load(path)  # reads plain pickles too
-        except Exception as error:  # a damaged pickle may raise anything
+        except Exception as error:  # unpickling a damaged file may raise anything
             raise ModelFileError(
                 f"{path} cannot be read: {type(error).__name__}: {error}. Name a file that "
                 "`fit --output` has written with the same versions of Python and scikit-learn."
@@ -116,6 +117,7 @@ def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
     given |= {key: value for key, value in params.items() if value is not None}
     known = made.get_params()
     for key in given:
+        # Parameters of a parameter, such as estimator__alpha, are checked by `set_params`.
         if key.partition("__")[0] not in known:
             raise InvalidParameterError(
                 f"{name} has no parameter {key!r}. Use one of {sorted(known)}."
@@ -127,7 +129,10 @@ def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
 def encoding_columns(
     model: Any, columns: Sequence[str], categories: Sequence[str], texts: Sequence[str]
 ) -> Any:
-    """Return a pipeline of an encoder of columns of categories and texts, and a model."""
+    """Return a pipeline that encodes columns of categories and texts before a model.
+
+    Without such columns it is the model itself.
+    """
     if not (categories or texts):
         return model
     from sklearn.pipeline import make_pipeline
@@ -137,38 +142,44 @@ def encoding_columns(
     from daskml_dist.preprocessing import OneHotEncoder
 
     takes_sparse = model.__sklearn_tags__().input_tags.sparse
+    # Rows to predict, and those held out, may have categories that the fit has not seen.
     one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=takes_sparse)
     steps: list[tuple[str, Any, Any]]
     steps = [("numbers", "passthrough", [c for c in columns if c not in (*categories, *texts)])]
     steps += [("categories", one_hot, list(categories))] if categories else []
     steps += [(f"text-{name}", TfidfVectorizer(), name) for name in texts]
-    # scikit-learn's default, or, for models of dense rows, a density that no output is below.
+    # Outputs of a lower density than this become sparse: scikit-learn's default, or, for models of
+    # dense rows alone, 0, which no density is below.
     threshold = 0.3 if takes_sparse else 0.0
     return make_pipeline(ColumnTransformer(steps, sparse_threshold=threshold), model)
 
 
-def list_estimators() -> list[str]:
-    """Return the names of all classes that `make_estimator` knows."""
+def _list_estimators() -> list[str]:
+    """Return the names of all classes that `make_estimator` takes."""
     return sorted(name for package in _SUBPACKAGES for name in _list_supervised_estimators(package))
 
 
 def _find_estimator_class(name: str) -> Any:
+    """Return the class of an estimator; raise where no subpackage has one of the name."""
+    # Subpackages are imported one after the other, only until one of them has the class.
     for package in _SUBPACKAGES:
         if (found := _list_supervised_estimators(package).get(name)) is not None:
             return found
-    known = list_estimators()
+    known = _list_estimators()
     raise InvalidParameterError(
         f"There is no estimator {name!r}. Use one of {known}.{suggest_nearest(name, known)}"
     )
 
 
 def _list_supervised_estimators(package: str) -> dict[str, Any]:
+    """Return the classes of a subpackage that fit and predict, by name."""
     module = import_module(f"{daskml_dist.__name__}.{package}")
     classes = {name: getattr(module, name) for name in module.__all__}
     return {n: c for n, c in classes.items() if hasattr(c, "fit") and hasattr(c, "predict")}
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE; a value that is no Python literal is text."""
     name, is_set, value = text.partition("=")
     if not is_set or not name.isidentifier():
         raise InvalidParameterError(
@@ -177,4 +188,5 @@ def _parse_setting(text: str) -> tuple[str, Any]:
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
+        # Such as --set loss=log_loss: quotes would have to be quoted for the shell.
         return name, value

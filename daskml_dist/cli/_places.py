@@ -12,6 +12,7 @@ from daskml_dist.errors import InvalidParameterError, TrainingError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say where to compute."""
+    # Without either the command computes in its own process.
     places = parser.add_mutually_exclusive_group()
     places.add_argument(
         "--workers",
@@ -39,6 +40,8 @@ def open_client(arguments: argparse.Namespace) -> Iterator[Any]:
         with connect_client(arguments.scheduler) as client:
             yield client
         return
+    # Only this machine reaches the scheduler, which runs all code that it is sent. The dashboard
+    # has any free port (0), as Dask's own, 8787, may be taken.
     with (
         LocalCluster(
             n_workers=arguments.workers,
@@ -52,9 +55,11 @@ def open_client(arguments: argparse.Namespace) -> Iterator[Any]:
 
 
 def connect_client(address: str) -> Any:
-    """Return a client of the scheduler at an address."""
+    """Return a client of the scheduler at an address; raise where none answers within 10 s."""
     from distributed import Client
 
+    # distributed raises OSError (a TimeoutError too) where nobody answers, ValueError of an address
+    # that is none.
     try:
         return Client(address, timeout=10)
     except (OSError, ValueError) as error:

@@ -1,4 +1,9 @@
-"""Rows of files: Parquet, CSV, NumPy's and svmlight, as Dask collections or in memory."""
+"""Rows that commands read from files, with the arguments that name them.
+
+Tables (Parquet, CSV) become Dask DataFrames, of which nothing but the schema is read until a fit
+asks for rows; NumPy's files and svmlight's are read whole, into this process's memory. Every
+mistake in the arguments or the files is raised as an error that names an option or the file.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +29,26 @@ from daskml_dist.errors.suggestions import suggest_nearest
 #: Suffixes of files of svmlight's text format, whose rows are sparse and hold their target.
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)
+#: Kinds of NumPy's dtypes that are numbers: booleans, integers with and without sign, floats.
+_NUMBERS = "biuf"
 #: Separators other than commas that occur in files with the suffix .csv.
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass
 class FileRows:
-    """Features and target of files.
+    """Features and target that files hold.
 
     Parameters
     ----------
     name : str
-        Name of the file or files, for messages.
+        Path of the file, or the number of files and their kind, for messages.
     X, y : dask DataFrame and Series, ndarray, or sparse array and ndarray
         y is None where no target was named.
     left_out : list of str
-        Columns that are not used, since they hold no numbers and were not named.
+        Columns that are not used: they hold no numbers, and no option names them.
     categories, texts : tuple of str
-        Columns of X that hold categories, and texts of several words.
+        Columns of X to be one-hot encoded, and to be turned into tf-idf weights of their words.
     """
 
     name: str
@@ -58,7 +65,7 @@ class FileRows:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name the rows of a fit."""
+    """Add the arguments that name the rows of a fit or of its plan."""
     add_files(parser)
     parser.add_argument(
         "--target",
@@ -68,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--features", metavar="A,B,...", help="columns to learn from; default: all that are numbers"
     )
     parser.add_argument("--drop-missing", action="store_true", help="leave rows with gaps out")
+    # `read_rows` reports a missing --target by the command's own parser. Commands without
+    # `add_columns_of_texts` still have its arguments, as not given.
     parser.set_defaults(usage_error=parser.error, categories=None, text=None)
 
 
@@ -97,27 +106,29 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 def read_rows(arguments: argparse.Namespace) -> FileRows:
     """Return features and target of the files that the arguments name."""
     paths, kind, name = _find_files(arguments)
+    # argparse cannot require --target, since whether it is needed depends on the files.
     if (arguments.target is None) != (kind in _SVMLIGHT):
         arguments.usage_error(
             "the following arguments are required: --target"
             if arguments.target is None
             else f"--target {arguments.target}: svmlight files hold their target; leave it out"
         )
-    with _name_files_in_errors(name):
-        if kind in _SVMLIGHT:
-            return _read_svmlight(paths, name, arguments)
-        if kind in (".npy", ".npz"):
-            return _read_arrays(paths, kind, name, arguments)
-        return _read_tables(paths, kind, name, arguments)
+    return _read_files(paths, kind, name, arguments, None)
 
 
 def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
-    """Return the rows of files that a fitted model predicts, with a target where one is named.
+    """Return the rows of files that a fitted model is to predict, and a target where one is named.
 
-    Columns of tables are those of the model's fit, else all that hold numbers; arrays have the
-    model's number of columns, and svmlight files its number of features.
+    Columns of tables are those that the model was fitted to, else all that hold numbers; svmlight
+    files get the model's number of features. Arrays stay as they are: the model checks them.
     """
-    paths, kind, name = _find_files(arguments)
+    return _read_files(*_find_files(arguments), arguments, model)
+
+
+def _read_files(
+    paths: list[str], kind: str, name: str, arguments: argparse.Namespace, model: Any
+) -> FileRows:
+    """Return the rows of files of one kind, for a fit (`model` is None) or for a fitted model."""
     with _name_files_in_errors(name):
         if kind in _SVMLIGHT:
             return _read_svmlight(paths, name, arguments, getattr(model, "n_features_in_", None))
@@ -137,7 +148,7 @@ def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
 
 
 def read_here(rows: FileRows) -> tuple[Any, Any]:
-    """Return X and y of files in this process's memory."""
+    """Return X and y of files in this process's memory; raise where they hold no rows."""
     with _name_files_in_errors(rows.name):
         X, y = compute(rows.X, rows.y)
     if not X.shape[0]:
@@ -150,31 +161,39 @@ def _name_files_in_errors(name: str) -> Iterator[None]:
     """Raise errors of the reading libraries as `InvalidDataError`, with the name of the files."""
     try:
         yield
-    except (InvalidDataError, InvalidParameterError):
+    except (InvalidDataError, InvalidParameterError):  # ValueErrors too, and already with a remedy
         raise
+    # pyarrow, pandas and NumPy raise ValueErrors, NumPy also EOFError of an empty file, and
+    # BadZipFile of a damaged .npz.
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidDataError(f"{name} cannot be read: {str(error).strip()}") from error
 
 
 def _no_rows(name: str) -> InvalidDataError:
+    """Return the error of files without rows."""
     return InvalidDataError(f"{name} holds no rows. Name files that do.")
 
 
 def _expand_paths(given: list[str]) -> list[str]:
+    """Return the existing paths that names and patterns stand for; raise where one has none."""
     found = []
     for text in given:
+        # Shells that do not expand patterns (or that were kept from it by quotes) pass them on.
         matching = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
-        there = [path for path in matching if Path(path).exists()]
-        if not there:
-            around = Path(text).parent
-            names = [str(around / p.name) for p in around.iterdir()] if around.is_dir() else []
+        existing = [path for path in matching if Path(path).exists()]
+        if not existing:
+            folder = Path(text).parent
+            names = [str(folder / p.name) for p in folder.iterdir()] if folder.is_dir() else []
             raise InvalidDataError(f"There is no file {text}.{suggest_nearest(text, names)}")
-        found += there
+        found += existing
     return found
 
 
 def _find_file_kind(path: str) -> str:
+    """Return the suffix that says how a file, or the files of a folder, are read."""
     if Path(path).is_dir():
+        # Datasets of Parquet may hold other files beside (_metadata, _SUCCESS) and subfolders by
+        # partition; only a folder of nothing but .csv is one of CSV.
         inside = {p.suffix for p in Path(path).rglob("*") if p.suffix in _SUFFIXES}
         return ".csv" if inside == {".csv"} else ".parquet"
     suffix = Path(path).suffix.lower()
@@ -190,7 +209,7 @@ def _read_tables(
     arguments: argparse.Namespace,
     fitted: Any = None,
 ) -> FileRows:
-    """Return the rows of tables; `fitted` are the columns that a model was fitted to."""
+    """Return the rows of Parquet or CSV; `fitted` are the columns that a model was fitted to."""
     if find_spec("pandas") is None or find_spec("pyarrow") is None:
         raise InvalidDataError(f'Reading {kind} needs: pip install "daskml-dist[dataframe]"')
     import dask.dataframe as dd
@@ -207,25 +226,30 @@ def _read_tables(
         _parse_columns(given, frame) for given in (arguments.categories, arguments.text)
     )
     left_out: list[str] = []
+    # The features: the model's, else those of --features with --categories and --text, else all
+    # columns but the target that hold numbers or are named by --categories or --text.
     if fitted is not None:
         columns = [_find_column(column, frame.columns) for column in fitted]
     elif arguments.features is not None:
-        columns = list(
+        columns = list(  # a column that two options name is taken once, at its first place
             dict.fromkeys([*_parse_columns(arguments.features, frame), *categories, *texts])
         )
         _check_numbers([c for c in columns if c not in (*categories, *texts)], frame)
     else:
         named = {*categories, *texts}
         others = [c for c in frame.columns if c != target]
-        columns = [c for c in others if c in named or frame.dtypes[c].kind in "biuf"]
+        columns = [c for c in others if c in named or frame.dtypes[c].kind in _NUMBERS]
         left_out = [c for c in others if c not in columns]
     if not columns:
+        # Columns of a CSV file without rows hold no numbers either, as far as pandas can tell.
         if not len(frame.head(1, npartitions=-1)):
             raise _no_rows(name)
         raise InvalidDataError(
             f"{name} has no column of numbers beside {target!r}. Name columns by --categories or "
             "--text."
         )
+    # Gaps in columns that are not used are none: the other columns go before `dropna`. The target
+    # may be named among the features.
     frame = frame[columns if target is None else list(dict.fromkeys([*columns, target]))]
     if arguments.drop_missing:
         frame = frame.dropna()
@@ -234,14 +258,14 @@ def _read_tables(
 
 
 def _parse_columns(given: str | None, frame: Any) -> list[str]:
-    """Return columns of a frame that an argument names, separated by commas."""
+    """Return the columns of a frame that an argument names, separated by commas."""
     return [] if given is None else [_find_column(name, frame.columns) for name in given.split(",")]
 
 
 def _check_numbers(columns: list[str], frame: Any) -> None:
-    """Check that columns of ``--features`` hold numbers."""
+    """Raise where columns of ``--features`` hold no numbers."""
     for column in columns:
-        if frame.dtypes[column].kind not in "biuf":
+        if frame.dtypes[column].kind not in _NUMBERS:
             raise InvalidParameterError(
                 f"--features: column {column!r} holds no numbers ({frame.dtypes[column]}). Name it "
                 f"by --categories {column} (a OneHotEncoder's columns) or, if it holds texts of "
@@ -250,16 +274,19 @@ def _check_numbers(columns: list[str], frame: Any) -> None:
 
 
 def _check_commas(files: list[str]) -> None:
-    """Raise where the header of a file has another separator than commas."""
+    """Raise where the header of a CSV file has another separator than commas.
+
+    pandas would read such a file as one column, and the error would be about that column's name.
+    """
     for path in sorted(found for pattern in files for found in glob.glob(pattern)):
         with open(path, encoding="utf-8", errors="replace") as file:
             header = file.readline()
-        between = next((mark for mark in _SEPARATORS if mark in header), None)
-        if between is not None and "," not in header:
+        separator = next((mark for mark in _SEPARATORS if mark in header), None)
+        if separator is not None and "," not in header:
             raise InvalidDataError(
-                f"{path} is separated by {_SEPARATORS[between]}, not by commas: its first line is "
-                f"{header.strip()[:80]!r}. Write it with commas: "
-                f"pandas.read_csv({path!r}, sep={between!r}).to_csv({path!r}, index=False)."
+                f"{path} is separated by {_SEPARATORS[separator]}, not by commas: its first line "
+                f"is {header.strip()[:80]!r}. Write it with commas: "
+                f"pandas.read_csv({path!r}, sep={separator!r}).to_csv({path!r}, index=False)."
             )
 
 
@@ -278,6 +305,7 @@ def _check_columns(paths: list[str]) -> None:
 
 
 def _find_column(name: str, columns: Any) -> str:
+    """Return a column's name; raise where there is no such column."""
     if name not in list(columns):
         raise InvalidParameterError(
             f"There is no column {name!r}. Use one of {list(columns)}."
@@ -294,13 +322,13 @@ def _check_no_columns(arguments: argparse.Namespace) -> None:
 
 
 def _read_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Namespace) -> FileRows:
-    """Return rows and targets of NumPy files."""
+    """Return rows and targets of NumPy files, one file after the other."""
     _check_no_columns(arguments)
     pairs = [(_read_npz if kind == ".npz" else _read_npy)(path, arguments.target) for path in paths]
     X = np.concatenate([pair[0] for pair in pairs])
     y = None if arguments.target is None else np.concatenate([pair[1] for pair in pairs])
     if arguments.drop_missing:
-        whole = mask_whole_rows(X, y)
+        whole = _mask_whole_rows(X, y)
         X, y = X[whole], y[whole]  # type: ignore[index]
     return FileRows(name, X, y, [])
 
@@ -308,7 +336,7 @@ def _read_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Nam
 def _read_svmlight(
     paths: list[str], name: str, arguments: argparse.Namespace, n_features: int | None = None
 ) -> FileRows:
-    """Return sparse rows and their targets.
+    """Return sparse rows (CSR) and their targets.
 
     Features are numbered from 1, as LIBSVM does, or from 0 where the arguments say so. A guess by
     the indices of a file, as scikit-learn offers it, could shift the columns of a file to predict.
@@ -317,6 +345,8 @@ def _read_svmlight(
     first = 0 if arguments.zero_based else 1
     parts = []
     for path in paths:
+        # Read as if numbered from 0, with an empty column 0 where the numbers begin with 1:
+        # entries in that column give a file away whose numbers begin with 0.
         width = None if n_features is None else n_features + first
         X, y = load_svmlight_file(path, n_features=width, zero_based=True)
         if first and X[:, [0]].nnz:
@@ -329,12 +359,13 @@ def _read_svmlight(
         X.resize(X.shape[0], width)  # a file does not name features that are 0 in all its rows
     X, y = scipy.sparse.vstack([X for X, _ in parts], "csr"), np.concatenate([y for _, y in parts])
     if arguments.drop_missing:
-        whole = mask_whole_rows(X, y)
+        whole = _mask_whole_rows(X, y)
         X, y = X[whole], y[whole]
     return FileRows(name, X, y, [])
 
 
 def _read_npz(path: str, target: str | None) -> tuple[Any, Any]:
+    """Return the array X of a file, and the array that `target` names, or None without one."""
     with open(path, "rb") as file, np.load(file) as arrays:
         if "X" not in arrays or (target is not None and target not in arrays):
             raise InvalidParameterError(
@@ -345,11 +376,12 @@ def _read_npz(path: str, target: str | None) -> tuple[Any, Any]:
 
 
 def _read_npy(path: str, target: str | None) -> tuple[Any, Any]:
+    """Return the columns of an array, without column number `target`, and that column."""
     array = np.load(path)
     if target is None:
         return array, None
     try:
-        column = range(array.shape[1])[int(target)]
+        column = range(array.shape[1])[int(target)]  # negative ones count from the last
     except (ValueError, IndexError) as error:
         raise InvalidParameterError(
             f"--target {target}: {path} has shape {array.shape}; give the number of its column, "
@@ -359,8 +391,11 @@ def _read_npy(path: str, target: str | None) -> tuple[Any, Any]:
 
 
 def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
-    """Raise where rows in memory have missing values that a model does not take."""
-    counts = {"the target": int(_find_missing(y).sum())}
+    """Raise where rows in memory have missing values that a model does not take.
+
+    The fit would raise too, but could not name the options of the command.
+    """
+    counts = {"the target": int(_find_missing(y).sum())}  # no model takes gaps in its target
     if not model.__sklearn_tags__().input_tags.allow_nan and getattr(X, "ndim", 1) == 2:
         names = getattr(X, "columns", range(X.shape[1]))
         missing = np.asarray(_find_missing(X).sum(axis=0)).ravel()
@@ -384,14 +419,17 @@ def name_gap_option() -> Iterator[None]:
         raise InvalidDataError(f"{error} Or: --drop-missing leaves such rows out.") from error
 
 
-def mask_whole_rows(X: Any, y: Any) -> Any:
-    """Return a mask of the rows without missing values."""
+def _mask_whole_rows(X: Any, y: Any) -> Any:
+    """Return a mask of the rows in memory without missing values in X or y."""
     with_gaps = np.asarray(_find_missing(X).sum(axis=tuple(range(1, X.ndim)))).ravel() > 0
     return ~(with_gaps | _find_missing(y))
 
 
 def _find_missing(part: Any) -> Any:
-    """Return where values are missing, as a mask of the same kind and shape."""
+    """Return where values are missing, as a mask of the same kind and shape.
+
+    Infinite values of arrays count as missing, since checks of rows refuse both; pandas' do not.
+    """
     if issparse(part):  # entries that are not stored are zeros, so none of them is missing
         mask = part.copy()
         mask.data = (~np.isfinite(part.data)).astype(np.int8)

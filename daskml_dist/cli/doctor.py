@@ -17,7 +17,8 @@ from daskml_dist.cli._checks import CHECKS, run_check_apart
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-#: Checks that are made at a time.
+#: Checks that are made at a time: nearly all of their time is imports, and a machine may have two
+#: cores.
 _AT_ONCE = 2
 
 
@@ -42,8 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
     python = ".".join(map(str, sys.version_info[:3]))
     print(f"daskml_dist {__version__}, Python {python} at {sys.executable}")
-    width = max(map(len, names))
+    width = max(map(len, names))  # characters
     broken = False
+    # Each thread waits for a check's process; findings are printed in the order of the checks.
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, found in zip(
             names, pool.map(lambda n: run_check_apart(n, arguments.limit), names), strict=True

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit status."""
+    # All arguments are checked before files are read, and files before a cluster starts.
     check_output(arguments.output)
     if not 0 <= arguments.test < 1:
         raise InvalidParameterError(f"--test {arguments.test}: use a share from 0 to below 1.")
@@ -59,24 +60,26 @@ def run(arguments: argparse.Namespace) -> int:
         model = encoding_columns(model, getattr(X, "columns", ()), rows.categories, rows.texts)
         with name_gap_option():
             _fit(model, X, y)
-        told = [f"train {float(model.score(X, y)):.4f}"]
+        scores = [f"train {float(model.score(X, y)):.4f}"]
         if X_test is not None:
-            told.append(f"test {float(model.score(X_test, y_test)):.4f}")
-        print(f"score: {', '.join(told)}")
+            scores.append(f"test {float(model.score(X_test, y_test)):.4f}")
+        print(f"score: {', '.join(scores)}")
     if arguments.output is not None:
         load = save(model, arguments.output)
         size = Path(arguments.output).stat().st_size
         print(f"saved: {arguments.output}, {size:,} bytes; {load}")
+    # 130 is 128 + SIGINT, as shells have it: scripts see that the fit did not come to its end.
     history = getattr(_last_step(model), "history_", None)
     return 130 if getattr(history, "interrupted", False) else 0
 
 
 def _fit(model: Any, X: Any, y: Any) -> None:
-    """Fit a model; one that is interrupted keeps what it had come to."""
+    """Fit a model and print it with its time; raise an interrupt that leaves no usable model."""
     since = time.perf_counter()
     try:
         model.fit(X, y)
     except KeyboardInterrupt:
+        # Some fits keep the coefficients that they had reached; others have nothing to predict by.
         if not hasattr(_last_step(model), "n_features_in_"):
             raise
         print("interrupted: the model is what the fit had come to", file=sys.stderr)
@@ -88,7 +91,7 @@ def _fit(model: Any, X: Any, y: Any) -> None:
 
 
 def _last_step(model: Any) -> Any:
-    """Return the estimator itself, of a pipeline its last step."""
+    """Return the last step of a pipeline, or the estimator itself."""
     return model.steps[-1][1] if hasattr(model, "steps") else model
 
 
@@ -97,6 +100,7 @@ def _make_model(arguments: argparse.Namespace) -> Any:
     params: dict[str, Any] = {"policy": arguments.policy}
     model = make_estimator(arguments.estimator, arguments.set, **params)
     own = model.get_params(deep=False)
+    # A random_state that --set gives is more specific than --seed.
     if "random_state" in own and own["random_state"] is None:
         model.set_params(random_state=arguments.seed)
     if arguments.checkpoint is not None:
@@ -109,7 +113,10 @@ def _make_model(arguments: argparse.Namespace) -> Any:
 
 
 def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, client: Any) -> Any:
-    """Return rows to train on and to test on; without a cluster, in this process's memory."""
+    """Return X, X_test, y and y_test, in this process's memory without a cluster.
+
+    On a cluster rows stay lazy, so gaps in them are found by the fit (`name_gap_option`).
+    """
     X, y = rows.X, rows.y
     if client is None:
         X, y = read_here(rows)
@@ -118,6 +125,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
         return X, None, y, None
     from daskml_dist.model_selection import train_test_split
 
+    # Fails where rows are too few for both parts.
     try:
         return train_test_split(X, y, test_size=arguments.test, random_state=arguments.seed)
     except ValueError as error:
@@ -128,6 +136,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
 
 
 def _tell_rows(rows: FileRows, arguments: argparse.Namespace) -> None:
+    """Print how many features the rows have, and which columns are left out."""
     left_out = ""
     if rows.left_out:
         left_out = f"; left out, no numbers: {', '.join(rows.left_out)} (--categories, --text)"

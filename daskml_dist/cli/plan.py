@@ -33,7 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = read_rows(arguments)
     with open_client(arguments) as client:
         X, y = rows.X, rows.y
-        if rows.is_lazy:  # a plan asks how many rows there are, which files tell once read
+        # A plan asks how many rows there are, which files tell once they are read. On a cluster
+        # they stay with its workers, and only the lengths of the blocks come here.
+        if rows.is_lazy:
             X, y = read_here(rows) if client is None else client.persist([X, y])
             if client is not None:
                 X, y = (part.to_dask_array(lengths=True) for part in (X, y))

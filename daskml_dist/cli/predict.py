@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trusted", action="append", default=[], metavar="CLASS",
         help="a class of others that the model file may hold; repeatable",
     )  # fmt: skip
+    # Arguments of a fit's rows: columns are the model's own, and each row gets a prediction.
     parser.set_defaults(features=None, categories=None, text=None, drop_missing=False)
     add_places(parser)
 
@@ -61,10 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     rows = read_features(arguments, model)
     with open_client(arguments) as client:
+        # On a cluster rows stay lazy, and nothing but the predictions comes into this process.
         X, y = (rows.X, rows.y) if client is not None and rows.is_lazy else read_here(rows)
         found = np.asarray(compute(method(X))[0])
         score = None if y is None else float(model.score(X, y))
     names = _names(arguments.method, found, getattr(model, "classes_", None))
+    # Predictions on standard output are for another program: the score must not be among them.
     told = sys.stdout if arguments.output is not None else sys.stderr
     if arguments.output is None:
         _print(names, found)
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_output(path: str | None) -> None:
-    """Check before predictions are made that they can be written."""
+    """Raise before predictions are made where they could not be written."""
     if path is None:
         return
     if Path(path).suffix not in _SUFFIXES:
@@ -91,17 +94,20 @@ def _check_output(path: str | None) -> None:
 
 
 def _names(method: str, found: NDArray[Any], classes: Any) -> list[str]:
-    """Return names of the columns of predictions: of several, by class or by number."""
+    """Return the names of the columns of predictions: method, and class or number of the column."""
     if found.ndim == 1:
         return [method.removeprefix("predict_").replace("predict", "prediction")]
     labels: Any = range(found.shape[1])
+    # Outputs may have other columns than one a class, such as decisions between pairs of classes.
     if classes is not None and len(classes) == found.shape[1]:
         labels = classes
     return [f"{method.removeprefix('predict_')}_{label}" for label in labels]
 
 
 def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
-    # Labels of texts are objects of Python, which only a pickle would hold as they are.
+    """Write predictions in the format of a path's suffix."""
+    # Labels that are strings are Python objects, which .npy could hold as a pickle alone: they
+    # become NumPy's strings of fixed width.
     values = np.asarray(found.tolist()) if found.dtype.kind == "O" else found
     if path.suffix == ".npy":
         np.save(path, values)
@@ -117,14 +123,17 @@ def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
 
 
 def _print(names: list[str], found: NDArray[Any]) -> None:
+    """Print predictions as CSV; a reader that has enough (`| head`) is no error."""
     try:
         _write_csv(sys.stdout, names, found)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has all that it wanted
+    except BrokenPipeError:
+        # Python flushes standard output at its exit, which would raise again: it is now /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_csv(file: TextIO, names: list[str], found: NDArray[Any]) -> None:
+    """Write a header of names, and a line for each row."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(found.reshape(len(found), -1).tolist())

@@ -20,14 +20,16 @@ from typing import Any
 from daskml_dist.errors import InvalidParameterError
 
 #: Variables of the environment that hold the token, and the password of the private key.
-TOKEN, KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
+_TOKEN, _KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
+#: Arguments that name a file, with their help texts.
 _FILES = {
     "token-file": "its first line is the token",
     "certificate": "of TLS, in PEM",
     "private-key": "of the certificate",
     "client-authorities": "that clients must be of",
 }
-#: Arguments that are passed on where they are given.
+#: Arguments that are passed to `serving.serve` only where they are given, since their defaults are
+#: those of its parameters.
 _PASSED = (
     "certificate", "private_key", "client_authorities", "method", "all_versions", "scheduler",
     "cluster_rows", "head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay",
@@ -91,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Add an argument that is on, or not given."""
+    """Add an argument that is True, or None where it is not given."""
     parser.add_argument(name, action="store_true", default=None, help=text)
 
 
@@ -99,10 +101,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit status."""
     from daskml_dist.serving import serve
 
+    # The log goes to standard error, with the number of the process, as several write to it.
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in _PASSED}
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings: dict[str, Any] = {
+        name: value for name in _PASSED if (value := getattr(arguments, name)) is not None
+    }
     serve(
         arguments.path,
         host=arguments.host,
@@ -110,16 +114,19 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         watch=False if arguments.watch is None else arguments.watch,
         token=_read_token(arguments.token_file),
-        key_password=os.environ.get(KEY_PASSWORD) if arguments.certificate else None,
+        key_password=os.environ.get(_KEY_PASSWORD) if arguments.certificate else None,
         **settings,
     )
     return 0
 
 
 def _read_token(file: str | None) -> str | None:
-    """Return the token of a file or the environment, never of an argument: all users see those."""
+    """Return the token of a file or of the environment, or None without either.
+
+    An argument with the token itself would be shown to all users of the machine, by `ps`.
+    """
     if file is None:
-        told = os.environ.get(TOKEN)
+        told = os.environ.get(_TOKEN)
     else:
         try:
             told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
@@ -132,6 +139,6 @@ def _read_token(file: str | None) -> str | None:
         return None
     if not told.strip():
         raise InvalidParameterError(
-            f"The token is empty. Write one into {file or TOKEN}, or name none for no token."
+            f"The token is empty. Write one into {file or _TOKEN}, or name none for no token."
         )
     return told.strip()

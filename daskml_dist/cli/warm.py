@@ -60,10 +60,10 @@ class Compiled:
 class _Subject:
     """Estimator to fit, with its parameters and the kinds of its rows and target."""
 
-    name: str
+    name: str  # subpackage and class
     params: dict[str, Any]
-    rows: str = "dense"
-    target: str = "classes"
+    rows: str = "dense"  # or "sparse"
+    target: str = "classes"  # or "numbers", "none"
 
 
 def _make_subject(
@@ -72,7 +72,8 @@ def _make_subject(
     return _Subject(name, params, rows, target)
 
 
-#: What is fitted, by the names that ``--only`` takes.
+#: Estimators to fit, by the names that ``--only`` takes. The fits are as small as compiles the
+#: functions that a large one would call: two passes or trees, and eight centroids.
 SUBJECTS: dict[str, tuple[_Subject, ...]] = {
     "LogisticRegression": (
         _make_subject("linear_model.LogisticRegression", max_iter=3),
@@ -126,7 +127,8 @@ def warm_up(name: str, dtype: str) -> Compiled:
     """Fit the estimators of a name to generated rows and predict, in this process."""
     start = time.perf_counter()
     with _count_of_compiled() as count, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fits are not given the passes to converge
+        # The fits have too few passes to converge, and warn of it.
+        warnings.simplefilter("ignore")
         for subject in SUBJECTS[name]:
             _fit_and_predict(subject, dtype)
     return Compiled(count(), time.perf_counter() - start)
@@ -134,9 +136,10 @@ def warm_up(name: str, dtype: str) -> Compiled:
 
 def _fit_and_predict(subject: _Subject, dtype: str) -> None:
     """Fit and predict with a subject's estimator, so that its loops are compiled."""
-    room, _, kind = subject.name.partition(".")
-    model = getattr(import_module(f"daskml_dist.{room}"), kind)(**subject.params)
+    subpackage, _, kind = subject.name.partition(".")
+    model = getattr(import_module(f"daskml_dist.{subpackage}"), kind)(**subject.params)
     X = _make_rows(subject.rows, dtype)
+    # A target that features explain, so that trees split and linear models move.
     total = np.asarray(X[:, :5].sum(axis=1)).ravel()
     if subject.target == "none":
         model.fit(X, client="inline")
@@ -144,12 +147,14 @@ def _fit_and_predict(subject: _Subject, dtype: str) -> None:
         model.fit(X, total.astype(dtype), client="inline")
     else:
         model.fit(X, (total > np.median(total)).astype(np.int64), client="inline")
+    # Predictions have loops of their own, which a first request would wait for.
     for method in ("predict", "transform"):
         if hasattr(model, method):
             getattr(model, method)(X)
 
 
 def _make_rows(kind: str, dtype: str) -> NDArray[Any] | sparse.csr_matrix:
+    """Return random rows: normal ones, or sparse (CSR) ones, uniform on [0, 1)."""
     rng = np.random.default_rng(0)
     if kind == "dense":
         return rng.normal(size=_DENSE).astype(dtype)
@@ -166,6 +171,7 @@ def _count_of_compiled() -> Iterator[Callable[[], int]]:
     with event.install_recorder("numba:compile") as recorder:
 
         def count() -> int:
+            # A function that calls others compiles these in between its own start and end.
             depth, found = 0, 0
             for _, each in recorder.buffer:
                 found += each.is_start and depth == 0
@@ -248,5 +254,6 @@ def _warm_cases(cases: list[tuple[str, str]], client: Any, workers: list[str]) -
 
 def _choose_worker_per_host(client: Any) -> list[str]:
     """Return the address of the first worker on each host."""
+    # A later entry of a dict replaces an earlier one of the same key, hence the reverse order.
     addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
     return list({urlsplit(address).hostname: address for address in reversed(addresses)}.values())

@@ -1,8 +1,16 @@
 """The ASGI application: routes of the Open Inference Protocol, version 2, without a framework.
 
-`App` reads the path of a request and its body by the codec of its content type, hands the rows to
-the `Batcher`, which calls the model, and writes the answer by the same codec. It runs in any server
-of ASGI; `serve` runs it in uvicorn, with the connections of `daskml_dist.serving.connection`.
+A request for inference goes through these steps (`App._infer`):
+
+1. its body is read within bounds of size, time and memory (`RequestBodies.read`);
+2. the path's model, or the version that its share of the requests falls to, is looked up;
+3. the codec of the content type makes the body a `Question`, a list of named tensors;
+4. the `Batcher` calls the model, perhaps with the rows of other requests, or a `Cluster` does;
+5. the same codec writes the outputs as the answer.
+
+Any step may raise; the error's class tells the status (`_status_of`), and its message is the body.
+It runs in any server of ASGI; `serve` runs it in uvicorn, with the connections of
+`daskml_dist.serving.connection`.
 """
 
 from __future__ import annotations
@@ -46,24 +54,26 @@ from daskml_dist.serving.protocol import Answer, Question, find_codec
 _LOG = logging.getLogger("daskml_dist.serving")
 _ACCESS_LOG = logging.getLogger("daskml_dist.serving.access")
 
-#: Header whose value always meets the same version, where several share the requests.
+#: Header of a user or session: requests with the same value are answered by the same version, where
+#: several share the requests.
 ROUTE_KEY = b"x-route-key"
-PATHS = (
+#: Paths that there are, for the message about one that there is not.
+_PATHS = (
     "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
     "/ready or /infer behind it, /v2/repository/index, and /metrics"
 )
-INDEX_PATH, MODEL_PATH = "/v2/repository/index", "/v2/models/"
+_INDEX_PATH, _MODEL_PATH = "/v2/repository/index", "/v2/models/"
 
 
 class ServedRequest:
-    """A request, and what is known of it so far for metrics and the access log."""
+    """A request, with the facts about its answer that metrics and the access log record."""
 
     __slots__ = ("began", "client", "headers", "method", "model", "n_rows", "path", "version")
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes], client: Any) -> None:
         self.began = time.perf_counter()
         self.method, self.path, self.headers, self.client = method, path, headers, client
-        # Filled once a model is found: names that clients make up are not in the metrics.
+        # Empty until a model is found: clients could otherwise fill the metrics with made-up names.
         self.model = self.version = ""
         self.n_rows = 0
 
@@ -86,40 +96,45 @@ class App:
     models : Models
     metrics : Metrics
     token : str, optional
-        That requests must carry (``Authorization: Bearer``), all but those for health.
+        Token that requests must carry (``Authorization: Bearer``), all but those for health.
     max_bytes : int, default=16 MiB
-        Of a body; a larger one is refused (413).
+        Size of a body; a larger one is refused (413).
     max_waiting : int, default=1024
         Requests that may wait for a model; a further one is refused (503, with Retry-After).
     max_delay : float, or mapping of names to floats, optional
         Seconds for which requests of a model wait for others, to share a call with them. The model
-        is then called in a thread: for those whose calls take milliseconds, which would hold up all
-        other requests. With 0, in a thread, but as exactly as without. None, the default: in the
-        event loop, without a wait.
+        is then called in a thread: this suits models whose calls take milliseconds, which would
+        hold up all other requests. With 0 it is called in a thread too, but requests share no calls
+        that could change a bit of their answers. None, the default: it is called in the event loop,
+        without a wait.
     together : bool, default=False
         Whether the requests of one turn of the event loop share a call, of any model. The last
-        digit of a row then depends on the rows beside it, as BLAS has it. By default what is served
-        is to the bit what the method gives to the rows of the request: requests are calls of their
-        own, but where rows do not depend on each other (``Predictor.rows_apart``), or where those
-        of a row each can be answered so in one call (``Predictor.each``).
+        digit of a row may then depend on the rows beside it, since BLAS rounds by their number. By
+        default an answer has the bits that the method gives to the request's rows alone: each
+        request is a call of its own, except where rows do not depend on each other
+        (``Predictor.rows_apart``), or where requests of one row each can be answered so in one call
+        (``Predictor.each``).
     body_seconds : float, default=30
-        In which a body must come; else it is refused (408). Heads are the server's to limit.
+        Time that a body may take to arrive; else it is refused (408). Heads are the server's to
+        limit.
     cluster : Cluster, optional
-        Workers that predict what has many rows (:class:`daskml_dist.serving.on_cluster.Cluster`).
+        Workers that predict requests with many rows
+        (:class:`daskml_dist.serving.on_cluster.Cluster`).
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
     compress_from : int, optional
         Bytes of an answer from which it is compressed, for clients whose ``Accept-Encoding`` takes
-        gzip; None, the default: never, since many clients say so by themselves, and on a fast
-        network compressing takes longer than the bytes.
+        gzip. None, the default: never, since many clients send that header by themselves, and on a
+        fast network compressing takes longer than sending the bytes.
 
     Notes
     -----
     Errors are JSON, ``{"error": message}``, and name the remedy: 400 a body that is damaged, 401 no
     token, 404 no such path, model or version, 405 another method of HTTP, 408 and 413 above,
-    415 an unknown content type, 422 rows that are not of this model, 503 too many wait, or a model
-    is not ready. A request that is refused disturbs no other, in the same call or on the same
-    connection. Protocol: https://github.com/kserve/open-inference-protocol.
+    415 an unknown content type, 422 rows that are not of this model, 500 a model that fails
+    otherwise, 503 too many wait, or a model is not ready. A request that is refused disturbs no
+    other, in the same call or on the same connection. Protocol:
+    https://github.com/kserve/open-inference-protocol.
     """
 
     def __init__(
@@ -162,6 +177,7 @@ class App:
             return
         except Exception as error:
             status, headers, body = _refusal(error, request)
+        # The time until here is the answer's, without the time that the client takes to read it.
         if self._compress_from is not None and status == 200:
             headers, body = compress_response(request.headers, headers, body, self._compress_from)
         seconds = time.perf_counter() - request.began
@@ -171,11 +187,13 @@ class App:
         if self._access_log:
             line = f"{request.method} {_escape_path(request.path)}"
             _log_access(request.client, line, status, body, seconds)
+        # The header "connection: close" says that the rest of the body has not been read, which
+        # is awaited and dropped; not after 408, whose body did not come in time.
         unread = receive if CLOSE in headers and status != 408 else None
         await respond(send, status, headers, body, request.method == "HEAD", unread)
 
     def count_refusal(self, status: int, body: bytes, client: Any) -> None:
-        """Count and log what a connection has refused before it was a request."""
+        """Count and log a request that its connection refused before it came to the application."""
         self.metrics.count("", "", status)
         if self._access_log:
             _log_access(client, "-", status, body, 0.0)
@@ -183,7 +201,8 @@ class App:
     async def _lifespan(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
     ) -> None:
-        if scope["type"] != "lifespan":  # a websocket
+        """Do the server's work at its start and end; close websockets, which there are none of."""
+        if scope["type"] != "lifespan":
             await send({"type": "websocket.close"})
             return
         while True:
@@ -193,7 +212,8 @@ class App:
                 if self._cluster is not None:
                     await asyncio.to_thread(self._cluster.close)
             else:
-                # A collection that goes through all modules and models would hold up requests.
+                # The garbage collector would go through all modules and models again and again,
+                # and hold up requests meanwhile: objects that are there now are left out of it.
                 gc.collect()
                 gc.freeze()
                 if self._cluster is not None:
@@ -205,15 +225,17 @@ class App:
     # --- routes --------------------------------------------------------------------------------
 
     async def _answer(self, request: ServedRequest, receive: Receive) -> Response:
+        """Return the answer to a request by its path; raise where it is refused."""
         path = request.path
-        if path.startswith("/v2/health/") and path[11:] in ("live", "ready"):  # without a token
+        # Orchestrators ask for health without a token.
+        if path in ("/v2/health/live", "/v2/health/ready"):
             request.check_method("GET", "HEAD")
             if path.endswith("live"):
                 return 200, JSON, encode_json({"live": True})
             return _readiness(self.models.is_ready(), "No model is ready")
         if self._token is not None:
             check_token(request.headers, self._token)
-        if path.startswith(MODEL_PATH):
+        if path.startswith(_MODEL_PATH):
             name, version, action = _parse_model_path(path)
             if action == "infer":
                 return await self._infer(request, receive, name, version)
@@ -225,7 +247,7 @@ class App:
         if path == "/v2":
             request.check_method("GET", "HEAD")
             return 200, JSON, encode_json(describe_server())
-        if path == INDEX_PATH:
+        if path == _INDEX_PATH:
             return await self._list_models(request, receive)
         if path == "/metrics":
             request.check_method("GET", "HEAD")
@@ -235,7 +257,8 @@ class App:
     async def _list_models(self, request: ServedRequest, receive: Receive) -> Response:
         """Return versions of all models, as the protocol's extension of repositories lists them."""
         request.check_method("POST", "GET")
-        # A body may ask for models that are ready, as all of these are: it is read and dropped.
+        # The body may restrict the list to models that are ready, which all of these are: it is
+        # read, so that the connection can be used again, and dropped.
         _, n_held = await self._bodies.read(receive, request.headers)
         self._bodies.release(n_held)
         listed = [
@@ -246,6 +269,7 @@ class App:
         return 200, JSON, encode_json(listed)
 
     def _versions(self, name: str) -> list[str]:
+        """Return the versions of a model; the served one alone of models without a list of them."""
         versions = getattr(self.models, "versions", None)
         return list(versions(name)) if versions else [self.models.get(name).version]
 
@@ -254,8 +278,9 @@ class App:
     async def _infer(
         self, request: ServedRequest, receive: Receive, name: str, version: str | None
     ) -> Response:
-        """Read the rows of a request, ask the model and its shadows, and write the answer."""
+        """Return the answer of a model to the rows of a request; have its shadows predict too."""
         request.check_method("POST")
+        # The content type is checked before the body is read.
         codec = find_codec(request.headers)
         body, n_held = await self._bodies.read(receive, request.headers)
         try:
@@ -265,6 +290,7 @@ class App:
                 served, shadows = self.models.get(name, version), ()
             request.model, request.version = served.name, str(served.version)
             question = codec.read(body, request.headers, served.predictor)
+            # Shadows are asked behind the model, whose answer alone is awaited.
             waiting = self._enqueue(served, question)
             for shadow in shadows:
                 self._ask_shadow(shadow, question)
@@ -275,10 +301,11 @@ class App:
             )
             return 200, headers, content
         finally:
+            # Only now: tensors of the question may be views of the body.
             self._bodies.release(n_held)
 
     def _enqueue(self, served: Any, question: Question) -> list[tuple[str, Any]]:
-        """Return futures of the outputs that a request asks for, by method."""
+        """Return (method, future) of each output that a request names, else of the default one."""
         main = served.predictor
         rows = make_rows(question.tensors, main)
         if self._cluster is not None and self._cluster.takes(main, rows):
@@ -288,7 +315,8 @@ class App:
                 for method in methods or [main.method]
             ]
         n_rows = count_rows(rows)
-        # Rows of different dtypes or shapes cannot be stacked for one call.
+        # Requests may share a call of the same predictor where their rows can be stacked: those of
+        # different dtypes or shapes cannot.
         if isinstance(rows, dict):
             kind: Any = tuple(values.dtype for values in rows.values())
         else:
@@ -300,13 +328,13 @@ class App:
         waiting = []
         for predictor in [find_predictor(main, name) for name in question.outputs] or [main]:
             shared = share or _are_independent(predictor, rows)
-            product = BatchedPredictor(predictor)
-            answer = self.batcher.ask((predictor, kind), product, rows, n_rows, delay, shared)
+            call = BatchedPredictor(predictor)
+            answer = self.batcher.ask((predictor, kind), call, rows, n_rows, delay, shared)
             waiting.append((predictor.method, answer))
         return waiting
 
     def _ask_shadow(self, shadow: Any, question: Question) -> None:
-        """Have another version answer too; nothing of its answer but the metrics is kept."""
+        """Have another version predict the same rows; only the metrics of its answer are kept."""
         began = time.perf_counter()
         name, version = shadow.name, str(shadow.version)
 
@@ -324,20 +352,23 @@ class App:
         except Exception as error:
             self.metrics.count(name, version, _status_of(error, True))
             return
+        # The first output counts for the request. asyncio logs exceptions that nobody retrieves, so
+        # those of the others are retrieved and dropped.
         waiting[0][1].add_done_callback(record)
-        for _, answer in waiting[1:]:  # an exception that nobody takes would be logged
+        for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _are_independent(predictor: Any, rows: RequestRows) -> bool:
     """Return whether rows are numbers that give the same bits beside rows of other requests."""
+    # Objects hold strings, and the predictor's attribute speaks of numbers alone.
     apart = getattr(predictor, "rows_apart", False)
     return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
 
 
 def _parse_model_path(path: str) -> tuple[str, str | None, str]:
-    """Return name, version and action of the path of a model."""
-    rest = path[len(MODEL_PATH) :]
+    """Return name, version (or None) and action ("infer", "ready" or "") of a model's path."""
+    rest = path[len(_MODEL_PATH) :]
     action = ""
     for known in ("infer", "ready"):
         if rest.endswith("/" + known):
@@ -350,7 +381,8 @@ def _parse_model_path(path: str) -> tuple[str, str | None, str]:
 
 
 def _unknown_path(path: str) -> RequestError:
-    return RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
+    """Return the error of a path that no route has."""
+    return RequestError(f"There is no {path[:200]!r} here: ask for one of {_PATHS}.", 404)
 
 
 def _readiness(is_ready: bool, otherwise: str) -> Response:
@@ -361,7 +393,7 @@ def _readiness(is_ready: bool, otherwise: str) -> Response:
 
 
 def _status_of(error: BaseException, is_found: bool) -> int:
-    """Return the status of an error: 422 of rows that a model does not take.
+    """Return the status of an error: 422 where a model does not take the rows, 500 otherwise.
 
     A LookupError is of the model's name before the model is found, and the model's own afterwards.
     """
@@ -373,7 +405,7 @@ def _status_of(error: BaseException, is_found: bool) -> int:
 
 
 def _refusal(error: Exception, request: ServedRequest) -> Response:
-    """Return the answer to a request that failed; errors of the server go to its log alone."""
+    """Return the answer to a request that failed; unexpected errors are told to the log alone."""
     status = _status_of(error, bool(request.model))
     headers = error.headers if isinstance(error, RequestError) else ()
     if status == 500:
@@ -381,7 +413,8 @@ def _refusal(error: Exception, request: ServedRequest) -> Response:
         message = "The model failed: whoever runs the server finds the reason in its log."
         return status, (*JSON, *headers), encode_error(message)
     message = str(error)
-    if status == 422 and not isinstance(error, DaskMLDistError):  # the words of other packages
+    # Messages of other packages name no remedy for a client.
+    if status == 422 and not isinstance(error, DaskMLDistError):
         message += (
             " (the model's own words). Send rows of the kind that it was fitted to: "
             f"GET /v2/models/{request.model} names its inputs and their datatypes."
@@ -390,6 +423,7 @@ def _refusal(error: Exception, request: ServedRequest) -> Response:
 
 
 def _log_access(client: Any, request: str, status: int, body: bytes, seconds: float) -> None:
+    """Log client, request, status, bytes of the answer and seconds, as one line."""
     host = (client or ("-",))[0]
     _ACCESS_LOG.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)
 

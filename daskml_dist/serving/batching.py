@@ -1,8 +1,13 @@
 """Natural batching: requests that one turn of the event loop has parsed are answered together.
 
 The application asks the `Batcher` for the answer to each request, and awaits the future that it
-gets. Where the bits of an answer could depend on the rows beside it, requests still make calls of
-their own, one after the other.
+gets. Requests with one key (predictor and dtype) wait in a queue, which is emptied behind the
+parsing of the present turn, or after a delay, in a thread. A queue is answered in one of three ways
+(`Batcher._calls`):
+
+- by calls with the rows of many requests, where neighbours change no bit or the user allows it;
+- by one call that rounds each row by itself (`Predictor.each`), for requests of one row each;
+- else by a call for each request, one after the other.
 """
 
 from __future__ import annotations
@@ -21,16 +26,17 @@ from numpy.typing import NDArray
 from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.inference.request_rows import join_request_rows
 
-#: Makes the answers to the rows of some requests, row after row.
+#: Function from the rows of some requests to their answers, row after row.
 BatchCall = Callable[[list[Any]], NDArray[Any]]
 #: Requests of one row each that share a call: as many rows as `Predictor.each` answers at once.
 MAX_SINGLE_ROWS = 256
-#: Seconds of calls after which the event loop serves other connections.
+#: Seconds of calls after which the event loop serves other connections: p99 of their answers is to
+#: stay below 10 ms.
 CALL_SECONDS = 0.005
 
 
 class BatchedPredictor:
-    """A predictor, as a function of the rows of some requests."""
+    """Predictor as a function of the rows of some requests."""
 
     __slots__ = ("predictor",)
 
@@ -38,11 +44,15 @@ class BatchedPredictor:
         self.predictor = predictor
 
     def __call__(self, pieces: list[Any]) -> NDArray[Any]:
+        """Return the answers to the rows of all requests, by one call."""
         answers: NDArray[Any] = self.predictor(join_request_rows(pieces, self.predictor))
         return answers
 
     def each(self, pieces: list[Any]) -> NDArray[Any] | None:
-        """Return answers to requests of one row each, with the bits of a call each; or None."""
+        """Return answers to requests of one row each, each with the bits of a call of its own.
+
+        None where only such calls give these bits.
+        """
         each = getattr(self.predictor, "each", None)
         if each is None or isinstance(pieces[0], dict):
             return None
@@ -51,7 +61,7 @@ class BatchedPredictor:
 
 
 class _Queue:
-    """Requests that wait for one predictor."""
+    """Requests that wait for one predictor: their rows, numbers of rows and futures, in order."""
 
     __slots__ = ("answers", "call", "may_share", "pieces", "sizes")
 
@@ -75,20 +85,21 @@ class Batcher:
 
     Notes
     -----
-    The cost of a call of a small model is nearly all fixed, so that under load, where each turn of
-    the loop finds many requests, their number a second grows; without load nothing waits. Where a
-    call fails, each of its requests is tried alone, so that only requests that fail by themselves
-    get the error. Calls that are many, or take long, leave the loop a turn every few milliseconds,
-    where one does not take longer. Requests with a `delay` run in a thread, those of a queue one
-    after the other, while those of the next gather.
+    The cost of a call of a small model is nearly all fixed, so that sharing calls raises the
+    requests a second under load, where each turn of the loop finds many; without load nothing
+    waits. Where a call fails, each of its requests is tried alone, so that only requests that fail
+    by themselves get the error. Between calls the loop gets a turn every few milliseconds. Requests
+    with a `delay` run in a thread, one queue after the other, while the next ones gather.
     """
 
     def __init__(self, *, max_waiting: int = 1024, max_rows: int = 65536) -> None:
         self.max_waiting = max_waiting
         self.max_rows = max_rows
+        #: Requests whose future is not set yet.
         self.waiting = 0
         self._queues: dict[Hashable, _Queue] = {}
-        self._due: deque[Hashable] = deque()  # queues for the thread whose delay is over
+        # Keys of queues whose delay is over, in the order in which they wait for the thread.
+        self._due: deque[Hashable] = deque()
         self._is_busy = False
         self._thread: ThreadPoolExecutor | None = None
 
@@ -101,7 +112,11 @@ class Batcher:
         delay: float | None = None,
         may_share: bool = True,
     ) -> asyncio.Future[NDArray[Any]]:
-        """Return a future of the answer to a request; requests of one `key` may share a call."""
+        """Return a future of the answer to a request; requests of one `key` may share a call.
+
+        `call`, `delay` and `may_share` are the same for all requests of a key. With a `delay`
+        (seconds) the call is made in a thread.
+        """
         if self.waiting >= self.max_waiting:
             raise RequestError(
                 f"{self.waiting} requests wait: try again after a second, or serve with more "
@@ -134,11 +149,15 @@ class Batcher:
     # --- in the event loop ---------------------------------------------------------------------
 
     def _answer_in_loop(self, key: Hashable) -> None:
+        """Answer a queue in the event loop; requests that come from now on make another one."""
         queue = self._queues.pop(key)
         self._answer_on(queue, 0, self._calls(queue))
 
     def _answer_on(self, queue: _Queue, at: int, calls: Iterator[list[Any]]) -> None:
-        """Answer requests from `at` on; those that this turn has no time for in the next one."""
+        """Answer requests of a queue from `at` on, by the `calls` that are left.
+
+        Those that this turn of the loop has no time for are left to the next one.
+        """
         end = time.perf_counter() + CALL_SECONDS
         for results in calls:
             self._set_results(queue, at, results)
@@ -150,6 +169,7 @@ class Batcher:
     # --- in the thread -------------------------------------------------------------------------
 
     def _come_due(self, key: Hashable) -> None:
+        """Line up a queue whose delay is over for the thread."""
         self._due.append(key)
         self._answer_in_thread()
 
@@ -162,6 +182,7 @@ class Batcher:
         self._is_busy = True
         queue = self._queues.pop(self._due.popleft())
 
+        # In the event loop, as futures are not set from threads.
         def finish(done: asyncio.Future[list[Any]]) -> None:
             self._is_busy = False
             lost = [asyncio.CancelledError()] * len(queue.pieces)
@@ -176,10 +197,12 @@ class Batcher:
     # --- calls ---------------------------------------------------------------------------------
 
     def _set_results(self, queue: _Queue, first: int, results: list[Any]) -> None:
+        """Set the futures of a queue's requests from `first` on to answers or exceptions."""
         self.waiting -= len(results)
         for at, result in enumerate(results, first):
             answer = queue.answers[at]
-            if answer.done():  # its client has left
+            # Cancelled, since its client has left.
+            if answer.done():
                 continue
             if isinstance(result, asyncio.CancelledError):
                 answer.cancel()
@@ -191,6 +214,7 @@ class Batcher:
     def _calls(self, queue: _Queue) -> Iterator[list[Any]]:
         """Yield the answers, or errors, of the requests of a queue in their order, call by call."""
         if queue.may_share:
+            # Calls of as many whole requests as fit into `max_rows`.
             first = n_rows = 0
             for at, size in enumerate(queue.sizes):
                 if at > first and n_rows + size > self.max_rows:
@@ -211,6 +235,7 @@ def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
     pieces, sizes = queue.pieces[first:end], queue.sizes[first:end]
     if len(sizes) == 1:
         return [_call_alone(queue.call, pieces[0], sizes[0])]
+    # A failure may be of one request's rows: each is then tried alone.
     try:
         answers = queue.call(pieces)
         check_length(answers, sum(sizes))
@@ -225,9 +250,11 @@ def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
 
 def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
     """Yield answers to requests of one row, by one call that rounds each row by itself."""
+    # A failure may be of one row, and None says that there is no such call: each is then a call of
+    # its own.
     try:
         answers = call.each(pieces)
-    except Exception:  # one of the rows is wrong: a call of its own tells which
+    except Exception:
         answers = None
     if answers is None:
         for piece in pieces:
@@ -237,7 +264,7 @@ def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
 
 
 def _call_alone(call: BatchCall, piece: Any, n_rows: int) -> Any:
-    """Return the answer, or the error, of one request."""
+    """Return the answer to one request, or the exception that its call raised."""
     try:
         answers = call([piece])
         check_length(answers, n_rows)
@@ -247,10 +274,10 @@ def _call_alone(call: BatchCall, piece: Any, n_rows: int) -> Any:
 
 
 def check_length(answers: NDArray[Any], n_rows: int) -> None:
-    """Check that there is an answer a row: a model may be of any package."""
+    """Raise where there is not one answer for each row: a model may be of any package."""
     if len(answers) != n_rows:
         raise _WrongLengthError(f"The model gave {len(answers)} answers for {n_rows} rows.")
 
 
 class _WrongLengthError(DaskMLDistError, RuntimeError):
-    """A model that answers other rows than it was given: it cannot be served."""
+    """The model returned another number of answers than it was given rows."""

@@ -29,23 +29,23 @@ PARSE_SECONDS = 0.005
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A connection of uvicorn with bounded heads and refusals in JSON, which ignores upgrades.
+    """Connection of uvicorn with bounded heads and refusals in JSON, which ignores upgrades.
 
     Bytes behind a request that waits for the answer to another one stay unparsed: parsed, a request
-    of twenty bytes takes some kilobytes. So do bytes that take long to parse, such as chunks of one
-    byte, until the next turn of the event loop. An application may have a method
-    ``count_refusal(status, body, client)``, which is told of each refusal that is given here.
+    of twenty bytes takes some kilobytes. Bytes that take long to parse, such as chunks of one byte,
+    are left to the next turn of the event loop. An application may have a method
+    ``count_refusal(status, body, client)``, which is called for each refusal that is given here.
     """
 
     head_bytes = 0  # of the head that is being read, or of other bytes that are no body
     body_left = 0  # bytes that are still to come of a body of known length
     is_in_head = False  # a request has begun, and its head has not ended
-    is_refused = False
+    is_refused = False  # nothing more is parsed
 
-    # --- what comes from the transport -----------------------------------------------------------
+    # --- called by the transport -----------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Begin."""
+        """Begin with an empty buffer, and with flow control that can hold the client back."""
         super().connection_made(transport)
         self.flow: Any = _HoldingFlow(transport)
         self._unparsed = b""
@@ -54,7 +54,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_turn: Any = None  # the request that is being answered; `cycle` is the newest one
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is being answered, which need not be the newest, and end."""
+        """Tell the request that is being answered that its client has left, and end."""
+        # uvicorn tells the newest request alone, which may still wait for its turn.
         self._unparsed = b""
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -69,11 +70,12 @@ class LimitedConnection(HttpToolsProtocol):
         if self.is_refused:
             return
         self._unset_keepalive_if_required()
+        # Nearly all requests of few rows come whole, and are parsed without a copy.
         if self._unparsed or self.pipeline or len(data) > PARSED_AT_ONCE:
             self._unparsed += data
             if self._next_turn is None:
                 self._parse_in_pieces()
-        else:  # nearly all requests of few rows
+        else:
             self._parse(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
@@ -82,6 +84,7 @@ class LimitedConnection(HttpToolsProtocol):
         TLS has no such state: there the connection ends.
         """
         cycle, self._is_half_closed = self.cycle, True
+        # Requests that are still unparsed are answered first.
         if self._unparsed and self.scheme == "http":
             return True
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme != "http":
@@ -99,6 +102,7 @@ class LimitedConnection(HttpToolsProtocol):
             if at and time.perf_counter() >= end:
                 self._next_turn = self.loop.call_soon(self._parse_in_pieces)
                 break
+            # Bytes of a body make no requests: all that are left of it are parsed at once.
             size = max(PARSED_AT_ONCE, self.body_left)
             self._parse(data[at : at + size])
             at += size
@@ -108,7 +112,9 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _parse(self, data: Any) -> None:
-        self.head_bytes += len(data)  # the callbacks set it back where a head or a body ends
+        """Have bytes parsed, whose parts come to the callbacks below; refuse what is not HTTP."""
+        # The callbacks set this to 0 where a head ends, and for each piece of a body.
+        self.head_bytes += len(data)
         while data:
             try:
                 self.parser.feed_data(data)
@@ -136,6 +142,7 @@ class LimitedConnection(HttpToolsProtocol):
             return b""
         lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
         for name, value in self.headers:
+            # The header Connection names Upgrade too: only its words about the connection stay.
             if name == b"connection":
                 words = [word.strip() for word in value.lower().split(b",")]
                 value = b", ".join(word for word in words if word in (b"close", b"keep-alive"))
@@ -166,9 +173,11 @@ class LimitedConnection(HttpToolsProtocol):
                 b"501 Not Implemented",
                 "Bodies are read as they are, or chunked: send no other Transfer-Encoding.",
             )
+        # A head that asks for an upgrade is parsed again without it (`_without_upgrade`).
         if not (self.is_refused or self.parser.should_upgrade()):
             super().on_headers_complete()
-            self.headers = []  # trailers behind a chunked body are no headers of the request
+            # Trailers behind a chunked body are no headers of the request.
+            self.headers = []
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
@@ -186,6 +195,7 @@ class LimitedConnection(HttpToolsProtocol):
     # --- answers ---------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Have the application answer a request, and remember which one it is."""
         self._in_turn = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -204,7 +214,7 @@ class LimitedConnection(HttpToolsProtocol):
         return is_answered and (self.timeout_keep_alive_task is None or self.is_in_head)
 
     def refuse(self, status: bytes, message: str) -> None:
-        """End the connection with an error, or after the answers to the requests before."""
+        """Send an error and end the connection, or end it after the answers to earlier requests."""
         if self.is_refused or self.transport.is_closing():
             return
         self.is_refused = True
@@ -215,7 +225,8 @@ class LimitedConnection(HttpToolsProtocol):
             if cycle.more_body and self.pipeline:
                 self.pipeline.popleft()  # the request whose body is damaged
             return
-        if is_under_way:  # the application hears that its client has left
+        # An application that still waits for the body hears that its client has left.
+        if is_under_way:
             cycle.disconnected = True
             cycle.message_event.set()
         body = encode_error(message)
@@ -245,12 +256,12 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 class _HoldingFlow(FlowControl):
-    """Flow control of a connection from which nothing is read while it keeps unparsed bytes."""
+    """Flow control that reads nothing from the client while bytes of it are still unparsed."""
 
     _is_holding = False
 
     def hold(self, is_holding: bool) -> None:
-        """Stop reading until there is nothing to hold any more."""
+        """Stop reading from the client, or go on."""
         if is_holding:
             self._is_holding = True
             self.pause_reading()
@@ -259,17 +270,19 @@ class _HoldingFlow(FlowControl):
             self.resume_reading()
 
     def resume_reading(self) -> None:
+        """Read from the client again, as uvicorn asks for, unless bytes are held here."""
         if not self._is_holding:
             super().resume_reading()
 
 
 async def close_slow_connections(connections: Collection[Any], seconds: float) -> None:
-    """Close connections whose head does not come, or whose answer is not read, without end.
+    """Close connections whose head does not come, or whose answer is not read, in `seconds`.
 
-    All connections are looked at four times in these seconds: a timer for each request would take
-    longer than parsing it. A client therefore has up to a quarter of the time more.
+    It does not return. All connections are looked at four times in `seconds`: a timer for each
+    request would take longer than parsing it. A client therefore has up to a quarter more time.
     """
     loop = asyncio.get_running_loop()
+    # Of each connection that waits for its client: its progress, and since when it has been that.
     since: dict[Any, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(seconds / 4)
@@ -285,6 +298,8 @@ async def close_slow_connections(connections: Collection[Any], seconds: float) -
             since[connection] = progress, began
             if now - began < seconds:
                 continue
+            # An answer that is not read would hold its memory on; a head gets a refusal that the
+            # client may read; a connection without a request is closed.
             if n_unread:
                 connection.transport.abort()
             elif connection.is_in_head:

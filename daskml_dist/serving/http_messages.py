@@ -19,6 +19,7 @@ import msgspec
 
 from daskml_dist.errors import RequestError
 
+#: ASGI's functions of a request, by which its messages are received and those of its answer sent.
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
@@ -41,7 +42,7 @@ _ANY_HEADER = 32 + zlib.MAX_WBITS
 
 
 class ClientDisconnectedError(Exception):
-    """The client has left, and nobody waits for an answer."""
+    """The client has closed the connection, so no answer is sent."""
 
 
 def encode_json(content: Any) -> bytes:
@@ -51,7 +52,7 @@ def encode_json(content: Any) -> bytes:
 
 
 def encode_error(message: str) -> bytes:
-    """Return the body of a refusal, as the Open Inference Protocol has it."""
+    """Return the body of an error, in the form of the Open Inference Protocol."""
     return encode_json({"error": message})
 
 
@@ -71,7 +72,8 @@ def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
 
 @lru_cache(maxsize=256)
 def _accepts_gzip(accept_encoding: bytes) -> bool:
-    """Return whether a header Accept-Encoding takes gzip, which "gzip;q=0" does not."""
+    """Return whether a header Accept-Encoding accepts gzip; "gzip;q=0" does not."""
+    # Clients send one of a few values, so nearly all calls are answered from the cache.
     for entry in accept_encoding.lower().split(b","):
         name, *params = entry.replace(b" ", b"").split(b";")
         if name in (b"gzip", b"x-gzip", b"*"):
@@ -88,10 +90,11 @@ def compress_response(
     """
     if len(body) < min_bytes:
         return headers, body
+    # Caches must not give a compressed answer to a client that takes none.
     headers = (*headers, (b"vary", b"accept-encoding"))
     if not _accepts_gzip(request_headers.get(b"accept-encoding", b"")):
         return headers, body
-    # The fastest level: a higher one takes longer than the bytes that it saves are on their way.
+    # The fastest level: a higher one takes more time than the bytes that it saves.
     compressed = gzip.compress(body, compresslevel=1, mtime=0)
     if len(compressed) >= len(body):
         return headers, body
@@ -128,7 +131,7 @@ async def respond(
 
 
 class RequestBodies:
-    """Bodies of requests that come in pieces over many connections, and the memory they may take.
+    """Reader of requests' bodies, which come in pieces, with bounds of size, time and memory.
 
     Parameters
     ----------
@@ -136,16 +139,17 @@ class RequestBodies:
         Size of one body. All bodies that are held at a time may take 64 times as much: a client
         could otherwise begin one on each of its connections, and fill the memory.
     seconds : float
-        Time in which a body must come; it has a quarter more at most.
+        Time that a body may take to arrive; it may get up to a quarter more.
     """
 
     def __init__(self, max_bytes: int, seconds: float) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._free_bytes = MAX_LARGE_BODIES * max_bytes
-        # Ends of the time of bodies that are read, by task. A task looks at all of them now and
-        # then: a timer for each request would take a tenth of its time.
+        # Deadlines of the bodies that are being read, by the task that reads. All are looked at
+        # together, periodically: a timer for each request would take a tenth of its time.
         self._deadlines: dict[asyncio.Task[Any], float] = {}
+        # Tasks that were cancelled for being late, rather than by somebody else.
         self._late: set[asyncio.Task[Any]] = set()
         self._is_watching = False
 
@@ -162,6 +166,7 @@ class RequestBodies:
                 415,
                 ((b"accept-encoding", b"gzip, deflate"), CLOSE),
             )
+        # A body that says its length is refused before it is sent.
         length = headers.get(b"content-length")
         if length is not None and length.isdigit() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -183,17 +188,18 @@ class RequestBodies:
                 n_piece = len(piece)
                 if n_held + n_piece > self._max_bytes:
                     raise self._too_large()
-                self._take_room(n_piece)
+                self._take_memory(n_piece)
                 n_held += n_piece
                 pieces.append(piece)
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             if encoding != b"identity":
                 body = self._expand(body)
-                self._take_room(len(body))
+                self._take_memory(len(body))
                 n_held += len(body)
         except asyncio.CancelledError:
             self.release(n_held)
-            if task not in self._late or task.uncancel() > 0:  # something else ends the task
+            # Cancelled by `_cancel_late`, and by nobody else as well: then it is a refusal.
+            if task not in self._late or task.uncancel() > 0:
                 raise
             raise RequestError(
                 f"The body did not come within {self._seconds:g} s: send it at once.", 408, (CLOSE,)
@@ -211,6 +217,7 @@ class RequestBodies:
         self._free_bytes += n_bytes
 
     def _cancel_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the tasks whose body has not come in time; look again while there are others."""
         now = loop.time()
         for task in [task for task, end in self._deadlines.items() if end <= now]:
             del self._deadlines[task]
@@ -220,7 +227,8 @@ class RequestBodies:
         if self._is_watching:
             loop.call_later(self._seconds / 4, self._cancel_late, loop)
 
-    def _take_room(self, n_bytes: int) -> None:
+    def _take_memory(self, n_bytes: int) -> None:
+        """Count bytes of a body as held; raise 503 where all bodies together would be too large."""
         if n_bytes > self._free_bytes:
             raise RequestError(
                 "Too many large bodies are on their way: try again after a second, or send fewer "
@@ -231,11 +239,12 @@ class RequestBodies:
         self._free_bytes -= n_bytes
 
     def _expand(self, body: bytes) -> bytes:
-        """Return a compressed body expanded, but for one that grows larger than a body may be."""
+        """Return a compressed body expanded; raise 413 where it would be larger than a body may."""
         expanded: list[bytes] = []
         left = self._max_bytes
         try:
-            while body or not expanded:  # files of gzip may follow each other
+            # A gzip file may be several, one behind the other (RFC 1952, 2.2).
+            while body or not expanded:
                 expander = zlib.decompressobj(_ANY_HEADER)
                 # One byte more than there may be shows that the body is too large.
                 expanded.append(expander.decompress(body, left + 1))
@@ -254,6 +263,7 @@ class RequestBodies:
         return b"".join(expanded)
 
     def _too_large(self) -> RequestError:
+        """Return the error of a body that is too large."""
         # The rest of the body is not read, so the connection cannot be used again.
         return RequestError(
             f"The body is larger than {self._max_bytes} bytes: send fewer rows at a time, as raw "

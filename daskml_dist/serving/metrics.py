@@ -1,8 +1,9 @@
 """Metrics of a server, in the text format of Prometheus (version 0.0.4).
 
-Processes of one server add up: each keeps its totals in a room of its own of memory that all share,
-and whichever is asked tells the sum, in which the others are as of half a second ago at most.
-A process that follows another goes on from its totals, so the sums never fall.
+A scrape reaches any one of a server's processes, and must see the counts of all. So each process
+writes its totals, twice a second, to a part of its own in memory that all share; the one that is
+asked adds the others' parts to its own totals. A process that replaces another goes on from the
+totals in its slot, so the sums never fall, as Prometheus expects of counters.
 """
 
 from __future__ import annotations
@@ -14,23 +15,28 @@ import mmap
 import struct
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 _LOG = logging.getLogger("daskml_dist.serving")
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-#: Upper ends of the histogram's buckets, seconds.
+#: Upper ends of the histogram's buckets, in seconds: from a small model in process to a request
+#: that a cluster answers.
 BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 )  # fmt: skip
-#: Versions of a model that are told apart; those before leave the page, as they leave the service.
-_VERSIONS = 16
-#: Bytes of a half of a process's room; only pages in use take memory.
-_HALF = 1 << 20
+#: Versions of a model that have series of their own; older ones are dropped, as a stream that
+#: publishes versions without end would make series without end.
+_MAX_VERSIONS = 16
+#: Bytes of one of the two buffers of a process, which hold some thousands of series as JSON; only
+#: pages in use take memory.
+_BUFFER_BYTES = 1 << 20
 
+#: By metric, the values of each series by its labels: one number of a counter; of a histogram the
+#: counts of its buckets, of larger values, and the sum.
 _Totals = dict[str, dict[tuple[str, ...], list[float]]]
-_HELP = {
+#: Type, labels and help text of each metric.
+_METRICS = {
     "requests": ("counter", ("model", "version", "code"), "Requests by status code."),
     "rows": ("counter", ("model", "version"), "Rows answered."),
     "swaps": ("counter", ("model",), "Versions taken into service, in all processes."),
@@ -46,7 +52,7 @@ class Metrics:
     Parameters
     ----------
     n_slots : int, default=1
-        Processes that may be there at a time; made before they are forked.
+        Most processes at a time. With more than one, make this before they are forked.
 
     Examples
     --------
@@ -58,7 +64,8 @@ class Metrics:
     """
 
     def __init__(self, n_slots: int = 1) -> None:
-        self._totals: _Totals = {name: {} for name in _HELP}
+        self._totals: _Totals = {name: {} for name in _METRICS}
+        # Version of each model that is served.
         self._served: dict[str, str] = {}
         self._lock = threading.Lock()
         self._slot = 0
@@ -70,21 +77,21 @@ class Metrics:
         self._add("requests", (model, version, str(code)), 1.0)
 
     def observe(self, model: str, version: str, seconds: float, n_rows: int) -> None:
-        """Note how long an answer took, and of how many rows it was."""
+        """Record the seconds of an answer, and the number of its rows."""
         self._add("rows", (model, version), float(n_rows))
         self._time("seconds", model, version, seconds)
 
     def observe_cluster(self, model: str, version: str, seconds: float) -> None:
-        """Note an answer of a cluster's worker, and how long it took, its ways included."""
+        """Record the seconds of an answer of a cluster's worker, with its transfers."""
         self._time("cluster_seconds", model, version, seconds)
 
     def swapped(self, model: str, version: str) -> None:
-        """Note that a version is served from now on."""
+        """Record that a version is served from now on."""
         self._served[model] = version
         self._add("swaps", (model,), 1.0)
 
     def failed(self, model: str) -> None:
-        """Note that a version was not taken."""
+        """Count a version that could not be loaded."""
         self._add("load_failures", (model,), 1.0)
 
     def render(self) -> bytes:
@@ -100,15 +107,15 @@ class Metrics:
         if self._board is not None:
             parts += self._board.others(self._slot)
         lines: list[str] = []
-        for name, (kind, labels, text) in _HELP.items():
+        for name, (kind, labels, text) in _METRICS.items():
             full = f"daskml_dist_{name}" + ("_total" if kind == "counter" else "")
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
             for key, values in sorted(_sum_series(part[name] for part in parts).items()):
-                told = [
+                pairs = [
                     f'{label}="{_escape_label(one)}"'
                     for label, one in zip(labels, key, strict=True)
                 ]
-                lines += _format_series(full, kind, told, values)
+                lines += _format_series(full, kind, ",".join(pairs), values)
         lines += [
             "# HELP daskml_dist_model_info The version of a model that this process serves.",
             "# TYPE daskml_dist_model_info gauge",
@@ -119,13 +126,13 @@ class Metrics:
         return ("\n".join(lines) + "\n").encode()
 
     def attach(self, slot: int) -> None:
-        """Go on, in a process just forked, from the totals of those that had its slot before."""
+        """Go on, in a process just forked, from the totals of the processes before in its slot."""
         self._slot = slot
         if self._board is not None and (totals := self._board.read(slot)):
             self._totals = totals
 
     def share(self) -> None:
-        """Put the totals where the other processes see them; called twice a second."""
+        """Write the totals where the other processes read them; called twice a second."""
         if self._board is None:
             return
         with self._lock:
@@ -135,6 +142,7 @@ class Metrics:
             _LOG.warning("Metrics of so many models are not shared: scrapes tell of one process")
 
     def _time(self, name: str, model: str, version: str, seconds: float) -> None:
+        """Add a time to the histogram of a model's version."""
         with self._lock:
             times = self._totals[name].get((model, version))
             if times is None:
@@ -143,20 +151,23 @@ class Metrics:
             times[-1] += seconds
 
     def _add(self, name: str, key: tuple[str, ...], amount: float) -> None:
+        """Add to the counter of a metric with the labels `key`."""
         with self._lock:
             series = self._totals[name].get(key)
             if series is not None:
                 series[0] += amount
                 return
             self._totals[name][key] = [amount]
+            # A new series of a version, of which there may now be too many.
             if len(key) > 1:
                 self._forget(key[0])
 
     def _forget(self, model: str) -> None:
-        """Drop the versions of a model that were seen first, where there are many."""
+        """Drop the series of a model's versions that were seen first, beyond the most that stay."""
+        # Dicts keep the order of insertion, so the keys are in the order of first sight.
         seen = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
         seen.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
-        for version in list(seen)[:-_VERSIONS]:
+        for version in list(seen)[:-_MAX_VERSIONS]:
             for name in ("requests", "rows", "seconds", "cluster_seconds"):
                 series = self._totals[name]
                 for key in [key for key in series if key[:2] == (model, version)]:
@@ -164,50 +175,61 @@ class Metrics:
 
 
 class _SharedCounters:
-    """Rooms of memory that forked processes share, one a process: two halves and which holds."""
+    """Memory that forked processes share: for each a counter of changes and two buffers.
 
-    _HEAD = struct.Struct("<QQQ")  # changes so far, bytes in each half
+    A writer fills the buffer that is not valid, and then raises the counter, whose parity tells the
+    valid one. So a writer that is killed leaves the old totals, and a reader that finds the counter
+    as it was has read whole ones: the buffer that it read is written to only after another change.
+    """
+
+    _HEAD = struct.Struct("<QQQ")  # changes so far, bytes in each buffer
 
     def __init__(self, n_slots: int) -> None:
         self._n_slots = n_slots
-        self._room = self._HEAD.size + 2 * _HALF
-        self._memory = mmap.mmap(-1, n_slots * self._room)
+        self._slot_bytes = self._HEAD.size + 2 * _BUFFER_BYTES
+        self._memory = mmap.mmap(-1, n_slots * self._slot_bytes)
 
     def write(self, slot: int, totals: _Totals) -> bool:
-        told = {
+        """Write the totals of a slot; return False where they do not fit."""
+        # JSON has no keys that are tuples.
+        pairs = {
             name: [[key, values] for key, values in series.items()]
             for name, series in totals.items()
         }
-        data = json.dumps(told).encode()
-        if len(data) > _HALF:
+        data = json.dumps(pairs).encode()
+        if len(data) > _BUFFER_BYTES:
             return False
-        start = slot * self._room
+        start = slot * self._slot_bytes
         changes, *sizes = self._HEAD.unpack_from(self._memory, start)
         half = (changes + 1) % 2
         sizes[half] = len(data)
-        begin = start + self._HEAD.size + half * _HALF
+        begin = start + self._HEAD.size + half * _BUFFER_BYTES
         self._memory[begin : begin + len(data)] = data
-        # Who dies before this line leaves the other half as it was.
         struct.pack_into("<QQ", self._memory, start + 8, *sizes)
+        # Last: from here on readers take the other buffer.
         struct.pack_into("<Q", self._memory, start, changes + 1)
         return True
 
     def read(self, slot: int) -> _Totals | None:
-        start = slot * self._room
+        """Return the totals of a slot; None where none were written."""
+        start = slot * self._slot_bytes
         while True:
             changes, *sizes = self._HEAD.unpack_from(self._memory, start)
             if changes == 0:
                 return None
             half = changes % 2
-            begin = start + self._HEAD.size + half * _HALF
+            begin = start + self._HEAD.size + half * _BUFFER_BYTES
             data = self._memory[begin : begin + sizes[half]]
-            # A half is written again two changes later at the earliest.
+            # A change meanwhile: the buffer may be half written by now, so it is read again.
             if self._HEAD.unpack_from(self._memory, start)[0] == changes:
                 break
-        told = json.loads(data)
-        return {name: {tuple(key): values for key, values in told.get(name, [])} for name in _HELP}
+        pairs = json.loads(data)
+        return {
+            name: {tuple(key): values for key, values in pairs.get(name, [])} for name in _METRICS
+        }
 
     def others(self, slot: int) -> list[_Totals]:
+        """Return the totals of all slots but one, also of processes that have ended."""
         found = (self.read(one) for one in range(self._n_slots) if one != slot)
         return [one for one in found if one is not None]
 
@@ -215,6 +237,7 @@ class _SharedCounters:
 def _sum_series(
     parts: Iterable[dict[tuple[str, ...], list[float]]],
 ) -> dict[tuple[str, ...], list[float]]:
+    """Return the sums of the series of several processes, by their labels."""
     total: dict[tuple[str, ...], list[float]] = {}
     for part in parts:
         for key, values in part.items():
@@ -223,22 +246,19 @@ def _sum_series(
     return total
 
 
-def _format_series(full: str, kind: str, labels: list[str], values: list[float]) -> list[str]:
-    told = ",".join(labels)
+def _format_series(full: str, kind: str, labels: str, values: list[float]) -> list[str]:
+    """Return the lines of a counter, or of a histogram, whose buckets count all smaller values."""
     if kind == "counter":
-        return [f"{full}{{{told}}} {_format_count(values[0])}"]
+        return [f"{full}{{{labels}}} {int(values[0])}"]
     lines, below = [], 0.0
     for end, n in zip((*map(str, BUCKETS), "+Inf"), values[:-1], strict=True):
         below += n
-        lines.append(f'{full}_bucket{{{told},le="{end}"}} {_format_count(below)}')
-    lines.append(f"{full}_sum{{{told}}} {values[-1]!r}")
-    lines.append(f"{full}_count{{{told}}} {_format_count(below)}")
+        lines.append(f'{full}_bucket{{{labels},le="{end}"}} {int(below)}')
+    lines.append(f"{full}_sum{{{labels}}} {values[-1]!r}")
+    lines.append(f"{full}_count{{{labels}}} {int(below)}")
     return lines
 
 
-def _format_count(value: Any) -> str:
-    return str(int(value))
-
-
 def _escape_label(text: str) -> str:
+    """Return the value of a label as the text format has it between quotes."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

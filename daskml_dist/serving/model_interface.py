@@ -1,4 +1,9 @@
-"""Metadata of the server and of models, as the protocol has them."""
+"""Interface of models in the terms of the protocol: the inputs they take, the outputs they have.
+
+`make_rows` checks the tensors of a request against the model's features, and makes them rows: one
+matrix, or a column for each feature. `find_predictor` gives the predictor of an output, which is a
+method of the model. `describe_model` is the metadata by which clients make such requests.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +24,28 @@ from daskml_dist.serving.protocol.requests import find_datatype
 #: Methods that are outputs; no other attribute of a model can be reached by a request.
 METHODS_SERVED = (*METHODS, "decision_function", "predict_log_proba")
 
-_made: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+#: Predictors of other methods than the served one, by that one's predictor; they go with it.
+_output_predictors: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def list_outputs(predictor: Any) -> list[str]:
-    """Return the names of the outputs that a model has, its own first."""
+    """Return the names of the outputs that a model has, that of the served method first."""
+    # Predictors of tests and of one's own may have no model, and then one output.
     model = getattr(predictor, "model", None)
     others = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
     return list(dict.fromkeys([predictor.method, *others]))
 
 
 def find_predictor(predictor: Any, name: str) -> Any:
-    """Return the predictor of an output, made at its first use."""
+    """Return the predictor of an output, which is made at its first use; raise 422 of others."""
     if name == predictor.method:
         return predictor
-    known = _made.setdefault(predictor, {})
+    known = _output_predictors.setdefault(predictor, {})
     if name not in known:
-        there = list_outputs(predictor)
-        if name not in there:
+        outputs = list_outputs(predictor)
+        if name not in outputs:
             raise RequestError(
-                f"The model has no output {name[:100]!r}: ask for {' or '.join(there)}, or for "
+                f"The model has no output {name[:100]!r}: ask for {' or '.join(outputs)}, or for "
                 "none by name.",
                 422,
             )
@@ -46,25 +53,29 @@ def find_predictor(predictor: Any, name: str) -> Any:
     return known[name]
 
 
-MAX_NAMES_SHOWN = 5
+#: Names that an error lists before it counts the rest: a fit may have thousands of features.
+_MAX_NAMES_SHOWN = 5
 
 
 def make_rows(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> RequestRows:
-    """Return rows for a predictor, of one matrix or of one tensor for each feature."""
+    """Return the rows of a request's tensors: one matrix, or one tensor for each feature."""
+    # A single tensor is a matrix, unless it has a feature's name and one value a row.
     if len(tensors) == 1 and not _is_feature(*tensors[0], predictor):
         return _check_matrix(*tensors[0], predictor)
     return _check_columns(tensors, predictor)
 
 
 def _is_feature(name: str, values: NDArray[Any], predictor: Any) -> bool:
-    """Return whether a single tensor is one column of the rows."""
+    """Return whether a single tensor is one column of the rows: by name, and with a value a row."""
     names = predictor.names
     single = values.ndim > 0 and values.size == len(values)
     return names is not None and name in names and single
 
 
 def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[Any]:
+    """Return a matrix of rows; raise 422 where its shape or its strings do not fit the model."""
     width = predictor.n_features
+    # Models without a known width, such as pipelines of texts, check the rows themselves.
     if values.ndim != 2 and width is not None:
         raise _wrong_input(
             f"Input {name[:100]!r} has shape {list(values.shape)}: send [rows, {width}]."
@@ -76,6 +87,7 @@ def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[An
         )
     if values.ndim == 0 or values.shape[0] == 0:
         raise _wrong_input("There are no rows: send one at least.")
+    # A matrix of strings has a dtype for all features, of which some may have been numbers.
     if values.dtype.kind == "O":
         for at in range(width or 0):
             _check_dtype(f"{name}[:, {at}]", values[:, at], at, predictor)
@@ -85,6 +97,7 @@ def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[An
 def _check_columns(
     tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any
 ) -> dict[str, NDArray[Any]]:
+    """Return the columns that the model reads, in its order; raise 422 where they do not fit."""
     names = predictor.names
     if names is None:
         raise _wrong_input(
@@ -123,6 +136,7 @@ def _check_names(given: Collection[str], names: Sequence[str], needed: Sequence[
 
 
 def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values of one feature, of shape (n_rows,)."""
     if values.ndim == 2 and values.shape[1] == 1:
         return values[:, 0]
     if values.ndim != 1:
@@ -134,7 +148,8 @@ def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> None:
-    """Refuse strings where the fit had numbers."""
+    """Raise 422 for strings in feature number `at` where the fit had numbers."""
+    # NumPy would parse strings such as "1e3" as numbers, and the model answer what nobody asked.
     dtype = find_feature_dtype(predictor, at)
     if values.dtype.kind != "O" or dtype is None or not _is_number(dtype):
         return
@@ -147,20 +162,22 @@ def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> No
 
 
 def _is_number(dtype: str) -> bool:
+    """Return whether a dtype is a number of NumPy's; pandas' own (category, Int64) are not."""
     try:
         return np.dtype(dtype).kind in "biuf"
-    except TypeError:  # pandas' own: category, string, Int64
+    except TypeError:
         return False
 
 
 def _list_names(names: Sequence[str]) -> str:
     """Return a few names as text, and how many more there are."""
-    shown = ", ".join(repr(str(name)[:100]) for name in names[:MAX_NAMES_SHOWN])
-    more = len(names) - MAX_NAMES_SHOWN
+    shown = ", ".join(repr(str(name)[:100]) for name in names[:_MAX_NAMES_SHOWN])
+    more = len(names) - _MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _wrong_input(message: str) -> RequestError:
+    """Return the error of rows that are not of the model."""
     return RequestError(message, 422)
 
 
@@ -174,12 +191,14 @@ def describe_server() -> dict[str, Any]:
 
 
 def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
-    """Return inputs and outputs: one matrix, or an input for each feature where dtypes differ.
+    """Return the protocol's metadata of a model: versions, inputs and outputs.
 
-    Features that the model drops are no inputs of such a request, though one may hold them.
+    The inputs are one matrix, or a column for each feature where dtypes differ or are texts.
+    Features that the model drops are not listed, though a request may hold them.
     """
     predictor = served.predictor
     n_features, dtypes = predictor.n_features, predictor.dtypes or []
+    # Models of scikit-learn record no dtypes, but their encoders tell which features are texts.
     texts = set() if dtypes else _find_text_features(getattr(predictor, "model", None))
     if predictor.names is not None and (len(dtypes) > 1 or texts):
         inputs = [
@@ -207,28 +226,33 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
 
 
 def _find_text_features(model: Any) -> set[str]:
-    """Return features that encoders of scikit-learn within a model know as texts."""
+    """Return the names of features whose categories or documents are texts, as encoders know."""
+    # An encoder's own features and their categories.
     names, categories = (getattr(model, n, None) for n in ("feature_names_in_", "categories_"))
     if names is not None and categories is not None:
         known = zip(names, categories, strict=False)
         return {str(name) for name, values in known if np.asarray(values).dtype.kind not in "biuf"}
     found: set[str] = set().union(*map(_find_text_features, members_given_rows(model)))
+    # Steps of pipelines are (name, step); those of column transformers (name, step, columns), where
+    # a single name, not a list of them, passes a column of documents to a vectorizer.
     for part in (*getattr(model, "steps", ()), *getattr(model, "transformers_", ())):
         found |= _find_text_features(part[1])
-        if len(part) == 3 and isinstance(part[2], str):  # one column, whose values are documents
+        if len(part) == 3 and isinstance(part[2], str):
             found.add(part[-1])
     return found
 
 
 def _describe_output(name: str, predictor: Any) -> dict[str, Any]:
-    """Return an output, by the answer to a row of zeros; where that fails, by the classes."""
+    """Return the metadata of an output: by the answer to a row of zeros, else by the classes."""
     try:
         rows = np.zeros((1, predictor.n_features), find_feature_dtype(predictor, 0))
         found = find_predictor(predictor, name)(join_request_rows([rows], predictor))
         width = list(found.shape[1:])
         return {"name": name, "datatype": find_datatype(found.dtype), "shape": [-1, *width]}
-    except Exception:  # of a model of anybody's
+    except Exception:  # of any class: models are of any package, and some take no zeros
         pass
+    # scikit-learn's conventions: labels of the classes' type, a decision for two classes, a column
+    # for each class of more; -1 is an unknown number of columns.
     classes = predictor.classes
     if name == "predict":
         sample = classes[0] if classes else 0.0
@@ -245,7 +269,8 @@ def _describe_output(name: str, predictor: Any) -> dict[str, Any]:
 
 
 def _find_datatype(dtype: str | None) -> str:
+    """Return the protocol's datatype of a feature; pandas' own dtypes are sent as strings."""
     try:
         return find_datatype(dtype or "float64")
-    except TypeError:  # pandas' own
+    except TypeError:
         return "BYTES"

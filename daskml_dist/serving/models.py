@@ -1,4 +1,11 @@
-"""Served models: read from a file or a registry, found by name, replaced while in use."""
+"""Served models: read from a file or a registry, found by name, replaced while in use.
+
+`Models` holds a table of immutable entries (`Entry`) by name. A request takes the entry that it
+finds, and keeps using its versions; a replacement makes a new entry, and a new table with it, and
+then changes the one reference to the table. So neither waits for the other, and no request sees a
+half of a change. A version that cannot be loaded changes nothing: it is logged and counted once for
+each state of its file, and what was served before is served on.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +75,12 @@ class Route(NamedTuple):
 class Entry:
     """Versions that are served under one name, and how requests are divided; immutable."""
 
-    signature: Any  # state of the files that it was made from
+    # State of the files that it was made from: as long as it is equal, nothing is read again.
+    signature: Any
     current: Served
     loaded: Mapping[str, Served]
-    ends: tuple[float, ...]  # cumulative shares of the routes, up to 1
+    # Cumulative shares of the routes, up to 1, which a point in [0, 1) is looked up in.
+    ends: tuple[float, ...]
     routes: tuple[Route, ...]
 
 
@@ -83,16 +92,20 @@ def make_single_entry(served: Served, signature: Any) -> Entry:
 def make_shared_entry(
     signature: Any, current: Served, loaded: Mapping[str, Served], route: registry.Routing
 ) -> Entry:
-    """Return an entry with shares; those of versions that failed to load go to the others."""
+    """Return an entry with shares; the share of a version that failed to load goes to the others.
+
+    `loaded` has the current version, and of the route's versions those that could be loaded.
+    """
     shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
     shares: dict[str, float] = {}
     for version, weight in route.weights.items():
-        real = current.version if version == registry.CURRENT else version
-        if real in loaded and weight > 0:
-            shares[real] = shares.get(real, 0.0) + weight
+        # The current version may be named twice, by "current" and by its number: shares add up.
+        number = current.version if version == registry.CURRENT else version
+        if number in loaded and weight > 0:
+            shares[number] = shares.get(number, 0.0) + weight
     shares = shares or {current.version: 1.0}
     ends = np.cumsum(list(shares.values())) / sum(shares.values())
-    ends[-1] = 1.0
+    ends[-1] = 1.0  # rounding could leave the last points of [0, 1) without a version
     routes = tuple(
         Route(loaded[version], tuple(one for one in shadows if one.version != version))
         for version in shares
@@ -114,7 +127,10 @@ def check_source_path(source: Any) -> Path:
 
 
 def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
-    """Return a value that changes with a name's current version, its shares or its files."""
+    """Return a value that changes with a name's current version, its shares or its files.
+
+    It is ``(current version, state of route.json, ((version, state of its file), ...))``.
+    """
     files = []
     for version in registry.list_version_names(folder, name):
         if path := registry.find_model_file(folder, name, version):
@@ -124,7 +140,10 @@ def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
 
 
 def read_file_state(path: Path) -> tuple[int, int, int] | None:
-    """Return time, size and inode of a file; None where there is none."""
+    """Return time, size and inode of a file; None where there is none.
+
+    The inode tells files apart that replace each other within a file system's tick of time.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -134,17 +153,19 @@ def read_file_state(path: Path) -> tuple[int, int, int] | None:
 
 def warm_up(predictor: Predictor) -> None:
     """Predict a row of zeros, so that the first request does not wait for imports and compilers."""
+    # Features with names may be texts or categories, of which a zero is none.
     if predictor.n_features is None or predictor.names is not None:
         return
-    with suppress(Exception):  # some models refuse zeros
+    # Some models refuse zeros; then the first request waits.
+    with suppress(Exception):
         predictor(np.zeros((1, predictor.n_features)))
 
 
 _LOG = logging.getLogger("daskml_dist.serving")
+#: Parts of the messages about versions that are not served.
 _NO_VERSION = "the file names no version: write one by rollback()"
 _NOTHING, _NEWEST = "nothing else is served", "the newest that is whole is served"
-#: Fractional part of the golden ratio: its multiples modulo 1 are spread evenly over [0, 1) after
-#: any number of requests (Weyl sequence).
+#: Fractional part of the golden ratio, for the Weyl sequence of `Models.route`.
 _GOLDEN_RATIO = 0.6180339887498949
 
 
@@ -152,7 +173,7 @@ class Models:
     """Models of a file, a registry or a mapping, by name.
 
     A request takes one reference to an immutable entry and keeps it, so requests and replacements
-    never wait for each other.
+    never wait for each other. Methods may be called from any thread.
 
     Parameters
     ----------
@@ -161,7 +182,7 @@ class Models:
         the names of its models; or a mapping of names to fitted models, or to functions that make
         them, for what no file holds.
     metrics : Metrics, optional
-        That counts swaps and versions that were not taken.
+        Counter of versions that are served, and of those that could not be loaded.
     method : str, optional
         Of the models that is served; None: `predict_proba`, `predict` or `transform`, the first
         that there is.
@@ -209,14 +230,20 @@ class Models:
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
         self._given = dict(given or {})
         self._table: dict[str, Entry] = {}
-        self._refused: dict[tuple[str, str], Any] = {}  # versions that failed to load: file state
-        self._away = ""  # the last error of listing the registry
+        # State of the file, or else the reason, of each (name, version) that failed to load: it is
+        # neither tried nor logged again before that changes.
+        self._refused: dict[tuple[str, str], Any] = {}
+        # The last error of listing the registry, which is logged once.
+        self._away = ""
+        # Requests that were routed without a key; `next` on it is atomic, so no lock is needed.
         self._count = itertools.count(1)
+        # Held by changes of the table, of which the watcher's thread makes some; never by look-ups.
         self._changing = threading.Lock()
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._path: Path | None = None
         if isinstance(source, Mapping):
+            # A function makes its model here: in a server after the fork, which not all survive.
             for name, model in source.items():
                 made = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
                 self.put(name, made)
@@ -224,7 +251,8 @@ class Models:
         self._path = check_source_path(source)
         if not self._path.is_dir():
             registry.check_name(self._path.stem)
-            self._take_file(self._path)  # raises: without the only file there is nothing to serve
+            # Raises where the file is damaged: without it there is nothing to serve.
+            self._take_file(self._path)
             return
         self.refresh()
 
@@ -283,6 +311,7 @@ class Models:
             return entry.current
         found = entry.loaded.get(version)
         if found is None:
+            # Cut to 40 characters: the version comes from the path of a request.
             raise UnknownModelError(
                 f"No version {version[:40]!r} of {name!r} is served; served: "
                 f"{', '.join(sorted(entry.loaded, key=int))}. Others of a registry are with "
@@ -307,7 +336,9 @@ class Models:
         entry = self._entry(name)
         if len(entry.routes) == 1:
             return entry.routes[0]
-        # A point in [0, 1): its place among the cumulative shares chooses the version.
+        # A point in [0, 1) falls into the share of one version. Without a key the points are a Weyl
+        # sequence (multiples of the golden ratio modulo 1), which any run of requests spreads
+        # evenly; with one they are a hash of it, which all processes and restarts compute alike.
         if key is None:
             point = next(self._count) * _GOLDEN_RATIO % 1.0
         else:
@@ -316,6 +347,7 @@ class Models:
         return entry.routes[bisect.bisect_right(entry.ends, point)]
 
     def _entry(self, name: str) -> Entry:
+        """Return the entry of a name; raise with the nearest names where there is none."""
         try:
             return self._table[name]
         except KeyError:
@@ -374,6 +406,7 @@ class Models:
                         changed.append(name)
                 except (DaskMLDistError, OSError) as error:
                     self._refuse(name, "route", str(error), None)
+            # Names that are listed no more: dropped only where the registry itself is there.
             for name in set(self._table) - set(names):
                 if not registry.is_removed(self._path, name):
                     continue
@@ -415,6 +448,8 @@ class Models:
     # --- a registry ----------------------------------------------------------------------------
 
     def _refresh_name(self, folder: Path, name: str) -> bool:
+        """Serve a name of a registry as it is now; return whether that has changed anything."""
+        # Read before the files: where these change meanwhile, the next check sees another one.
         signature = read_signature(folder, name)
         before = self._table.get(name)
         if before is not None and before.signature == signature:
@@ -423,6 +458,7 @@ class Models:
         current = self._current(folder, name, before)
         if current is None:
             return False
+        # Versions with a share, and shadows; with `all_versions` every one that there is.
         loaded = {current.version: current}
         wanted = {*route.weights, *route.shadows} - {registry.CURRENT}
         if self._all_versions:
@@ -434,7 +470,11 @@ class Models:
         return True
 
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
-        """Return the current version; where it is damaged, the one served so far, or an older."""
+        """Return the version to serve by default; None where none can be loaded.
+
+        It is the one that the file ``current`` names, or the newest without such a file. Where that
+        cannot be loaded, it is the one served `before`, and at a start the newest of the older.
+        """
         while True:
             told = registry.read_current_version(folder, name)
             if told is not None:
@@ -449,8 +489,10 @@ class Models:
                 return None
             if found := self._version(folder, name, first, before):
                 return found
+            # Not loaded, and named again: it is damaged. Else a publisher has meanwhile made
+            # another version current and deleted this one, so the next one is tried.
             if registry.read_current_version(folder, name) == told:
-                break  # else a publisher has meanwhile made another current, and deleted this one
+                break
         if before is not None:
             return before.current
         for version in reversed(versions):
@@ -462,6 +504,8 @@ class Models:
         self, folder: Path, name: str, version: str, before: Entry | None
     ) -> Served | None:
         """Return a version, loaded only if its file has changed; log and return None if damaged."""
+        # `before` has versions that were loaded, `_refused` those that were not, each with the
+        # state of its file at the time.
         path = registry.find_model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)
@@ -475,18 +519,21 @@ class Models:
         try:
             return self._read(path, name, version)
         except Exception as error:  # a damaged or foreign file may raise anything
-            if path.exists():  # else it was deleted while it was read: the next check reports it
+            # A file that was deleted while it was read is reported by the next check.
+            if path.exists():
                 self._refuse(name, version, f"{type(error).__name__}: {error}", state)
             return None
 
     def _read(self, path: Path, name: str, version: str) -> Served:
+        """Return the model of a file, read and called once."""
         form = load_formats().get(path.suffix)
         if form is None:
             raise ModelFileError(
                 f"{path} ends in none of {', '.join(load_formats())}, by which a model file "
                 "is known."
             )
-        data = read_bytes(str(path))  # once, so that checksums and model are of the same bytes
+        # The file is read once, so that checksums and model are of the same bytes.
+        data = read_bytes(str(path))
         manifest = form.read_manifest(data, str(path))
         model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
         predictor = Predictor(model, self._method)
@@ -494,7 +541,10 @@ class Models:
         return Served(name, version, predictor, manifest)
 
     def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
-        """Log that a version cannot be served, once for each state of its file."""
+        """Log and count that a version cannot be served, once for each state of its file.
+
+        `other` says what is served instead where nothing of the name was served before.
+        """
         told = state if state is not None else why
         if self._refused.get((name, version)) == told:
             return
@@ -507,6 +557,8 @@ class Models:
     # --- a file --------------------------------------------------------------------------------
 
     def _refresh_file(self, path: Path) -> list[str]:
+        """Serve the one file as it is now, if it has changed and can be loaded."""
+        # The model of a file that is away stays served.
         state, before = read_file_state(path), self._table.get(path.stem)
         if before is None or state is None or before.signature == state:
             return []
@@ -514,24 +566,26 @@ class Models:
             return []
         try:
             self._take_file(path)
-        except Exception as error:  # as above
+        except Exception as error:  # a damaged or foreign file may raise anything
             self._refuse(path.stem, "file", f"{type(error).__name__}: {error}", state)
             return []
         return [path.stem]
 
     def _take_file(self, path: Path) -> None:
+        """Load the one file and serve it, as the version after the one before."""
         state = read_file_state(path)
         before = self._table.get(path.stem)
         version = str(int(before.current.version) + 1) if before else "1"
         self._swap(make_single_entry(self._read(path, path.stem, version), state))
 
     def _swap(self, entry: Entry) -> None:
-        """Serve an entry from the next request on: one reference changes."""
+        """Serve an entry from the next request on: one reference changes; tell log and metrics."""
         now, before = entry.current, self._table.get(entry.current.name)
         self._table = {**self._table, now.name: entry}
         if before is None or before.current is not now:
             _LOG.info("model %s: version %s is served", now.name, now.version)
             self._metrics.swapped(now.name, now.version)
+        # Clients of the version before may send rows that this one refuses.
         if before is not None and (
             before.current.manifest.get("inputs") != now.manifest.get("inputs")
         ):

@@ -1,4 +1,10 @@
-"""Prediction of requests with many rows by the workers of a Dask cluster."""
+"""Prediction of requests with many rows by the workers of a Dask cluster.
+
+Two event loops take part. The server's loop decides which requests go to the cluster, and awaits
+their futures; a loop in a thread of its own has the Dask client, whose messages of large rows would
+hold up other requests. `Cluster` has a section for each, and hands over by
+`run_coroutine_threadsafe` and `call_soon_threadsafe`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +37,7 @@ _MAX_TRIES = 3
 #: Seconds: limit of a connection attempt, between two attempts, between two checks of the
 #: connection, limit of closing.
 _CONNECT, _RETRY_SECONDS, _CHECK_SECONDS, _CLOSE_SECONDS = 5.0, 1.0, 0.2, 5.0
+#: Lines of the log.
 _UNREAD = "Workers of %s cannot load model %s"
 _AWAY = "No cluster at %s (%s: %s): requests of many rows get 503 until it is there"
 _clock = time.perf_counter
@@ -40,19 +47,19 @@ class Cluster:
     """Dask cluster that predicts requests with many rows, with a client in a thread of its own.
 
     A model is a Dask task that unpickles it, with a hash of the pickle as its key: so a worker that
-    predicts with it holds it once for all processes of all servers, the scheduler makes it again
-    where a worker is lost, and drops it once no server serves the version any more. A request is
+    predicts with it holds it once for all processes of all servers, the scheduler has it made again
+    where a worker is lost, and forgets it once no server serves the version any more. A request is
     one task that carries its rows. Requests that the cluster cannot answer get status 503; other
     requests never wait for them.
 
     Parameters
     ----------
     address : str
-        Of the scheduler, such as ``tcp://10.0.0.1:8786``. With ``tls://`` the certificates are
-        those of Dask's configuration (``distributed.comm.tls``), or of `security`.
+        Address of the scheduler, such as ``tcp://10.0.0.1:8786``. With ``tls://`` the certificates
+        are those of Dask's configuration (``distributed.comm.tls``), or of `security`.
     min_rows : int, optional
-        Rows from which a request is predicted on the cluster. None: as many as take the model 0.1 s
-        in process, measured with 512 rows of its first request of 1,000 rows or more.
+        Rows from which a request is predicted on the cluster. None: the number that takes the model
+        0.1 s in process, measured with 512 rows of its first request of 1,000 rows or more.
     security : distributed.Security, optional
     within : float, default=60.0
         Seconds that a request may take on the cluster, the start of workers included.
@@ -82,7 +89,8 @@ class Cluster:
         if min_rows is not None and min_rows < 1:
             raise InvalidParameterError(f"cluster_rows={min_rows}: use an integer >= 1.")
         self.address, self.min_rows = address, min_rows
-        self._paces: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        # Seconds that a row takes in process, by predictor.
+        self._row_seconds: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._security, self._within, self._max_waiting = security, within, max_waiting
         self._waiting = 0
         self._metrics: Any = None
@@ -91,7 +99,9 @@ class Cluster:
         self._stop: asyncio.Event
         self._tried: asyncio.Event  # set after the first attempt to connect
         self._client: Any = None
-        # By the predictor's `id`, which another object may have later: hence the weak reference.
+        # Models on the cluster, by the predictor's `id`: a weak reference to the predictor, as
+        # another object may have its `id` later; the future of the model, which keeps it there; and
+        # the BLAS threads of this process. Of the thread's loop alone.
         self._held: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
 
     # --- of the server's loop ------------------------------------------------------------------
@@ -101,7 +111,9 @@ class Cluster:
         begun = threading.Event()
         self._metrics = metrics
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._stay(begun)), name="daskml_dist-cluster", daemon=True
+            target=lambda: asyncio.run(self._stay_connected(begun)),
+            name="daskml_dist-cluster",
+            daemon=True,
         )
         self._thread.start()
         begun.wait()
@@ -121,13 +133,14 @@ class Cluster:
             return n_rows >= self.min_rows
         if n_rows < _MIN_MEASURED_ROWS:
             return False
-        pace = self._paces.get(predictor)
-        if pace is None:
+        seconds = self._row_seconds.get(predictor)
+        if seconds is None:
+            # Rows that the model refuses are reported by the prediction in process.
             try:
-                pace = self._paces[predictor] = _measure_seconds_a_row(predictor, rows)
-            except Exception:  # about these rows: prediction in process will report it
+                seconds = self._row_seconds[predictor] = _measure_row_seconds(predictor, rows)
+            except Exception:
                 return False
-        return n_rows * pace >= _MIN_CLUSTER_SECONDS
+        return n_rows * seconds >= _MIN_CLUSTER_SECONDS
 
     def ask(self, served: Any, method: str, rows: RequestRows) -> asyncio.Future[NDArray[Any]]:
         """Send a request to the cluster; return the future of its answers."""
@@ -136,46 +149,52 @@ class Cluster:
                 f"{self._waiting} requests are on the cluster: ask again in a while.", 1
             )
         self._waiting += 1
-        answer = asyncio.ensure_future(self._asked(served, method, rows))
-        answer.add_done_callback(self._done)
+        answer = asyncio.ensure_future(self._predict_and_observe(served, method, rows))
+        answer.add_done_callback(self._forget)
         return answer
 
-    async def _asked(self, served: Any, method: str, rows: RequestRows) -> NDArray[Any]:
-        n_rows = count_rows(rows)
+    async def _predict_and_observe(
+        self, served: Any, method: str, rows: RequestRows
+    ) -> NDArray[Any]:
+        """Return the answers of the cluster, and record how long they took."""
         began = _clock()
-        waited = self._answer(served, method, rows)
-        there = asyncio.run_coroutine_threadsafe(waited, self._loop)
-        found: NDArray[Any] = await asyncio.wrap_future(there)
-        check_length(found, n_rows)
+        predicted = asyncio.run_coroutine_threadsafe(
+            self._predict(served, method, rows), self._loop
+        )
+        found: NDArray[Any] = await asyncio.wrap_future(predicted)
+        check_length(found, count_rows(rows))
         seconds = _clock() - began
         self._metrics.observe_cluster(served.name, str(served.version), seconds)
         return found
 
-    def _done(self, answer: asyncio.Future[NDArray[Any]]) -> None:
+    def _forget(self, answer: asyncio.Future[NDArray[Any]]) -> None:
+        """Count a request no longer as waiting; take its exception, which asyncio else logs."""
         self._waiting -= 1
         if not answer.cancelled():
-            answer.exception()  # marks it as retrieved: the client may be gone, asyncio would warn
+            answer.exception()
 
     # --- of the thread's loop ------------------------------------------------------------------
 
-    async def _stay(self, begun: threading.Event) -> None:
+    async def _stay_connected(self, begun: threading.Event) -> None:
+        """Connect, and do so again after a loss, until `close`: the thread's whole life."""
         self._loop = asyncio.get_running_loop()
         self._stop, self._tried = asyncio.Event(), asyncio.Event()
         begun.set()
         import dask
 
+        # Attempts are logged at their first failure alone.
         was_told = False
         # Dask warns of large graphs, but rows are needed once and so belong into their tasks.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):
             while not self._stop.is_set():
-                client = await self._connected(quiet=was_told)
+                client = await self._connect(quiet=was_told)
                 was_told = client is None
                 if client is not None:
-                    await self._until_lost(client)
+                    await self._wait_until_lost(client)
                 else:
                     await self._pause(_RETRY_SECONDS)
 
-    async def _connected(self, quiet: bool) -> Any:
+    async def _connect(self, quiet: bool) -> Any:
         """Return a client of the cluster; None where none answers, logged unless `quiet`."""
         from distributed import Client
 
@@ -186,7 +205,8 @@ class Cluster:
                 timeout=_CONNECT, name="daskml_dist-serving",
             )  # fmt: skip
             await client
-        except Exception as error:  # of sockets, TLS, versions
+        except Exception as error:
+            # Of many classes: sockets, TLS, versions of Dask that do not fit together.
             if not quiet:
                 _LOG.warning(_AWAY, self.address, type(error).__name__, error)
             if client is not None:
@@ -199,7 +219,8 @@ class Cluster:
             self._client = client if client is not None and client.status == "running" else None
             self._tried.set()
 
-    async def _until_lost(self, client: Any) -> None:
+    async def _wait_until_lost(self, client: Any) -> None:
+        """Wait until the connection is lost or `close` is called; then drop client and models."""
         while client.status == "running" and not self._stop.is_set():
             await self._pause(_CHECK_SECONDS)
         self._client = None
@@ -210,19 +231,23 @@ class Cluster:
         await _close_client(client)
 
     async def _pause(self, seconds: float) -> None:
+        """Wait some seconds, or until `close`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    async def _answer(self, served: Any, method: str, rows: Any) -> NDArray[Any]:
+    async def _predict(self, served: Any, method: str, rows: Any) -> NDArray[Any]:
+        """Return the answers of workers to the rows of a request; raise 503 without them."""
         from daskml_dist.inference.request_rows import predict_on_worker
 
+        # Requests may come before the first attempt to connect has ended.
         await self._tried.wait()
         predictor = served.predictor
         for _ in range(_MAX_TRIES):
             client = self._client
             if client is None or client.status != "running":
                 break
-            held, n_threads = self._put(client, predictor)
+            held, n_threads = self._send_model(client, predictor)
+            # A key of its own: equal requests are not answered from another's result.
             key = f"daskml_dist-predict-{uuid.uuid4().hex}"
             task = client.submit(predict_on_worker, held, method, rows, n_threads, key=key)
             try:
@@ -233,18 +258,23 @@ class Cluster:
                 self._release(id(predictor))
                 await asyncio.sleep(_CHECK_SECONDS)
             except Exception as error:
-                self._check_lost(error, limit.expired(), served, held)
+                self._raise_if_lost(error, limit.expired(), served, held)
                 raise  # it is of these rows
             finally:
                 task.release()
-        raise self._away()
+        raise _try_later_error(
+            f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
+            "again in a while, or send fewer rows at a time.",
+            5,
+        )
 
-    def _check_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
+    def _raise_if_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
         """Raise status 503 where a request failed by the cluster; return where by its rows."""
         from daskml_dist.dask_internals.cluster import is_killed_worker
 
+        # A model that could not be loaded stays so on the cluster: the next request sends it again.
         is_lost = held.status == "error"
-        if is_lost:  # the next request sends the model again
+        if is_lost:
             self._release(id(served.predictor))
         if is_late and isinstance(error, TimeoutError):
             said = (
@@ -266,17 +296,10 @@ class Cluster:
             return
         raise _try_later_error(said, 30 if is_lost else 5) from error
 
-    def _away(self) -> RequestError:
-        return _try_later_error(
-            f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
-            "again in a while, or send fewer rows at a time.",
-            5,
-        )
-
-    def _put(self, client: Any, predictor: Any) -> tuple[Any, int]:
+    def _send_model(self, client: Any, predictor: Any) -> tuple[Any, int]:
         """Return the future of a model on the cluster, and the BLAS threads of this process.
 
-        Workers predict with as many, since the digits of products depend on their number.
+        Workers predict with as many threads, since the digits of products depend on their number.
         """
         import cloudpickle
 
@@ -290,11 +313,12 @@ class Cluster:
         key = f"daskml_dist-model-{hashlib.sha256(data).hexdigest()[:32]}"
         held = client.submit(WorkerModel, data, key=key)
 
-        def gone(ref: weakref.ref[Any]) -> None:
+        # Called by the garbage collector, in whatever thread, once the version is served no more.
+        def release_later(ref: weakref.ref[Any]) -> None:
             self._call(self._release, number, ref)
 
         n_threads = count_blas_threads()
-        self._held[number] = (weakref.ref(predictor, gone), held, n_threads)
+        self._held[number] = (weakref.ref(predictor, release_later), held, n_threads)
         return held, n_threads
 
     def _release(self, number: int, ref: weakref.ref[Any] | None = None) -> None:
@@ -305,12 +329,14 @@ class Cluster:
             known[1].release()
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and its client with it
+        """Call a function in the thread's loop; a loop that is closed has nothing left to do."""
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _measure_seconds_a_row(predictor: Any, rows: RequestRows) -> float:
+def _measure_row_seconds(predictor: Any, rows: RequestRows) -> float:
     """Return the seconds that a row takes in process, by the faster of two calls."""
+    # The first call may load libraries or compile.
     some: RequestRows = (
         {name: values[:_MEASURED_ROWS] for name, values in rows.items()}
         if isinstance(rows, dict)
@@ -331,4 +357,5 @@ async def _close_client(client: Any) -> None:
 
 
 def _try_later_error(message: str, seconds: int) -> RequestError:
+    """Return the error of status 503 that has clients try again after some seconds."""
     return RequestError(message, 503, ((b"retry-after", str(seconds).encode()),))

@@ -7,7 +7,10 @@
     FOLDER/NAME/route.json    shares of versions, and shadow versions; optional
 
 Versions are numbered from 1. A version is written to a hidden folder and then renamed, so that
-readers never see a part of one; it is valid if the checksums in its manifest match its parts.
+readers never see a part of one; it is valid if the checksums in its manifest match its parts. The
+same holds for ``current`` and ``route.json``: each is replaced by one rename. No lock is taken, as
+file systems of networks lock differently or not at all: several publishers, and servers that look
+every second, need no more than that a rename is atomic.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ _ON_ERROR = ("raise", "log")
 
 
 class Publisher(NamedParameters):
-    """Publisher of the versions of one model, such as those that a stream hands out.
+    """Publisher of the versions of one model, such as those of a stream.
 
     Parameters
     ----------
@@ -50,13 +53,13 @@ class Publisher(NamedParameters):
     current : bool, default=True
         Whether each is the one that is served from now on.
     on_error : {"raise", "log"}, default="raise"
-        What is done where a version cannot be written (a full disk, a mount that is away): it is
-        raised, or told in the log, and the next model is tried.
+        What is done where a version cannot be written (a full disk, a mount that is away): the
+        error is raised, or it is logged, and the next model is tried.
 
     Attributes
     ----------
     version : str or None
-        Of the last model that was published.
+        Version of the last model that was published.
 
     Raises
     ------
@@ -111,7 +114,7 @@ class Publisher(NamedParameters):
         Returns
         -------
         str or None
-            Its version; None where it could not be written, and that was to be logged.
+            Its version; None where it could not be written and `on_error` is "log".
 
         Raises
         ------
@@ -138,10 +141,13 @@ class Publisher(NamedParameters):
 #: Name of the current version among the weights of a route, and of the file that says which it is.
 CURRENT = "current"
 _ROUTE = "route.json"
+#: Names of models: safe as a folder, and as a part of a path in a URL.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-#: Names of the hidden folders of publishers; and seconds after which one is deleted, as its
-#: publisher was killed.
-_HIDDEN_FOLDER, _ABANDONED_SECONDS = re.compile(r"\.[0-9a-f]{32}\.(new|old)"), 86_400.0
+#: Names of the hidden folders of publishers and of `prune_versions`.
+_HIDDEN_FOLDER = re.compile(r"\.[0-9a-f]{32}\.(new|old)")
+#: Seconds after which such a folder is deleted, since its process was killed: a day, which no
+#: writing of a model takes.
+_ABANDONED_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -209,6 +215,7 @@ def publish(
         aside.mkdir(parents=True)
         _save_in_any_format(model, aside)
         version = _move_to_next_version(aside, home)
+        # Pointed to only now that it is whole; pruned last, as the current version is kept.
         if current:
             _set_current(home, version)
         if keep is not None:
@@ -287,14 +294,16 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
     The newest `keep` versions, the current one, and those with a share or a shadow are kept.
     """
     home, route = _find_model_folder(folder, name), read_route(folder, name)
+    # Servers may load these at any time.
     held = {read_current_version(folder, name), *route.weights, *route.shadows}
     gone = []
     for one in list_version_names(folder, name)[:-keep]:
         if one in held:
             continue
         aside = home / f".{uuid.uuid4().hex}.old"
+        # Renamed first, which is atomic: readers see the whole version, or none of it.
         try:
-            os.replace(home / one, aside)  # atomic: readers see the whole version, or none of it
+            os.replace(home / one, aside)
         except FileNotFoundError:  # another process has deleted it
             continue
         gone.append(one)
@@ -313,7 +322,7 @@ def set_route(
     weights: Mapping[str, float] | None = None,
     shadows: Sequence[str] = (),
 ) -> None:
-    """Share requests between versions, and let others see the same rows.
+    """Divide requests between versions, and have shadow versions predict the same rows.
 
     Parameters
     ----------
@@ -323,7 +332,7 @@ def set_route(
         Shares of versions, in any unit; ``"current"`` is the current one, whichever that is.
         None: the current one has all.
     shadows : sequence of str, optional
-        Versions that are asked too and whose answers nobody gets.
+        Versions that predict the rows of each request too, and whose answers are dropped.
 
     Raises
     ------
@@ -367,7 +376,7 @@ def read_route(folder: Any, name: str) -> Routing:
 
 
 def list_model_names(folder: Any) -> list[str]:
-    """Return the names of the models of a registry."""
+    """Return the names of the models of a registry: folders with a valid name and a version."""
     found = [one.name for one in Path(folder).iterdir() if one.is_dir()]
     return sorted(one for one in found if _NAME.fullmatch(one) and list_version_names(folder, one))
 
@@ -385,7 +394,8 @@ def is_removed(folder: Any, name: str) -> bool:
     """Return whether a name has no versions any more; False where the file system may be away."""
     home = Path(folder)
     try:
-        if not any(home.iterdir()):  # an empty folder may be the mount point of an absent mount
+        # An empty folder may be the mount point of a file system that is away.
+        if not any(home.iterdir()):
             return False
         os.listdir(home / name)
     except FileNotFoundError:
@@ -429,6 +439,7 @@ def check_name(name: str) -> None:
 
 
 def _is_version(text: str) -> bool:
+    """Return whether a text is the number of a version: no zero first, and below 10**18."""
     return text.isascii() and text.isdigit() and len(text) < 19 and text[0] != "0"
 
 
@@ -441,6 +452,7 @@ def _seconds_since_change(path: Path) -> float:
 
 
 def _find_model_folder(folder: Any, name: str) -> Path:
+    """Return the folder of a model; raise where there is none."""
     home = Path(folder) / name
     if not _NAME.fullmatch(name) or not home.is_dir():
         raise UnknownModelError(f"{folder} has no model {name!r}. Publish it first.")
@@ -448,6 +460,7 @@ def _find_model_folder(folder: Any, name: str) -> Path:
 
 
 def _find_version_file(folder: Any, name: str, version: str) -> Path:
+    """Return the model file of a version; raise, with the versions that there are, without one."""
     path = find_model_file(folder, name, version) if _is_version(version) else None
     if path is None:
         found = ", ".join(list_version_names(folder, name)) or "none"
@@ -456,7 +469,7 @@ def _find_version_file(folder: Any, name: str, version: str) -> Path:
 
 
 def _save_in_any_format(model: Any, aside: Path) -> None:
-    """Write a model in the first format that can hold it."""
+    """Write a model in the first format that can hold it; raise the first one's error if none."""
     why: ModelFileError | None = None
     for suffix in load_formats():
         try:
@@ -477,7 +490,7 @@ def _move_to_next_version(aside: Path, home: Path) -> str:
         version = str(max(taken, default=0) + 1)
         try:
             os.rename(aside, home / version)
-        except OSError:
+        except OSError:  # a folder that is not empty is not replaced
             if (home / version).exists():
                 continue
             raise
@@ -485,11 +498,14 @@ def _move_to_next_version(aside: Path, home: Path) -> str:
 
 
 def _set_current(home: Path, version: str) -> None:
+    """Make a version the current one; readers find the number before or this one."""
     write_bytes(str(home / CURRENT), f"{version}\n".encode())
 
 
 def _make_routing(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing:
+    """Return weights and shadows, checked but for whether the versions exist."""
     numbers = {str(version): float(weight) for version, weight in weights.items()}
+    # NaN, an overflow and no weight at all fail the first comparison.
     total = sum(numbers.values())
     if not 0 < total < float("inf") or min(numbers.values()) < 0:
         raise InvalidParameterError(f"weights={dict(weights)}: use numbers >= 0, one of them > 0.")

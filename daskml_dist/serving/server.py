@@ -1,4 +1,10 @@
-"""Servers of models: a parent with the listening socket, and processes that answer on it."""
+"""Servers of models: a parent with the listening socket, and processes that answer on it.
+
+`serve` checks all that can be checked, binds the socket, and only then forks: a mistake ends the
+server at once, with a message, and not each of its processes in turn. All processes accept from the
+one socket, so the kernel gives a connection to one that is idle, and none is refused while a
+process is replaced. What the processes share is imported before the forks, and its memory with it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,8 @@ from daskml_dist.serving.server_process import App, load_uvicorn, run_server_pro
 from daskml_dist.serving.supervisor import ProcessSlot, Supervisor
 from daskml_dist.serving.tls import Certificates
 
-#: What every process needs, imported once, before the forks.
-_LOADED_BEFORE = (
+#: Modules that every process needs, imported once, before the forks.
+_PRELOADED = (
     "fsspec.implementations.local",
     "skops.io",
     "uvicorn.lifespan.on",
@@ -55,9 +61,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP until SIGTERM or SIGINT (Ctrl-C).
 
-    The calling process holds the listening socket and forks the processes that answer, so it needs
-    to be one without threads: `python -m daskml_dist serve` is. SIGHUP replaces the processes one
-    by one, which refuses no connection: the new ones load models and certificates anew.
+    The calling process holds the listening socket and forks the processes that answer, so it must
+    have no threads, as `python -m daskml_dist serve` has none. SIGHUP replaces the processes one by
+    one without refusing a connection: the new ones load models and certificates anew.
 
     Parameters
     ----------
@@ -70,15 +76,16 @@ def serve(
     workers : int, default=1
         Processes that answer.
     watch : bool or float, default=False
-        Whether to look for new versions meanwhile, each second, or so many seconds.
+        Whether to look for new versions while serving, each second, or at this interval in seconds.
     token : str, optional
-        That requests must carry (``Authorization: Bearer``).
+        Token that requests must carry (``Authorization: Bearer``).
     certificate, private_key, key_password, client_authorities : str, optional
-        Of TLS (1.2 and later): files in PEM, and the password of the key's; with
-        `client_authorities` only clients with a certificate of these are let in. With `watch`, a
-        renewed certificate and key are taken as they come; else, as authorities are, at SIGHUP.
+        Files of TLS (1.2 and later) in PEM, and the password of the private key; with
+        `client_authorities` only clients with a certificate of one of these are let in. With
+        `watch`, a renewed certificate and key are loaded as they come; else, as authorities always
+        are, at SIGHUP.
     method, all_versions, trusted, given
-        As of :class:`Models`.
+        As in :class:`Models`.
     keep_alive : float, default=5.0
         Seconds after which an idle connection is closed.
     head_seconds : float, default=30.0
@@ -87,17 +94,18 @@ def serve(
     end_within : float, default=30.0
         Seconds that a process that is told to end has for the requests that have come.
     scheduler : str, optional
-        Address of a Dask scheduler, whose workers predict what has many rows: ``tcp://...``, or
-        ``tls://...`` with the certificates of Dask's configuration.
+        Address of a Dask scheduler, whose workers predict requests with many rows: ``tcp://...``,
+        or ``tls://...`` with the certificates of Dask's configuration.
     cluster_rows : int, optional
-        Rows from which a request goes there. None: as many as take the model 0.1 s in process.
+        Number of rows from which a request goes there. None: the number that takes the model 0.1 s
+        in process.
     app : callable, optional
         ``app(models, metrics, **settings)``, an ASGI application of your own in place of the Open
         Inference Protocol's.
     **settings
-        Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `together`,
-        `access_log`, `compress_from` (:class:`daskml_dist.serving.app.App`); `cluster` where there
-        is a scheduler.
+        Parameters of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`,
+        `together`, `access_log`, `compress_from` (:class:`daskml_dist.serving.app.App`). An
+        application of your own is given `token` and `cluster` too, where there are such.
 
     Raises
     ------
@@ -123,16 +131,19 @@ def serve(
     certificates = _load_certificates(certificate, private_key, key_password, client_authorities)
     load_uvicorn()
     if not isinstance(source, Mapping):
-        check_source_path(source)  # what is not there is told at once
-    for name in _LOADED_BEFORE:
-        with suppress(ImportError):  # whoever needs it says so
+        check_source_path(source)
+    # Packages of extras may be missing: the part that needs one raises, with the remedy.
+    for name in _PRELOADED:
+        with suppress(ImportError):
             import_module(name)
     if (cluster := _make_cluster(scheduler, cluster_rows)) is not None:
         settings["cluster"] = cluster
     if token is not None:
         settings["token"] = token
-    kind = app or _load_application()
+    # By name, as its import needs the extra.
+    kind: Callable[..., App] = app or import_module("daskml_dist.serving.app").App
     raise_open_files_limit()
+    # Shared memory of the processes, and their socket: both are made before the forks.
     metrics = Metrics(Supervisor.n_slots(workers))
     listener = listen(host, port)
 
@@ -150,40 +161,48 @@ def serve(
             end_within=end_within, head_seconds=head_seconds, certificates=certificates,
         )  # fmt: skip
 
-    def say_so() -> None:
+    def log_address() -> None:
         _LOG.info("Serving at %s, processes: %d", _format_url(listener, bool(certificate)), workers)
 
     try:
-        # Idle connections are waited for first, and then the requests under way.
+        # A process that ends waits for idle connections first, and then for requests under way;
+        # within a second more it is killed. The parent's own socket is closed at once, so that
+        # clients who connect meanwhile are refused and go elsewhere.
         most = keep_alive + end_within + 1.0
-        Supervisor(work, workers, end_within=most, on_ready=say_so, on_stop=listener.close).run()
+        Supervisor(
+            work, workers, end_within=most, on_ready=log_address, on_stop=listener.close
+        ).run()
     finally:
         listener.close()
 
 
 def raise_open_files_limit() -> None:
-    """Raise the limit of open files, and so of connections, as far as the system lets it.
+    """Raise the soft limit of open files, and so of connections, to the hard limit.
 
-    The usual bound, 1024, is kept low for programs that wait by `select`, and a thousand clients
-    that say nothing would be enough to keep out all others.
+    The usual soft limit, 1024, is low for the sake of programs that use `select`; a thousand silent
+    clients would be enough to keep out all others.
     """
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS calls it endless, and has an end
+    # macOS states no hard limit, and still refuses to go beyond one of the kernel's.
+    with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _format_url(listener: socket.socket, is_tls: bool) -> str:
+    """Return the URL at which a socket listens; addresses of IPv6 are in brackets."""
     host, port = listener.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     return f"http{'s' if is_tls else ''}://{where}:{port}"
 
 
 def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
-    """Return the cluster that predicts many rows; None without a scheduler."""
+    """Return the cluster that predicts requests with many rows; None without a scheduler."""
     if scheduler is not None:
-        import_module("distributed")  # once, before the forks, and by nobody else
+        # Imported here alone: its import takes a while, and servers without a cluster do not need
+        # it; once, before the forks.
+        import_module("distributed")
         kind = import_module("daskml_dist.serving.on_cluster").Cluster
         return kind(scheduler, min_rows=cluster_rows)
     if cluster_rows is not None:
@@ -192,15 +211,17 @@ def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a non-blocking socket that listens at an address; raise where it is taken."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, proto)
         try:
+            # Connections of a server before may still be in TIME_WAIT at this port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            # Connections that wait to be accepted, as in uvicorn; the kernel caps it (somaxconn).
             listener.listen(2048)
             listener.setblocking(False)
         except BaseException:
@@ -232,7 +253,10 @@ def _check_seconds(**given: float) -> None:
 
 
 def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:
-    """Return certificates, read once so that a mistake in them ends the server before it starts."""
+    """Return certificates, read once so that a mistake in them ends the server before it starts.
+
+    `more` are private key, password and client authorities.
+    """
     if certificate is not None:
         made = Certificates(certificate, *more)
         made.context()
@@ -242,9 +266,3 @@ def _load_certificates(certificate: str | None, *more: str | None) -> Certificat
         if value is not None:
             raise InvalidParameterError(f"A {name} needs the certificate: name both.")
     return None
-
-
-def _load_application() -> Callable[..., App]:
-    """Return the application of the Open Inference Protocol; it needs the extra."""
-    kind: Callable[..., App] = import_module("daskml_dist.serving.app").App
-    return kind

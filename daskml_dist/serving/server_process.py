@@ -1,4 +1,10 @@
-"""The process that answers requests: uvicorn on a socket that it shares with others like it."""
+"""The process that answers requests: uvicorn on a socket that it shares with others like it.
+
+`run_server_process` loads the models, tells the parent that it is ready, and answers until SIGTERM
+or until the parent is gone. It then ends in three steps (`_end_gracefully`): it takes no more
+connections; it says ``Connection: close`` in each answer, and waits for idle connections up to
+`keep_alive`; uvicorn then waits for requests under way, up to `end_within`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +25,13 @@ from daskml_dist.serving.supervisor import ProcessSlot
 from daskml_dist.serving.tls import Certificates
 
 _LOG = logging.getLogger("daskml_dist.serving")
-#: Seconds between two sharings of the metrics.
+#: Seconds between two updates of the shared metrics: how old the other processes' counts are in a
+#: scrape, which Prometheus makes every few seconds or less often.
 METRICS_SECONDS = 0.5
 
+#: An ASGI application.
 App = Callable[[Any, Any, Any], Awaitable[None]]
-#: What runs beside the server that it is given.
+#: Function of uvicorn's server to a coroutine that runs beside it.
 Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
@@ -54,12 +62,15 @@ def run_server_process(
     head_seconds: float,
     certificates: Certificates | None,
 ) -> None:
-    """Answer requests until SIGTERM, or until the parent is gone, and then those that have come."""
+    """Answer requests until SIGTERM or the end of the parent, and then those that have come."""
     uvicorn = load_uvicorn()
     metrics.attach(place.slot)
+    # Errors of the start are the parent's to report, which has no other way to hear of them.
     try:
         models = make_models(metrics)
-        _check_ready(models, watch)
+        # With `watch` a registry may be empty at first.
+        if not models.is_ready() and watch is None:
+            raise ServingError(models.why_none())
         config = _configure_uvicorn(uvicorn, make_app(models, metrics), keep_alive, end_within)
         if certificates is not None:
             config.ssl = certificates.context()
@@ -81,12 +92,7 @@ def run_server_process(
             runner.run(_run_uvicorn(uvicorn, config, place, listener, keep_alive, meanwhile))
     finally:
         models.close()
-        metrics.share()
-
-
-def _check_ready(models: Models, watch: float | None) -> None:
-    if not models.is_ready() and watch is None:
-        raise ServingError(models.why_none())
+        metrics.share()  # the last half second's, for the process that follows in this slot
 
 
 def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
@@ -97,9 +103,11 @@ def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: fl
         app,
         http=LimitedConnection,
         ws="none",
-        access_log=False,  # the application's own
+        # The application has an access log of its own; logging is configured by the user.
+        access_log=False,
         log_config=None,
         log_level="warning",
+        # Two headers less in each answer, and none of a request is believed.
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=max(1, round(keep_alive)),
@@ -117,10 +125,13 @@ async def _run_uvicorn(
     keep_alive: float,
     meanwhile: Iterable[Task],
 ) -> None:
+    """Run uvicorn's server and the tasks beside it until the process is to end."""
+
     class Server(uvicorn.Server):
+        # uvicorn's handlers would end without waiting for idle connections: see below.
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # they are handled here
+            yield
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
@@ -128,6 +139,7 @@ async def _run_uvicorn(
 
     loop = asyncio.get_running_loop()
     server, ends = Server(config), asyncio.Event()
+    # Two reasons to end: SIGTERM, and a pipe that the kernel closes with the parent.
     loop.add_signal_handler(signal.SIGTERM, ends.set)
     loop.add_reader(place.parent_end, _end_when_orphaned, loop, place.parent_end, ends)
     tasks = [loop.create_task(_end_gracefully(server, ends, keep_alive))]
@@ -143,50 +155,57 @@ async def _run_uvicorn(
 
 
 def _log_failed_task(task: asyncio.Task[None]) -> None:
+    """Log the exception of a task, which would else be lost; requests are answered on."""
     if not task.cancelled() and (error := task.exception()):
         _LOG.error("A task of this process failed; it answers on", exc_info=error)
 
 
 def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
+    """Begin to end where the pipe to the parent has come to its end, which reads as no bytes."""
     if not os.read(fd, 1):
         loop.remove_reader(fd)
         ends.set()
 
 
 async def _share_metrics(metrics: Metrics) -> None:
+    """Put this process's metrics where the others read them, periodically."""
     while True:
         metrics.share()
         await asyncio.sleep(METRICS_SECONDS)
 
 
 async def _close_slow_connections(server: Any, seconds: float) -> None:
+    """Close connections of a server that are slow; its own module needs the extra."""
     from daskml_dist.serving.connection import close_slow_connections
 
     await close_slow_connections(server.server_state.connections, seconds)
 
 
 async def _renew_certificates(certificates: Certificates, context: Any, interval: float) -> None:
+    """Load renewed certificates into the context in use, periodically."""
     while True:
         await asyncio.sleep(interval)
         certificates.renew(context)
 
 
 async def _end_gracefully(server: Any, ends: asyncio.Event, keep_alive: float) -> None:
-    """Take no more connections, and close those there are with their next answer.
+    """Wait until the server is to end; then close its socket, and each connection by its answer.
 
-    To close an idle one at once would break the request that is on its way on it.
+    To close an idle connection at once would break a request that is on its way on it.
     """
     await ends.wait()
     for one in server.servers:
         one.close()
-    # Headers of all answers to come: uvicorn makes the second list of the first each second.
+    # Headers of all answers to come: uvicorn makes the second list from the first each second, so
+    # both are extended.
     for headers in (server.config.encoded_headers, server.server_state.default_headers):
         headers.append((b"connection", b"close"))
     connections = server.server_state.connections
     for connection in list(connections):
+        # A request under way (a cycle of uvicorn's) may hold the list of an earlier second.
         cycle = connection.cycle
         if cycle is not None and not cycle.response_started:
-            cycle.keep_alive = False  # its answer says so
+            cycle.keep_alive = False
     until = time.monotonic() + keep_alive
     while connections and time.monotonic() < until:
         await asyncio.sleep(0.02)

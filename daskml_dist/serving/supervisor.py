@@ -1,6 +1,9 @@
-"""Supervisors: parents of forked processes, which they restart when these die or at a signal.
+"""Supervisor of forked processes: it replaces those that die, and all of them at a signal.
 
-The parent handles no requests, so no request can bring it down.
+The parent handles no requests, so no request can bring it down. It is one thread around `select`,
+which wakes for bytes of a child (ready, or why it failed), for a signal (Python writes its number
+into a socket), and for the next deadline. Each turn of the loop starts processes that are missing,
+hears signals and children, buries those that have ended, and kills those that are late.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from daskml_dist.errors import ServingError
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-#: Seconds of life after which the death of a process does not count as a failed start.
+#: Seconds of life after which the death of a process does not count as a failed start: one that
+#: dies of every start would else be started without a pause.
 _SETTLED_SECONDS = 10.0
-#: Seconds until a process whose start failed is replaced: doubled from the first to the second.
+#: Seconds until a process whose start failed is replaced: doubled with each failure, from the first
+#: of these to the second.
 _MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.1, 10.0
 
 
@@ -35,8 +40,8 @@ class ProcessSlot:
     """Number of a forked process, and its pipes from and to the parent."""
 
     slot: int  # a number that no other living process has
-    parent_end: int  # a file descriptor that becomes readable when the parent ends
-    _told: int  # the file descriptor of the pipe to the parent
+    parent_end: int  # file descriptor that becomes readable when the parent ends
+    _to_parent: int  # file descriptor of the pipe to the parent
 
     def ready(self) -> None:
         """Tell the parent that this process answers requests."""
@@ -47,22 +52,23 @@ class ProcessSlot:
         self._tell(b"E" + why.encode()[:4000])
 
     def _tell(self, data: bytes) -> None:
-        with suppress(BrokenPipeError):  # the parent has ended: see `parent_end`
-            os.write(self._told, data)
+        """Write to the parent; one that has ended is noticed by `parent_end`."""
+        with suppress(BrokenPipeError):
+            os.write(self._to_parent, data)
 
 
 @dataclass
 class _Child:
-    """Forked process, as the parent knows it."""
+    """Forked process, as the parent knows it; times are of the monotonic clock."""
 
     pid: int
     slot: int
-    pipe: int  # the file descriptor of what it writes to the parent
-    since: float  # of its start, by the monotonic clock
+    pipe: int  # file descriptor of what it writes to the parent
+    since: float  # when it was started
     is_ready: bool = False
     said: bytes = b""
-    deadline: float | None = None  # once it was told to end: when it is killed
-    replaces: _Child | None = None
+    deadline: float | None = None  # when it is killed, once it was told to end
+    replaces: _Child | None = None  # process that is told to end once this one is ready
 
 
 class Supervisor:
@@ -82,7 +88,7 @@ class Supervisor:
     start_within, end_within : float
         Seconds that a process may take to be ready, and to end after SIGTERM; then it is killed.
     on_ready, on_stop : callable, optional
-        Called in the parent when the first process is ready, and before all are told to end.
+        Called in the parent: when the first process is ready, and before all are told to end.
     """
 
     def __init__(
@@ -99,14 +105,20 @@ class Supervisor:
         self._start_within, self._end_within = start_within, end_within
         self._on_ready, self._on_stop = on_ready, on_stop
         self._children: list[_Child] = []
+        # Processes that SIGHUP asked to be replaced, and that no successor has replaced yet.
         self._to_replace: list[_Child] = []
         self._stopping = self._anyone_was_ready = False
+        # Monotonic time before which no process is started, and the seconds of that wait.
         self._not_before, self._wait = 0.0, 0.0
+        # Why the first process failed: then nothing can be served, and `run` raises.
         self._failure: str | None = None
 
     @staticmethod
     def n_slots(n_children: int) -> int:
-        """Return the most processes at a time: old ones overlap with their successors."""
+        """Return the most processes at a time: those at work, and those that still end.
+
+        With three times as many slots, a second SIGHUP may come while processes of the first end.
+        """
         return 3 * n_children + 2
 
     def run(self) -> None:
@@ -149,23 +161,25 @@ class Supervisor:
     # --- the loop ------------------------------------------------------------------------------
 
     def _loop(self) -> None:
+        """Supervise until all processes have ended after a signal to end."""
         woken = self._woken.fileno()
         while True:
             if not self._stopping:
                 self._fill()
             elif not self._children:
                 return
+            # A child that is ready writes no more; its death is told by SIGCHLD.
             pipes = [child.pipe for child in self._children if not child.is_ready]
-            readable, _, _ = select.select([woken, *pipes], [], [], self._pause())
+            readable, _, _ = select.select([woken, *pipes], [], [], self._seconds_to_wait())
             if woken in readable:
-                self._hear()
+                self._handle_signals()
             for child in list(self._children):
                 if child.pipe in readable:
                     self._read(child)
             self._reap()
-            self._hurry()
+            self._kill_late()
 
-    def _pause(self) -> float:
+    def _seconds_to_wait(self) -> float:
         """Return the seconds until a deadline or the end of a wait, 1 at most."""
         now = time.monotonic()
         due = [child.deadline - now for child in self._children if child.deadline is not None]
@@ -173,7 +187,8 @@ class Supervisor:
             due.append(self._not_before - now)
         return max(0.0, min([1.0, *due]))
 
-    def _hear(self) -> None:
+    def _handle_signals(self) -> None:
+        """Act on the signals that have come, whose numbers are in the socket."""
         with suppress(BlockingIOError):
             while heard := self._woken.recv(256):
                 for number in heard:
@@ -184,6 +199,7 @@ class Supervisor:
                         self._stop(again=self._stopping)
 
     def _stop(self, again: bool) -> None:
+        """Tell all processes to end; asked `again`, kill them at once."""
         self._stopping = True
         self._to_replace = []
         if again:
@@ -194,6 +210,7 @@ class Supervisor:
             self._retire(child, within=0.0 if again else self._end_within)
 
     def _retire(self, child: _Child, within: float) -> None:
+        """Send a process SIGTERM, and set when it is killed, unless it was told before."""
         if child.deadline is None or within == 0.0:
             child.deadline = time.monotonic() + within
             with suppress(ProcessLookupError):
@@ -204,7 +221,7 @@ class Supervisor:
         return [one for one in self._children if one.deadline is None and one.replaces is None]
 
     def _fill(self) -> None:
-        """Start missing processes, and the next successor."""
+        """Start missing processes, and the next successor where no other is being started."""
         if time.monotonic() < self._not_before:
             return
         while len(self._at_work()) < self._n_children and self._start(None):
@@ -215,6 +232,7 @@ class Supervisor:
             self._start(self._to_replace[0])
 
     def _read(self, child: _Child) -> None:
+        """Take what a child writes: that it is ready, why it fails, or the end of its pipe."""
         data = os.read(child.pipe, 4096)
         if data == b"R":
             if not self._anyone_was_ready and self._on_ready is not None:
@@ -227,10 +245,12 @@ class Supervisor:
                 self._retire(old, self._end_within)
         elif data:
             child.said += data
-        else:  # it ends: nothing more is read
+        else:
+            # The pipe's end: it would be readable in each turn, until the process is reaped.
             child.is_ready = True
 
     def _reap(self) -> None:
+        """Remove the processes that have ended, with the last that they wrote."""
         for child in list(self._children):
             pid, status = os.waitpid(child.pid, os.WNOHANG)
             if pid == 0:
@@ -244,9 +264,11 @@ class Supervisor:
                 self._died(child, os.waitstatus_to_exitcode(status))
 
     def _died(self, child: _Child, status: int) -> None:
+        """Log a death that was not asked for; end all, or wait before the next start."""
         why = child.said.removeprefix(b"R").removeprefix(b"E").decode(errors="replace")
         told = f"ended with {status}" if status >= 0 else f"was killed by signal {-status}"
         _LOG.error("Process %d %s%s", child.pid, told, f": {why}" if why else "")
+        # Where not even the first start succeeds, another one would fail alike.
         if not self._anyone_was_ready:
             self._failure = why or f"The first process {told}; standard error says why."
             self._stop(again=False)
@@ -260,7 +282,7 @@ class Supervisor:
         self._wait = min(max(2 * self._wait, _MIN_BACKOFF_SECONDS), _MAX_BACKOFF_SECONDS)
         self._not_before = time.monotonic() + self._wait
 
-    def _hurry(self) -> None:
+    def _kill_late(self) -> None:
         """Kill processes that did not end, or were not ready, in time."""
         now = time.monotonic()
         for child in self._children:
@@ -270,6 +292,8 @@ class Supervisor:
                 _LOG.error("Process %d is late, and killed", child.pid)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
+                # Not again in each turn until it is reaped. One that was not ready now has a start
+                # of less than 10 s ago, so its death counts as a failed start.
                 if late:
                     child.deadline = now + 1.0
                 else:
@@ -278,11 +302,13 @@ class Supervisor:
     # --- processes -----------------------------------------------------------------------------
 
     def _start(self, replaces: _Child | None) -> bool:
+        """Fork a process; return whether there was a free slot for it."""
         used = {child.slot for child in self._children}
         free = [slot for slot in range(self.n_slots(self._n_children)) if slot not in used]
         if not free:  # many still end
             return False
-        pipe, told = os.pipe()
+        pipe, to_parent = os.pipe()
+        # Text in the buffers would be written twice, by parent and child.
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         # The child shares the parent's wakeup socket: until it has handlers of its own, a signal to
@@ -293,13 +319,14 @@ class Supervisor:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            self._be_child(ProcessSlot(free[0], self._life[0], told), pipe)
+            self._run_child(ProcessSlot(free[0], self._life[0], to_parent), pipe)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        os.close(told)
+        os.close(to_parent)  # so that the child's end is the end of the pipe
         self._children.append(_Child(pid, free[0], pipe, time.monotonic(), replaces=replaces))
         return True
 
-    def _be_child(self, place: ProcessSlot, pipe: int) -> Any:
+    def _run_child(self, place: ProcessSlot, pipe: int) -> Any:
+        """Do the work of a forked process, and end it: this does not return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -308,6 +335,8 @@ class Supervisor:
             # A terminal sends these to the whole process group: only the parent acts on them.
             for one in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(one, signal.SIG_IGN)
+            # The parent's ends of the pipes: a writing end of `_life` that a child held open would
+            # hide the parent's end from all of them.
             for fd in (pipe, self._life[1], *(child.pipe for child in self._children)):
                 os.close(fd)
             self._woken.close()
@@ -320,6 +349,8 @@ class Supervisor:
         except BaseException:
             traceback.print_exc()
         finally:
+            # `os._exit` skips the rest of the parent's stack, its `finally` blocks and its exit
+            # handlers; buffers are flushed here instead.
             with suppress(Exception):
                 logging.shutdown()
                 sys.stdout.flush()

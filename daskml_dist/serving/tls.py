@@ -1,4 +1,8 @@
-"""TLS of a server: its certificate and key, checked before it starts, renewed while it runs."""
+"""TLS of a server: its certificate and key, checked before it starts, renewed while it runs.
+
+OpenSSL's errors name neither the file nor the remedy, so files are looked at before it reads them.
+A context in use takes a renewed pair for the connections to come; open ones keep the old pair.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,23 @@ from daskml_dist.errors import ServingError
 from daskml_dist.serving.models import read_file_state
 
 _LOG = logging.getLogger("daskml_dist.serving")
+#: Remedy for an encrypted key: the parameter of `serve`, or the command's variable.
 _PASSWORD = "its password is key_password, or DASKML_DIST_KEY_PASSWORD in the environment"
 
 
 class Certificates:
-    """Certificate of a server, and whose clients it lets in; TLS 1.2 and later.
+    """Certificate of a server, and the authorities of its clients; TLS 1.2 and later.
 
     Parameters
     ----------
     certificate : str
-        File in PEM, with those between it and its authority.
+        File in PEM, with the intermediate certificates up to its authority.
     private_key : str, optional
-        File in PEM; None: it is in that of the certificate.
+        File in PEM; None: it is in the certificate's file.
     password : str, optional
-        Of the key.
+        Password of an encrypted key.
     client_authorities : str, optional
-        File in PEM; only clients with a certificate of these are let in.
+        File in PEM; only clients with a certificate of one of these authorities are let in.
     """
 
     def __init__(
@@ -38,13 +43,15 @@ class Certificates:
     ) -> None:
         self._certificate, self._key = Path(certificate), Path(private_key or certificate)
         self._password, self._authorities = password, client_authorities
+        # States of the files that are in use, and of the last ones that could not be used.
         self._state: Any = None
         self._refused: Any = None
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of TLS of the files as they are now."""
-        self._state = self._look()
-        made = self._made()
+        """Return a TLS context of the files as they are now; raise where they cannot be used."""
+        # The state first: files that change while they are read are then read again.
+        self._state = self._read_state()
+        made = self._make_context()
         made.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._authorities is not None:
             _read_file(Path(self._authorities), "client authorities", b"CERTIFICATE")
@@ -59,16 +66,17 @@ class Certificates:
         return made
 
     def renew(self, context: ssl.SSLContext) -> None:
-        """Take renewed files into a context that is in use, for connections to come.
+        """Load renewed files into a context that is in use, for connections to come.
 
-        Files that are no pair, such as while one of them is still to be renewed, change nothing.
+        Files that are no pair, as when one of them is not yet renewed, change nothing.
         """
-        state = self._look()
+        state = self._read_state()
         if state in (self._state, self._refused):
             return
         try:
-            self._made()  # a context that has taken half of a pair could not be used any more
-            context.load_cert_chain(self._certificate, self._key, self._told)
+            # Tried in a new context: one in use that has taken half of a pair would be broken.
+            self._make_context()
+            context.load_cert_chain(self._certificate, self._key, self._get_password)
         except (ServingError, OSError) as error:
             self._refused = state
             _LOG.error("The certificate is not renewed (%s); the one before is used on", error)
@@ -76,21 +84,24 @@ class Certificates:
         self._state = state
         _LOG.info("The certificate %s is renewed", self._certificate)
 
-    def _look(self) -> Any:
+    def _read_state(self) -> Any:
+        """Return the states of certificate and key, which change when a file is replaced."""
         return read_file_state(self._certificate), read_file_state(self._key)
 
-    def _told(self) -> str:
-        """Return the password; without one OpenSSL would ask for it on the terminal."""
+    def _get_password(self) -> str:
+        """Return the password; without a function OpenSSL would ask for it on the terminal."""
         return self._password or ""
 
-    def _made(self) -> ssl.SSLContext:
+    def _make_context(self) -> ssl.SSLContext:
+        """Return a context with certificate and key; raise with the reason where they are none."""
         certificate, key = self._certificate, self._key
         _read_file(certificate, "certificate", b"CERTIFICATE")
         _read_file(key, "private key", b"PRIVATE KEY")
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            made.load_cert_chain(certificate, key, self._told)
+            made.load_cert_chain(certificate, key, self._get_password)
         except ssl.SSLError as error:
+            # In this order: a pair that does not match, a missing or wrong password, other damage.
             if "MISMATCH" in (error.reason or ""):
                 why = f"is not that of the certificate {certificate}. Name the two of one pair"
             elif b"ENCRYPTED" in key.read_bytes():
@@ -101,17 +112,18 @@ class Certificates:
         return made
 
 
-def _read_file(path: Path, what: str, begins: bytes) -> None:
-    """Check that a file holds what it is named for."""
+def _read_file(path: Path, what: str, label: bytes) -> None:
+    """Raise where a file does not hold what it is named for: PEM with a label that ends so."""
+    # "PRIVATE KEY" is the end of "RSA PRIVATE KEY" and "ENCRYPTED PRIVATE KEY" too.
     try:
-        held = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ServingError(
             f"The {what} {path} cannot be read ({error.strerror}). Name a file in PEM that this "
             "user may read."
         ) from error
-    if b"-----BEGIN" not in held or begins + b"-----" not in held:
+    if b"-----BEGIN" not in content or label + b"-----" not in content:
         raise ServingError(
-            f"The {what} {path} holds no {begins.decode().lower()}. Name a file in PEM "
-            f"(-----BEGIN ... {begins.decode()}-----)."
+            f"The {what} {path} holds no {label.decode().lower()}. Name a file in PEM "
+            f"(-----BEGIN ... {label.decode()}-----)."
         )

@@ -1,8 +1,9 @@
 """Codecs of requests, a module each, found by content type.
 
-A codec has ``CONTENT_TYPES``, and two functions: ``read(body, headers, predictor)`` makes a body a
-`Question`, ``write(answer, question)`` makes an `Answer` headers and a body. The protocol is the
-Open Inference Protocol, version 2: https://github.com/kserve/open-inference-protocol.
+A codec has ``CONTENT_TYPES``, and two functions: ``read(body, headers, predictor)`` returns the
+`Question` that a body asks, and ``write(answer, question)`` the headers and body of an `Answer`.
+The protocol is the Open Inference Protocol, version 2:
+https://github.com/kserve/open-inference-protocol.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ CODECS: dict[str, ModuleType] = {
 
 
 def find_codec(headers: Mapping[bytes, bytes]) -> ModuleType:
-    """Return the codec of a request, by its content type."""
-    if (
-        binary_tensors.JSON_LENGTH_HEADER in headers
-    ):  # clients of the binary extension name no content type
+    """Return the codec of a request, by its content type; raise 415 for an unknown one."""
+    # Clients of the binary extension send this header, and need not name a content type.
+    if binary_tensors.JSON_LENGTH_HEADER in headers:
         return binary_tensors
+    # Exactly a known type in most requests; else with parameters, or in capitals.
     kind = headers.get(b"content-type", b"application/json").decode("latin-1")
     found = CODECS.get(kind) or CODECS.get(kind.partition(";")[0].strip().lower())
     if found is None:

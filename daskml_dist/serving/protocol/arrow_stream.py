@@ -1,6 +1,13 @@
 """The codec of Arrow streams: a table of named columns in, a table of answers out.
 
 https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
+
+pyarrow reads a stream and believes what it says of itself, so two things are done before and after:
+the size of compressed buffers is read off the stream's messages before pyarrow expands them, and
+the table is validated in full before any of its values is used. The messages are FlatBuffers
+(https://flatbuffers.dev/internals): a table begins with the signed distance back to its vtable,
+whose 16-bit entries, after two sizes, are the offsets of the table's fields, 0 where a field is
+absent; offsets to other objects are unsigned 32-bit distances forward.
 """
 
 from __future__ import annotations
@@ -15,15 +22,15 @@ from numpy.typing import NDArray
 from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol.requests import Answer, Question
 
-#: Numbers of fields: of a message its header; of a batch of a dictionary its rows; of rows their
-#: buffers and their compression.
+#: Numbers of fields in Arrow's Message.fbs: of Message its header; of DictionaryBatch its data, a
+#: RecordBatch; of RecordBatch its buffers and their compression.
 _HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 _INT32, _UINT16, _UINT32 = struct.Struct("<i"), struct.Struct("<H"), struct.Struct("<I")
 _INT64, _BUFFER = struct.Struct("<q"), struct.Struct("<qq")
 
 
 def unpacked_size(body: Any, library: Any) -> int:
-    """Return the bytes that the compressed buffers of a stream take once unpacked."""
+    """Return the bytes that the compressed buffers of a stream take once they are expanded."""
     reader, total = library.ipc.MessageReader.open_stream(body), 0
     while True:
         try:
@@ -34,6 +41,7 @@ def unpacked_size(body: Any, library: Any) -> int:
 
 
 def _unpacked_message_size(message: Any) -> int:
+    """Return the bytes of a message's buffers once expanded; 0 of an uncompressed one."""
     table = memoryview(message.metadata)
     if message.type not in ("record batch", "dictionary") or message.body is None:
         return 0
@@ -46,31 +54,40 @@ def _unpacked_message_size(message: Any) -> int:
     for number in range(0 if at is None else _UINT32.unpack_from(table, at)[0]):
         assert at is not None
         offset, length = _BUFFER.unpack_from(table, at + 4 + _BUFFER.size * number)
-        if length > 0:  # behind how long it is unpacked; -1: it is not compressed
-            said = _INT64.unpack_from(held, offset)[0]
-            total += length if said == -1 else max(0, said)
+        # A compressed buffer begins with its expanded size, or -1 if it is stored as it is.
+        if length > 0:
+            size = _INT64.unpack_from(held, offset)[0]
+            total += length if size == -1 else max(0, size)
     return total
 
 
 def _find_field(table: memoryview, at: int, field: int) -> int | None:
-    """Return the place that a field of a table refers to; None where it has no such field."""
-    known = at - _INT32.unpack_from(table, at)[0]
+    """Return where the object of a FlatBuffers table's field begins; None without such a field.
+
+    `at` is where the table begins; see the module's docstring.
+    """
+    vtable = at - _INT32.unpack_from(table, at)[0]
     entry = 4 + _UINT16.size * field
-    if entry >= _UINT16.unpack_from(table, known)[0]:
+    # A writer that does not know later fields makes shorter vtables.
+    if entry >= _UINT16.unpack_from(table, vtable)[0]:
         return None
-    place = _UINT16.unpack_from(table, known + entry)[0]
+    place = _UINT16.unpack_from(table, vtable + entry)[0]
     return None if place == 0 else at + place + _UINT32.unpack_from(table, at + place)[0]
 
 
 CONTENT_TYPES = ("application/vnd.apache.arrow.stream",)
 
-#: Bytes that a stream may become: so many, or so many times its own.
-_UNPACKED, _TIMES = 2**24, 4
+#: Bytes that any stream may become, and multiple of its own bytes that a larger one may: numbers
+#: compress to a half or a quarter.
+_MIN_EXPANDED_BYTES, _MAX_EXPANSION = 2**24, 4
 _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """Return a stream as a question: a tensor a column, or one matrix where names are unknown."""
+    """Return a stream as a question: a tensor for each column, or one matrix.
+
+    It is a matrix for a model without names of features, where all columns are numbers.
+    """
     arrow = _load_pyarrow()
     try:
         table = _read_table(arrow, arrow.py_buffer(body))
@@ -90,11 +107,12 @@ def _read_table(arrow: Any, body: Any) -> Any:
     Arrow believes the offsets, indices and numbers of rows of a stream until it is told to check
     them; and compressed buffers, and columns that share theirs, may become far more than was sent.
     """
-    most = max(_UNPACKED, _TIMES * body.size)
+    most = max(_MIN_EXPANDED_BYTES, _MAX_EXPANSION * body.size)
     if (size := unpacked_size(body, arrow)) <= most:
         with arrow.ipc.open_stream(body) as stream:
             table = stream.read_all()
-        table.validate()  # or even its size may not be asked for
+        # Cheap checks first: `nbytes` may read beyond the buffers of a table that fails them.
+        table.validate()
         if (size := table.nbytes) <= most:
             table.validate(full=True)
             return table
@@ -106,6 +124,7 @@ def _read_table(arrow: Any, body: Any) -> Any:
 
 
 def _convert_column(name: str, column: Any) -> NDArray[Any]:
+    """Return a column as an array; raise where it holds no numbers, booleans or strings."""
     arrow = _load_pyarrow()
     kind = column.type
     is_dictionary = arrow.types.is_dictionary(kind)
@@ -122,16 +141,18 @@ def _convert_column(name: str, column: Any) -> NDArray[Any]:
         raise RequestError(
             f"Column {name[:100]!r} is {kind}: send numbers, booleans or strings, or cast it."
         )
+    # A cast would write the text of each row anew.
     if is_dictionary and is_text:
         return _decode_dictionary(column)
     return np.asarray(column.cast(kind).to_numpy())
 
 
 def _decode_dictionary(column: Any) -> NDArray[Any]:
-    """Return texts of a dictionary's column: rows share the text of their entry."""
+    """Return the texts of a dictionary-encoded column: rows share the object of their entry."""
     parts = [np.empty(0, object)]
     for chunk in column.chunks:
-        entries = np.empty(len(chunk.dictionary) + 1, object)  # the last: what lacks
+        # The last entry, None, is that of null indices.
+        entries = np.empty(len(chunk.dictionary) + 1, object)
         entries[:-1] = chunk.dictionary.to_numpy(zero_copy_only=False)
         parts.append(entries[chunk.indices.cast("int64").fill_null(len(entries) - 1).to_numpy()])
     return np.concatenate(parts)
@@ -149,8 +170,9 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
         flat = arrow.array(np.ascontiguousarray(values).ravel())
         columns[name] = arrow.FixedSizeListArray.from_arrays(flat, width)
     table = arrow.table(columns)
-    told = {"model_name": answer.model, "model_version": answer.version, "id": question.id or ""}
-    table = table.replace_schema_metadata(told)
+    # What JSON has beside the outputs stands in the schema's metadata.
+    facts = {"model_name": answer.model, "model_version": answer.version, "id": question.id or ""}
+    table = table.replace_schema_metadata(facts)
     sink = arrow.BufferOutputStream()
     with arrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -158,6 +180,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
 
 
 def _load_pyarrow() -> Any:
+    """Return pyarrow with its IPC; raise 415 where it is not installed."""
     try:
         import pyarrow
     except ImportError:

@@ -24,7 +24,7 @@ from daskml_dist.serving.protocol.requests import (
 
 CONTENT_TYPES = ("application/octet-stream",)
 
-#: The header that tells the bytes of the JSON.
+#: Header with the number of bytes of the JSON, behind which the raw values stand.
 JSON_LENGTH_HEADER = b"inference-header-content-length"
 
 _ENCODER = msgspec.json.Encoder()
@@ -32,11 +32,12 @@ _ENCODER = msgspec.json.Encoder()
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
     """Return a body as a question; without a header in JSON all of it is rows of the model."""
-    told = headers.get(JSON_LENGTH_HEADER, b"0").decode("latin-1")
-    length = int(told) if told.isdecimal() and told.isascii() and len(told) < 12 else -1
+    text = headers.get(JSON_LENGTH_HEADER, b"0").decode("latin-1")
+    # `int` would take signs, spaces, underscores and other alphabets' digits too.
+    length = int(text) if text.isdecimal() and text.isascii() and len(text) < 12 else -1
     if not 0 <= length <= len(body):
         raise RequestError(
-            f"Inference-Header-Content-Length is {told[:40]!r} and the body has {len(body)} bytes: "
+            f"Inference-Header-Content-Length is {text[:40]!r} and the body has {len(body)} bytes: "
             "send the number of bytes of the JSON, or 0 where all are rows."
         )
     if length == 0:
@@ -46,7 +47,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 
 def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
-    """Return rows that are the whole body, of the model's own dtype."""
+    """Return the rows of a body without JSON: row after row, in the dtype of the model's fit."""
     dtypes, n_features = set(predictor.dtypes or ["float64"]), predictor.n_features
     dtype = (
         np.dtype(dtypes.pop()) if dtypes <= {"float32", "float64"} and len(dtypes) == 1 else None
@@ -66,20 +67,21 @@ def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """Return headers and body of an answer."""
+    # Raw values follow the JSON in the order of the outputs.
     outputs: list[dict[str, Any]] = []
     raw = []
     for name, values in answer.outputs:
-        told: dict[str, Any] = {
+        output: dict[str, Any] = {
             "name": name,
             "datatype": find_datatype(values.dtype),
             "shape": values.shape,
         }
         if question.binary is True or (question.binary and name in question.binary):
             raw.append(_encode_raw(values))
-            told["parameters"] = {"binary_data_size": len(raw[-1])}
+            output["parameters"] = {"binary_data_size": len(raw[-1])}
         else:
-            told["data"] = list_values(values)
-        outputs.append(told)
+            output["data"] = list_values(values)
+        outputs.append(output)
     head: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
     if question.id is not None:
         head["id"] = question.id
@@ -92,6 +94,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
 
 
 def _encode_raw(values: NDArray[Any]) -> bytes:
+    """Return values as little-endian bytes, row after row; strings each behind their length."""
     if find_datatype(values.dtype) == "BYTES":
         strings = [str(value).encode() for value in values.ravel()]
         return b"".join(len(one).to_bytes(4, "little") + one for one in strings)

@@ -1,4 +1,9 @@
-"""The codec of JSON bodies."""
+"""The codec of JSON bodies.
+
+Nearly all requests have flat lists of numbers in FP32 or FP64: msgspec decodes these straight into
+lists of floats, checked by the types of `_Request`. A body of any other form fails that decoding,
+and is read again in the general way, by `requests.make_question`, which also finds its mistakes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ _HEADERS = ((b"content-type", b"application/json"),)
 
 
 class _Numbers(msgspec.Struct):
-    """A tensor whose values float64 holds: nearly all requests have one."""
+    """Tensor whose values are a flat list of numbers."""
 
     name: str
     shape: list[int]
@@ -39,6 +44,8 @@ class _Numbers(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
+    """Request whose inputs are all flat lists of numbers."""
+
     inputs: list[_Numbers]
     id: str | None = None
     outputs: list[Output] | None = None
@@ -46,6 +53,8 @@ class _Request(msgspec.Struct):
 
 
 class _Values(msgspec.Struct):
+    """Output of a response."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -53,13 +62,15 @@ class _Values(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
+    """Response to a request without an id."""
+
     model_name: str
     model_version: str
     outputs: list[_Values]
 
 
-class _Named(msgspec.Struct):
-    """The answer to a request with an id."""
+class _ResponseWithId(msgspec.Struct):
+    """Response to a request with an id."""
 
     model_name: str
     model_version: str
@@ -67,28 +78,31 @@ class _Named(msgspec.Struct):
     outputs: list[_Values]
 
 
-_REQUESTS = msgspec.json.Decoder(_Request)
+_DECODER = msgspec.json.Decoder(_Request)
 _ENCODER = msgspec.json.Encoder()
-_NONE = np.empty(0, np.float32)
+_NO_FLOATS = np.empty(0, np.float32)
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
     """Return a body as a question."""
     try:
-        request = _REQUESTS.decode(body)
-    except msgspec.ValidationError:  # nested lists, strings, null: the general way, or its error
+        request = _DECODER.decode(body)
+    # Nested lists, strings or null among the values: valid in the general form, or its error.
+    except msgspec.ValidationError:
         return make_question(decode_request(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is no JSON ({error}): send a JSON object.") from None
     tensors = []
     for tensor in request.inputs:
         if tensor.datatype == "FP32":
-            # What is too large is infinity, which the model refuses, or takes; NumPy's own cast
-            # warns of it, and to keep it quiet takes longer than the cast.
-            values = np.frombuffer(array("f", tensor.data) or _NONE, np.float32)
+            # Numbers beyond float32 become infinity, which the model refuses or takes. NumPy's own
+            # cast would warn, and to silence it takes longer than the cast; `array` does not. An
+            # empty buffer is an error of `frombuffer`.
+            values = np.frombuffer(array("f", tensor.data) or _NO_FLOATS, np.float32)
         elif tensor.datatype == "FP64":
             values = np.array(tensor.data, np.float64)
-        else:  # whole numbers beyond 2^53
+        else:
+            # Integers beyond 2**53 have lost digits as floats: decoded again, as integers.
             return make_question(decode_request(body))
         tensors.append((tensor.name, reshape_values(values, tensor.shape, tensor.name)))
     if request.outputs is None and request.parameters is None:
@@ -98,15 +112,16 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """Return headers and body of an answer."""
+    # Some outputs are wanted as raw bytes, which stand behind the JSON.
     if question.binary:
         return binary_tensors.write(answer, question)
     outputs = [
         _Values(name, find_datatype(values.dtype), values.shape, list_values(values))
         for name, values in answer.outputs
     ]
-    told: _Response | _Named
+    response: _Response | _ResponseWithId
     if question.id is None:
-        told = _Response(answer.model, answer.version, outputs)
+        response = _Response(answer.model, answer.version, outputs)
     else:
-        told = _Named(answer.model, answer.version, question.id, outputs)
-    return _HEADERS, _ENCODER.encode(told)
+        response = _ResponseWithId(answer.model, answer.version, question.id, outputs)
+    return _HEADERS, _ENCODER.encode(response)

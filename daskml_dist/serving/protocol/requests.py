@@ -1,4 +1,10 @@
-"""Requests of the protocol as they may be in full, in JSON and with raw bytes behind it."""
+"""Requests of the protocol in full, with values in JSON or as raw bytes behind the JSON.
+
+`decode_request` parses the JSON into `Request`, of which the values of each input stay unparsed;
+`make_question` makes these arrays (a `Question`). `json_tensors` has a faster way for the requests
+that nearly all clients send. Values are checked, since NumPy would convert "1", None or nested
+lists of odd lengths to arrays that a model may answer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype("object"),
 }
 
-_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+_DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 
 
 class Question(NamedTuple):
@@ -37,11 +43,11 @@ class Question(NamedTuple):
     tensors: list[tuple[str, NDArray[Any]]]
     """Inputs, with their names."""
     outputs: tuple[str, ...] = ()
-    """Methods asked for; none: the predictor's own."""
+    """Names of the outputs that are asked for, which are methods; empty: the predictor's own."""
     id: str | None = None
     """The client's name of the request, which the answer repeats."""
     binary: bool | frozenset[str] = False
-    """Outputs that are wanted as raw bytes: all, none, or these."""
+    """Whether the outputs are wanted as raw bytes: all of them, none, or the ones named."""
 
 
 class Answer(NamedTuple):
@@ -65,11 +71,11 @@ def find_dtype(datatype: str) -> np.dtype[Any]:
 
 def find_datatype(dtype: Any) -> str:
     """Return the datatype of values of a dtype; strings and objects are BYTES."""
-    return _NAMES.get(np.dtype(dtype), "BYTES")
+    return _DATATYPE_OF.get(np.dtype(dtype), "BYTES")
 
 
 def list_values(values: NDArray[Any]) -> list[Any]:
-    """Return values as a list for JSON, row after row; float32 exactly, as float64."""
+    """Return values as a flat list for JSON, row after row; a float32 as the equal float64."""
     listed: list[Any] = values.ravel().tolist()
     if find_datatype(values.dtype) == "BYTES":
         return [str(value) for value in listed]
@@ -91,11 +97,12 @@ class Output(msgspec.Struct):
     parameters: BinaryParameters | None = None
 
 
+#: Value of `data` of an input that has none.
 _NOTHING = msgspec.Raw()
 
 
 class Tensor(msgspec.Struct):
-    """An input; its values are here, or raw behind the JSON."""
+    """An input; its values are in `data`, or raw behind the JSON."""
 
     name: str
     shape: list[int]
@@ -113,16 +120,18 @@ class Request(msgspec.Struct):
     parameters: BinaryParameters | None = None
 
 
-_REQUESTS = msgspec.json.Decoder(Request)
-_ANYTHING = msgspec.json.Decoder()
-_KINDS = {"i": int, "u": int, "f": (int, float, type(None)), "O": str}
-_MOST_DIMENSIONS = 8
+_REQUEST_DECODER = msgspec.json.Decoder(Request)
+_VALUE_DECODER = msgspec.json.Decoder()
+#: Types of JSON's values by the kind of NumPy's dtypes; null is NaN, which JSON has no form for.
+_JSON_TYPES = {"i": int, "u": int, "f": (int, float, type(None)), "O": str}
+#: Dimensions of a tensor: more than any model takes, and few enough for NumPy (32 or 64).
+_MAX_DIMENSIONS = 8
 
 
 def decode_request(body: bytes | memoryview) -> Request:
-    """Return a body's JSON as a request."""
+    """Return a body's JSON as a request, whose values are not parsed yet."""
     try:
-        request: Request = _REQUESTS.decode(body)
+        request: Request = _REQUEST_DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
             f"The body is no request for inference ({error}): send "
@@ -133,6 +142,8 @@ def decode_request(body: bytes | memoryview) -> Request:
 
 def make_question(request: Request, raw: memoryview | None = None) -> Question:
     """Return a request, with the raw bytes behind its JSON, as a question."""
+    # Raw values of the inputs follow each other in the inputs' order, each of its stated size; `at`
+    # is where the next one begins.
     tensors, at = [], 0
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -143,10 +154,10 @@ def make_question(request: Request, raw: memoryview | None = None) -> Question:
                 f"Input {tensor.name[:100]!r} has both data and binary_data_size: send one of them."
             )
         else:
-            there = len(raw) - at if raw is not None else 0
-            if not 0 <= size <= there:
+            n_left = len(raw) - at if raw is not None else 0
+            if not 0 <= size <= n_left:
                 raise RequestError(
-                    f"Input {tensor.name[:100]!r} says binary_data_size {size}, and {there} bytes "
+                    f"Input {tensor.name[:100]!r} says binary_data_size {size}, and {n_left} bytes "
                     "are left of the body: send Inference-Header-Content-Length and all bytes."
                 )
             assert raw is not None
@@ -164,6 +175,8 @@ def read_wanted_outputs(
     identity: str | None, outputs: list[Output] | None, parameters: BinaryParameters | None
 ) -> tuple[tuple[str, ...], str | None, bool | frozenset[str]]:
     """Return the outputs asked for, the request's id, and the outputs wanted as raw bytes."""
+    # The request's binary_data_output is the default of all outputs; an output's own binary_data
+    # goes before it.
     every = bool(parameters and parameters.binary_data_output)
     if not outputs:
         return (), identity, every
@@ -188,6 +201,7 @@ def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray
 
 
 def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
+    """Return the error of an input whose values do not have the shape that it states."""
     return RequestError(
         f"Input {name[:100]!r} {found}, its shape says {str(shape[:9])[:100]}: send as many values "
         "as the shape has entries, row after row."
@@ -195,7 +209,8 @@ def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
 
 
 def _check_shape(shape: list[int]) -> list[int]:
-    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+    """Return a shape; raise ValueError for a negative size, which NumPy would fill in."""
+    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError
     return shape
 
@@ -206,9 +221,11 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
     try:
-        flat, nested = _flatten_nested(_ANYTHING.decode(tensor.data))
+        flat, nested = _flatten_nested(_VALUE_DECODER.decode(tensor.data))
         if not isinstance(flat, list) or not _are_of_kind(flat, dtype):
             raise TypeError
+        # Numbers beyond float32 become infinity, which the model refuses or takes; integers beyond
+        # their dtype raise OverflowError.
         values = np.empty(len(flat), dtype)
         with np.errstate(over="ignore"):
             values[:] = flat
@@ -217,6 +234,8 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
             f"Input {tensor.name[:100]!r} has values that are no {tensor.datatype}: send a list "
             "of such values, or the datatype that they have."
         ) from None
+    # Nested values must have the stated shape; flat ones, or those of one dimension but for ones,
+    # are checked by their number.
     if nested is None or (len(nested) > 1 and nested != _drop_ones(tensor.shape)):
         said = "unevenly" if nested is None else f"as {nested}"
         raise _wrong_shape(tensor.name, f"is nested {said}", tensor.shape)
@@ -229,7 +248,7 @@ def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
     while isinstance(values, list) and values and isinstance(values[0], list):
         sizes.append(len(values))
         size = len(values[0])
-        if len(sizes) > _MOST_DIMENSIONS or not all(
+        if len(sizes) > _MAX_DIMENSIONS or not all(
             isinstance(one, list) and len(one) == size for one in values
         ):
             return [], None
@@ -240,19 +259,21 @@ def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
 
 
 def _drop_ones(shape: list[int]) -> list[int]:
-    """Return a shape without its ones, which change no order of values."""
+    """Return a shape without its ones, which do not change the order of values."""
     return [size for size in shape if size != 1]
 
 
 def _are_of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
+    """Return whether all values of JSON are of a dtype's kind; NumPy would convert others."""
     if dtype.kind == "b":
         return all(isinstance(value, int) and value in (0, 1) for value in flat)
-    kinds: Any = _KINDS[dtype.kind]
+    # Booleans are integers in Python, but no numbers in JSON.
+    kinds: Any = _JSON_TYPES[dtype.kind]
     return all(isinstance(value, kinds) and not isinstance(value, bool) for value in flat)
 
 
 def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
-    """Return values given as bytes, copied: they are aligned then, and may be written to."""
+    """Return values given as little-endian bytes, copied: aligned, and writable for the model."""
     dtype = find_dtype(tensor.datatype)
     if dtype.kind == "O":
         return _read_strings(tensor.name, raw)
@@ -267,7 +288,7 @@ def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
 
 
 def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
-    """Return booleans of bytes; NumPy would compute with bytes other than 0 and 1."""
+    """Return booleans of bytes, each 0 or 1: NumPy would compute with other bytes as they are."""
     values = np.frombuffer(raw, np.uint8)
     if (values > 1).any():
         raise RequestError(f"Input {name[:100]!r} is no BOOL: send a byte 0 or 1 for each value.")
@@ -275,11 +296,12 @@ def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
 
 
 def _read_strings(name: str, raw: memoryview) -> NDArray[Any]:
-    """Return strings, each of which is behind its length in four bytes."""
+    """Return strings in UTF-8, each behind its length in bytes, four bytes little-endian."""
     found, at = [], 0
     try:
         while at < len(raw):
             size = int.from_bytes(raw[at : at + 4], "little")
+            # A slice beyond the end would be cut without an error.
             if at + 4 + size > len(raw):
                 raise ValueError
             found.append(str(raw[at + 4 : at + 4 + size], "utf-8"))
