@@ -1,4 +1,10 @@
-"""Transforming over collections: a function of a block mapped over blocks, lazily."""
+"""Functions of a block mapped over the blocks of a Dask collection, lazily.
+
+`map_pieces` is the one way: predictions (`map_rows`) and transformations (`map_blocks`) come down
+to it. Arrays become a layer that Dask fuses with its neighbours; frames, bags and delayed blocks
+become a task for each block. A large function, such as a fitted forest, is sent to the workers once
+(`share_in_graph`), since Dask would put it into each task.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +34,16 @@ from daskml_dist.data.conversion import as_array_block, convert_foreign, copy_to
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
-#: Bytes from which a function is sent to the workers apart from the graph.
+#: Bytes from which a function is sent to the workers apart from the graph: Dask warns of graphs of
+#: 10 MB, and sends small ones faster than a scatter with its round trips.
 MIN_SCATTERED_BYTES = 2**20
 
 
 def share_in_graph(function: Callable[..., Any]) -> Any:
-    """Return a function as an argument of many tasks; a large one is sent once, not once a task."""
+    """Return a function as an argument of many tasks: itself, or a key where it is large.
+
+    A large one is sent to the workers once, not once a task.
+    """
     if len(cloudpickle.dumps(function)) < MIN_SCATTERED_BYTES:
         return function
     client = current_client()
@@ -45,7 +55,7 @@ def share_in_graph(function: Callable[..., Any]) -> Any:
 
 
 def current_client() -> Any | None:
-    """Return the client that calls of this process use; None without one that can be waited for."""
+    """Return the client that this process computes on; None without a synchronous one."""
     # Without distributed loaded there is no client, and no need to load it.
     if "distributed" not in sys.modules:
         return None
@@ -59,12 +69,16 @@ def current_client() -> Any | None:
 
 
 def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
-    """Apply a function to every block of rows, lazily."""
+    """Return a collection of the function's results for every block of rows, like `meta`."""
     return map_pieces(partial(_transform_block, empty=meta[:0]), function, X, meta[:0])
 
 
 def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> Any:
-    """Call ``apply(block, function, number)`` for every block of rows, lazily."""
+    """Return a collection of ``apply(block, function, number)`` for every block of rows.
+
+    `empty` is a result without rows, which tells Dask the kind, dtypes and columns of the results.
+    """
+    # The function may be any closure, which has no hash that would say that two are equal.
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, X = share_in_graph(function), join_delayed(convert_foreign(X), 2)
     if (told := find_declared_numbers(X, "X")) is not None:
@@ -74,6 +88,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     if isinstance(X, da.Array):
         apply = partial(_apply_to_array, apply)
     rows, keys, sizes = _find_row_blocks(X)
+    # A task for each block; a shared function is a key that all of them depend on.
     dependencies: list[Any] = [rows]
     if isinstance(once, Delayed):
         dependencies.append(once)
@@ -94,7 +109,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
 def _apply_to_declared_blocks(
     told: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
 ) -> Any:
-    """Return ``apply(rows, function, number)``; a failure tells of rows that Dask was not told."""
+    """Return ``apply(rows, function, number)``; a failure tells where the block broke its meta."""
     return call_on_declared_blocks([told], [rows], number, partial(apply, rows, function, number))
 
 
@@ -102,6 +117,8 @@ def _map_chunks(
     apply: Callable[..., Any], function: Any, X: da.Array, empty: Any, name: str
 ) -> Any:
     """Map an array as a layer that Dask knows to be blockwise, and fuses with what follows."""
+    # Index 0 is the axis of rows, which stays. Other axes of X are contracted, as each is of one
+    # chunk; axes of the results are new ones.
     columns = range(1, X.ndim)
     made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
     return da.blockwise(
@@ -124,17 +141,22 @@ def _map_chunks(
 def _apply_to_chunk(
     apply: Callable[..., Any], depth: int, rows: Any, function: Any, number: tuple[int]
 ) -> Any:
-    for _ in range(depth):  # Dask lists the chunks along each axis that is not kept
+    """Return the result of a chunk, which Dask gives in a list for each contracted axis."""
+    for _ in range(depth):
         (rows,) = rows
     return _apply_to_array(apply, rows, function, number[0])
 
 
 def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number: int) -> Any:
+    """Return the result of a block of an array, which may be of any class like NumPy's."""
     return apply(as_array_block(rows, "X", number), function, number)
 
 
 def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
-    """Return a collection whose graph makes blocks of rows, their keys, and their sizes."""
+    """Return a collection whose graph has the blocks of rows, their keys, and their sizes.
+
+    Sizes of frames, bags and delayed blocks are NaN, as Dask writes those that it does not know.
+    """
     if is_dataframe_like(X) or is_series_like(X):
         pieces = lower_partitions(X)
         return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
@@ -145,11 +167,13 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
 
 
 def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
-    """Return the result of one block."""
+    """Return the function's result for one block; for one without rows `empty`."""
+    # The blocks of a Bag may be iterators.
     if not hasattr(rows, "shape"):
-        rows = list(rows)  # of a Bag
+        rows = list(rows)
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:
         return empty
+    # Errors of scikit-learn and NumPy get the number of the block, and a remedy where one is known.
     try:
         return function(copy_to_host(rows))
     except DaskMLDistError:
@@ -159,7 +183,10 @@ def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, 
 
 
 def make_sample_row(X: Any) -> Any:
-    """Make one row that looks like those of X, without computing anything."""
+    """Return one row of the kind, dtypes and columns of X, without computing anything.
+
+    A transformer that is called on it shows what its results look like (Dask's meta).
+    """
     X = join_delayed(X, 2)
     if isinstance(X, da.Array) and any(np.isnan(X.shape[1:])):
         raise InvalidDataError(
@@ -168,5 +195,6 @@ def make_sample_row(X: Any) -> Any:
         )
     if not isinstance(X, da.Array):
         return X._meta_nonempty.iloc[:1]
+    # Ones: some functions, such as logarithms, warn of zeros.
     row = np.ones((1, *X.shape[1:]), dtype=X.dtype)
     return sparse.csr_array(row) if sparse.issparse(X._meta) else row

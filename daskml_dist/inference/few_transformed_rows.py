@@ -1,4 +1,11 @@
-"""Scalers before a model: what their ``transform`` computes of few plain rows, and no more."""
+"""Few plain rows scaled by the arithmetic of ``transform`` alone.
+
+For a single row scikit-learn's checks take far longer than the arithmetic. So the arithmetic of
+four scalers is written here as ufuncs, applied one after the other (`_STEPS`), with the bits of
+scikit-learn's own: before a class is used for the first time, its results are compared with those
+of the installed version (`_matches_sklearn`). Rows that are not plain (NaN, other containers, names
+that differ) and users' subclasses get None, and go through ``transform`` itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,12 @@ from daskml_dist.sklearn_internals import get_output_config, set_output_module
 
 
 def extract_few_rows(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
-    """Return the values of a small frame with the names of the fit; None where more is needed."""
+    """Return the values of a small frame with the names of the fit; None where more is needed.
+
+    `options` are those of the ``transform`` call.
+    """
+    # Columns that a transformer selects by name need the frame; one that writes into its input
+    # (copy=False) would not change it through a copy; and outputs may be wanted as frames.
     if (
         not is_small_frame(X)
         or not transformer._by_place
@@ -37,7 +49,7 @@ def extract_few_rows(transformer: Any, X: Any, options: dict[str, Any]) -> NDArr
 
 
 def returns_arrays(transformer: Any) -> bool:
-    """Return whether nobody asked for another container of what is transformed."""
+    """Return whether transformed rows are arrays: ``set_output`` asks for no other container."""
     return bool(get_output_config("transform", transformer)["dense"] == "default")
 
 
@@ -50,10 +62,12 @@ def find_plain_transform(kind: Any, base: Any) -> Callable[..., Any]:
 
 
 def is_wrapped_for_output(method: Any) -> bool:
-    """Return whether scikit-learn makes the containers that ``set_output`` names of a method."""
+    """Return whether a method is wrapped by scikit-learn for the containers of ``set_output``."""
+    # Its wrapper has no mark of its own, but is defined in that module.
     return getattr(method, "__globals__", None) is vars(set_output_module)
 
 
+#: Ufunc, and its second argument: an array of a value for each feature.
 _Step = tuple[Any, NDArray[Any]]
 
 
@@ -66,7 +80,8 @@ def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray
 
 
 def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """Return few plain rows scaled, as ``transform`` does; None where it must look itself."""
+    """Return few plain rows scaled as ``transform`` does; None where it must check them itself."""
+    # The cheapest tests first. A scaler that knows names warns of arrays, which have none.
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None
@@ -80,7 +95,7 @@ def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
 
 
 def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """Return few plain rows as ``inverse_transform`` does, which asks for no names; or None."""
+    """Return few plain rows as ``inverse_transform`` does, which checks no names; else None."""
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray:
         return None
@@ -91,7 +106,7 @@ def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
 
 
 def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
-    """Return few finite rows that the scaler would not overwrite; None for all others."""
+    """Return few finite rows, where the scaler leaves its input as it is; None for all others."""
     known = vars(scaler)
     if "n_features_in_" not in known or not known["copy"]:
         return None
@@ -100,7 +115,7 @@ def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
-    """Return rows as they were before scaling; clipped values stay clipped."""
+    """Return rows as before scaling: inverse steps in reverse order; clipped values stay so."""
     X = X.copy()
     for step, values in reversed(_STEPS[kind](scaler, X.dtype)):
         _INVERSES[step](X, values, out=X, casting="same_kind")
@@ -108,6 +123,7 @@ def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
 
 
 def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:
+    """Return a function that scales rows of one dtype into a copy."""
     steps = _STEPS[kind](scaler, dtype)
     clip = _clip_bounds(scaler, dtype)
 
@@ -124,7 +140,8 @@ def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[N
 
 @cache
 def _matches_sklearn(kind: Any) -> bool:
-    """Return whether the installed scikit-learn computes what is written here."""
+    """Return whether the installed scikit-learn computes the same bits as the code here."""
+    # The first row is not of the fit, so that some of its values lie outside, and are clipped.
     rows = np.random.default_rng(0).normal(size=(9, 3))
     scaler = kind().fit(rows[1:])
     if hasattr(scaler, "clip"):
@@ -144,12 +161,19 @@ def _find_sklearn_class(kind: Any) -> Any:
 
 
 def _is_unchanged(kind: type, base: type) -> bool:
-    """Return whether a class is scikit-learn's, or this package's of it; others may do anything."""
+    """Return whether a class is scikit-learn's own or this package's subclass of it.
+
+    A user's subclass may compute anything.
+    """
     ours = kind.__module__.startswith("daskml_dist.preprocessing.") and issubclass(kind, base)
     return kind is base or ours
 
 
+# Below is the arithmetic of each scaler's ``transform``, in scikit-learn's order and dtypes.
+
+
 def _standard_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    """Return the steps of StandardScaler, which converts its statistics to the rows' dtype."""
     steps: list[_Step] = []
     if scaler.with_mean:
         steps.append((np.subtract, scaler.mean_.astype(dtype)))
@@ -159,14 +183,17 @@ def _standard_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
 
 
 def _min_max_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    """Return the steps of MinMaxScaler."""
     return [(np.multiply, scaler.scale_), (np.add, scaler.min_)]
 
 
 def _max_abs_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    """Return the step of MaxAbsScaler."""
     return [(np.divide, scaler.scale_)]
 
 
 def _robust_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    """Return the steps of RobustScaler."""
     steps: list[_Step] = []
     if scaler.with_centering:
         steps.append((np.subtract, scaler.center_))
@@ -176,19 +203,22 @@ def _robust_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
 
 
 def _clip_bounds(scaler: Any, dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
+    """Return the range that a scaler clips its results to; None where it does not."""
+    # MaxAbsScaler has no `feature_range`: it scales to [-1, 1].
     if not getattr(scaler, "clip", False):
         return None
     low, high = getattr(scaler, "feature_range", (-1.0, 1.0))
     return dtype.type(low), dtype.type(high)
 
 
+#: Functions of a scaler and the rows' dtype to its steps.
 _STEPS: dict[type, Callable[[Any, np.dtype[Any]], list[_Step]]] = {
     preprocessing.StandardScaler: _standard_steps,
     preprocessing.MinMaxScaler: _min_max_steps,
     preprocessing.MaxAbsScaler: _max_abs_steps,
     preprocessing.RobustScaler: _robust_steps,
 }
-#: What undoes a step.
+#: Inverse of each ufunc in its first argument.
 _INVERSES = {
     np.add: np.subtract,
     np.subtract: np.add,

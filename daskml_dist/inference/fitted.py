@@ -1,4 +1,4 @@
-"""Question whether an estimator of any package can answer rows."""
+"""Test of whether an estimator of any package is fitted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 def is_fitted(estimator: Any) -> bool:
     """Return whether an estimator is fitted, or needs no fit."""
+    # scikit-learn looks at tags, at `__sklearn_is_fitted__`, and at attributes that end in "_".
     from sklearn.exceptions import NotFittedError
     from sklearn.utils.validation import check_is_fitted
 

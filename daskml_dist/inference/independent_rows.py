@@ -1,13 +1,14 @@
-"""Rows of which each is asked for alone, in one call: each gets to the bit what it would get alone.
+"""Answers to many rows in one call, each with the bits that its row would get alone.
 
-Functions that compare rows and look up, or reckon with each number by itself, do so anyhow, and say
-so: they have an attribute ``declare_independent_rows``.
+Functions that compare and look up (trees), or compute with each number by itself (scalers), give
+these bits whatever rows stand beside a row; `declare_independent_rows` marks them, by an attribute
+``rows_apart``.
 
-BLAS may round a row by how many rows it has beside it, so a matrix of rows is another question than
-its rows one by one. A stack of products of one row (``numpy.matmul`` over the first axis) is the
-same calls of BLAS, one after the other, without Python between them. What follows the products is
-one call where it is NumPy's functions of single numbers, which know nothing of their neighbours,
-else a call a row: sums over columns, as in a softmax, are added in another order of many rows.
+Products of matrices do not: BLAS chooses its kernel, and with it the order of the sums, by the
+number of rows. `multiply_each_row` has NumPy make one product for each row (``numpy.matmul`` over a
+stack), which are the same calls of BLAS as for single rows, without Python between them. A function
+of the products, such as a link, is then called once where it works on single numbers, else once a
+row: a softmax's sums over columns are added in another order for many rows.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from daskml_dist.losses.margin import LogLoss
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Methods of losses that are such functions of a single column of raw predictions.
-_OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link, Poisson.inverse_link)
+#: Methods of losses that work on single numbers where raw predictions have a single column.
+_ELEMENTWISE_METHODS = (LogLoss.write_proba, Loss.inverse_link, Poisson.inverse_link)
+#: Function of the partials that `write_in_place` returns, whose first argument is the function.
 _WRITES: Any = getattr(write_in_place(np.exp), "func")  # noqa: B009
-#: Bytes at whose multiples rows begin, as the memory of a row alone does.
-_ALIGNED = 16
+#: Bytes at whose multiples rows are to begin, as NumPy's memory of a single row does.
+_ALIGNMENT = 16
 
 
 def declare_independent_rows(function: _Function) -> _Function:
@@ -40,14 +42,15 @@ def declare_independent_rows(function: _Function) -> _Function:
     return function
 
 
-def has_independent_rows(asked: RowFunctionCall) -> bool:
+def has_independent_rows(call: RowFunctionCall) -> bool:
     """Return whether each answer is the same to the bit whatever rows there are beside its row."""
-    return _is_marked_independent(asked.function) and (
-        asked.then is None or _is_marked_independent(asked.then)
+    return _is_marked_independent(call.function) and (
+        call.then is None or _is_marked_independent(call.then)
     )
 
 
 def _is_marked_independent(function: Any) -> bool:
+    """Return whether a function, or the one within a partial, is marked or a ufunc of NumPy's."""
     if isinstance(function, partial):
         return _is_marked_independent(
             function.args[0] if function.func is _WRITES else function.func
@@ -55,24 +58,28 @@ def _is_marked_independent(function: Any) -> bool:
     return isinstance(function, np.ufunc) or getattr(function, "rows_apart", False) is True
 
 
-def make_each_row_function(asked: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:
-    """Return a function from few rows of one dtype to answers with the bits of single calls."""
-    prepare = getattr(asked.function, "for_each_row", None)
-    if prepare is None and not _is_marked_independent(asked.function):
+def make_each_row_function(call: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:
+    """Return a function from few rows of one dtype to answers with the bits of single calls.
+
+    None where the function of rows neither is independent nor has a form for single rows
+    (``for_each_row``).
+    """
+    prepare = getattr(call.function, "for_each_row", None)
+    if prepare is None and not _is_marked_independent(call.function):
         return None
-    then = asked.then
+    then = call.then
     if then is not None and not _is_marked_independent(then):
-        asked = replace(asked, then=_write_row_by_row(then))
-    return asked.few(dtype, None if prepare is None else prepare(dtype))
+        call = replace(call, then=_write_row_by_row(then))
+    return call.few(dtype, None if prepare is None else prepare(dtype))
 
 
 def _write_row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
-    """Return a function that writes results of raw predictions, one row at a time if need be."""
+    """Return a function that writes results of raw predictions, row by row unless elementwise."""
     inner = then.args[0] if isinstance(then, partial) and then.func is _WRITES else then
-    of_numbers = getattr(inner, "__func__", None) in _OF_SINGLE_NUMBERS
+    is_elementwise = getattr(inner, "__func__", None) in _ELEMENTWISE_METHODS
 
     def write(raw: NDArray[Any], out: NDArray[Any]) -> None:
-        if of_numbers and raw.ndim == 1:
+        if is_elementwise and raw.ndim == 1:
             then(raw, out)
             return
         for at in range(len(out)):
@@ -84,10 +91,12 @@ def _write_row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
 def multiply_each_row(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
     """Return ``X[i : i + 1] @ w`` of each row, rounded as if each were multiplied alone."""
     n_rows, width = X.shape
-    if width * X.itemsize % _ALIGNED:  # BLAS may go by where a row begins
-        more = -width % (_ALIGNED // X.itemsize)
-        apart = np.empty((n_rows, width + more), X.dtype)[:, :width]
-        apart[...] = X
-        X = apart
+    # BLAS may choose its kernel by the alignment of a row: each is copied to where a row alone
+    # would begin, with unused columns between them.
+    if width * X.itemsize % _ALIGNMENT:
+        more = -width % (_ALIGNMENT // X.itemsize)
+        aligned = np.empty((n_rows, width + more), X.dtype)[:, :width]
+        aligned[...] = X
+        X = aligned
     products: NDArray[Any] = np.matmul(X[:, None, :], w)
     return products[:, 0]

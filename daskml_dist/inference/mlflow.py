@@ -1,4 +1,4 @@
-"""MLflow's flavour: fitted estimators as models of MLflow, which hold model files and no pickle.
+"""Flavour of MLflow: fitted estimators as models of MLflow, which hold model files and no pickle.
 
 .. code-block:: python
 
@@ -8,6 +8,10 @@
         info = flavor.log_model(clf, name="model")
     mlflow.pyfunc.load_model(info.model_uri).predict(X)   # in any of MLflow's services
     clf = flavor.load_model(info.model_uri)               # the estimator itself
+
+A model's folder has the model file, ``MLmodel`` (flavours, signature, facts of the training),
+``requirements.txt`` and ``python_env.yaml`` for MLflow's environments, and ``code`` with the user's
+modules. MLflow finds `_load_pyfunc` here by the name of this module, which ``MLmodel`` states.
 """
 
 from __future__ import annotations
@@ -56,7 +60,9 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     data = f"model{suffix}"
     save(estimator, folder / data)
+    # The file's own account of the estimator, of which MLflow's parts are made.
     manifest = read_manifest(folder / data)
+    # `Model.log` passes the model of the run that it logs to.
     model = mlflow.models.Model() if mlflow_model is None else mlflow_model
     method = _default_method(estimator)
     if signature is None:
@@ -64,9 +70,9 @@ def save_model(
     model.signature = signature
     facts = {name: manifest[name] for name in ("estimator", "inputs", "outputs", "training")}
     model.metadata = {**(model.metadata or {}), **(metadata or {}), FLAVOR: facts}
-    wanted = _requirements(manifest, suffix, estimator)
-    wanted = wanted if pip_requirements is None else [*pip_requirements]
-    (folder / "requirements.txt").write_text("\n".join([*wanted, ""]))
+    if pip_requirements is None:
+        pip_requirements = _list_requirements(manifest, suffix, estimator)
+    (folder / "requirements.txt").write_text("\n".join([*pip_requirements, ""]))
     (folder / _ENVIRONMENT).write_text(
         f"python: {platform.python_version()}\nbuild_dependencies: [pip]\n"
         "dependencies: [-r requirements.txt]\n"
@@ -74,7 +80,7 @@ def save_model(
     code = _copy_user_code(code_paths, folder)
     mlflow.pyfunc.add_to_model(model, __name__, data=data, code=code, python_env=_ENVIRONMENT)
     model.add_flavor(
-        FLAVOR, data=data, version=__version__, **_list_asked_classes(estimator, folder / data)
+        FLAVOR, data=data, version=__version__, **_describe_code(estimator, folder / data)
     )
     model.save(str(folder / "MLmodel"))
 
@@ -100,9 +106,9 @@ def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -
     return load(folder / flavors[FLAVOR]["data"], trusted=trusted, **given)
 
 
-# --- what a manifest becomes there -------------------------------------------------------------
+# --- from a manifest to MLflow's files ----------------------------------------------------------
 
-#: Types of MLflow's columns, by those of NumPy.
+#: Types of MLflow's columns, by the names of NumPy's and pandas' dtypes.
 _TYPES = {
     "float64": "double", "float32": "float", "float16": "float", "int64": "long",
     "int32": "integer", "int16": "integer", "int8": "integer", "bool": "boolean",
@@ -113,17 +119,20 @@ _TYPES = {
 def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
     """Return the signature of names and dtypes of features; without inputs where unknown.
 
-    Features that are not `needed`, as the model drops them, may be missing.
+    `default` is the method that is called unless the parameter "method" names another. Features
+    that are not `needed`, as the model drops them, are optional.
     """
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    told = manifest["inputs"]
-    names, dtypes, n_features = told["names"], told["dtypes"], told["n_features"]
+    facts = manifest["inputs"]
+    names, dtypes, n_features = facts["names"], facts["dtypes"], facts["n_features"]
     inputs = None
+    # Named features are columns, of which MLflow checks names and types; else rows are a tensor.
     if names and dtypes:
         each = dtypes if len(dtypes) == len(names) else dtypes * len(names)
-        # MLflow has no categories, and takes none for a text; the model looks at them itself.
+        # MLflow has no type of categories, and refuses them where it expects strings: it is to
+        # take anything, which the model checks itself.
         anything: Any = AnyType
         types: dict[str, Any] = {**_TYPES, "category": anything()}
         if all(one in types for one in each):
@@ -135,16 +144,18 @@ def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | 
     return ModelSignature(inputs=inputs, params=params)
 
 
-def _requirements(manifest: dict[str, Any], suffix: str, estimator: Any) -> list[str]:
+def _list_requirements(manifest: dict[str, Any], suffix: str, estimator: Any) -> list[str]:
+    """Return pip's requirements of a model: the versions that wrote its file."""
     versions = manifest["versions"]
-    names = ("numpy", "scikit-learn", suffix[1:])
+    names = ("numpy", "scikit-learn", suffix[1:])  # the formats have the names of their packages
     wanted = [f"{name}=={versions[name]}" for name in names if name in versions]
-    if hasattr(estimator, "_take_tensors"):  # without the label of a build, which is not for pip
+    # An estimator over a module of PyTorch; the label of a build, such as +cpu, is not on PyPI.
+    if hasattr(estimator, "_take_tensors"):
         wanted.append(f"torch=={version('torch').partition('+')[0]}")
     return [f"daskml-dist=={versions['daskml-dist']}", *wanted]
 
 
-# --- code that no model file holds -------------------------------------------------------------
+# --- classes and functions, which no model file holds -------------------------------------------
 
 
 def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
@@ -167,12 +178,17 @@ def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
     return _CODE
 
 
-def _list_asked_classes(estimator: Any, path: Path) -> dict[str, Any]:
-    """Return, for the loader, names of the classes that a model file asks its reader for."""
+def _describe_code(estimator: Any, path: Path) -> dict[str, Any]:
+    """Return the names of classes and functions that a loader is to import, for ``MLmodel``.
+
+    ``given`` has the parameters that the file leaves out, as "module:name"; ``trusted`` the classes
+    that are not read unless the reader names them.
+    """
     form = load_formats()[path.suffix]
     objects = form.code_of(estimator)
     given = {name: f"{one.__module__}:{one.__qualname__}" for name, one in objects.items()}
-    if lost := [told for told in given.values() if not _is_there(told)]:
+    # A warning, not an error: `load_model` is given them by hand.
+    if lost := [name for name in given.values() if not _can_be_imported(name)]:
         warnings.warn(
             f"mlflow.pyfunc will not read this model: {lost[0].replace(':', '.')} is not found by "
             "its name. Define it at the top of a module, and name its file in code_paths; "
@@ -183,24 +199,27 @@ def _list_asked_classes(estimator: Any, path: Path) -> dict[str, Any]:
     return {"given": given, "trusted": form.types_asked(path.read_bytes())}
 
 
-def _is_there(told: str) -> bool:
+def _can_be_imported(name: str) -> bool:
+    """Return whether another process finds the class or function "module:name"."""
     try:
-        _find_object(told)
+        _find_object(name)
     except (ImportError, AttributeError):
         return False
-    return not told.startswith("__main__:")
+    return not name.startswith("__main__:")
 
 
-def _find_object(told: str) -> Any:
-    """Return the class or function of a name."""
-    module, _, short = told.partition(":")
+def _find_object(name: str) -> Any:
+    """Return the class or function "module:name"."""
+    module, _, short = name.partition(":")
     return getattr(import_module(module), short)
 
 
 def _load_mlflow() -> Any:
+    """Return MLflow with the modules that are used here; raise where it is not installed."""
     try:
+        # MLflow warns of its own classes as it is imported.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of MLflow, about its own classes
+            warnings.simplefilter("ignore")
             import mlflow
             import mlflow.models
             import mlflow.pyfunc
@@ -213,15 +232,16 @@ def _load_mlflow() -> Any:
 
 
 class _Flavor:
-    """Way in which MLflow calls a flavour."""
+    """Object in the place of a flavour's module, of which `Model.log` calls `save_model`."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Any, estimator: Any, **options: Any) -> None:
+        """Write an estimator into the folder `path` of the run's model."""
         save_model(estimator, path, mlflow_model=mlflow_model, **options)
 
 
-class _Served:
-    """Estimator as MLflow's services call it.
+class _PyfuncModel:
+    """Estimator as ``mlflow.pyfunc`` and MLflow's services call it.
 
     Parameters
     ----------
@@ -242,19 +262,22 @@ class _Served:
         return getattr(self.estimator, method)(model_input)
 
 
+#: Methods that a caller may name: no other attribute of a model can be reached by a request.
 _METHODS = (
     "predict", "predict_proba", "predict_log_proba", "decision_function", "transform",
 )  # fmt: skip
 
 
 def _default_method(estimator: Any) -> str:
+    """Return the method that is called where none is named."""
     return "predict" if hasattr(estimator, "predict") else "transform"
 
 
-def _load_pyfunc(path: str) -> _Served:
+def _load_pyfunc(path: str) -> _PyfuncModel:
     """Return the model of a data path, for ``mlflow.pyfunc``.
 
-    MLflow runs the code beside a model that it reads, so classes told there are as good as those.
+    MLflow imports the code in a model's folder anyway, so classes that ``MLmodel`` names are
+    trusted as much as that code is.
     """
     told = _load_mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
     given = {}
@@ -267,4 +290,4 @@ def _load_pyfunc(path: str) -> _Served:
                 "again with the file that defines it in code_paths, or read it by "
                 f"daskml_dist.inference.mlflow.load_model(uri, {parameter}=...)."
             ) from error
-    return _Served(load(path, trusted=told.get("trusted", ()), **given))
+    return _PyfuncModel(load(path, trusted=told.get("trusted", ()), **given))

@@ -1,4 +1,11 @@
-"""Predictors: fitted models as fast functions of rows in memory, for services."""
+"""Predictors: fitted models as fast functions of rows in memory, for services.
+
+A method of an estimator checks at each call whether it is fitted, what kind of rows these are and
+which names they have. For one row that takes far longer than the arithmetic. A `Predictor` calls
+the method once with a placeholder, which gets it the function behind the checks
+(`RowFunctionCall`), and from then on calls that function for few plain rows; all others go to the
+method.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.plain_rows import RowsPlaceholder, convert_few_rows
+from daskml_dist.data.plain_rows import FLOAT_DTYPES, RowsPlaceholder, convert_few_rows
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.export.sklearn_models import check_fitted_if_ours
 from daskml_dist.inference.few_transformed_rows import make_scaler_function
@@ -24,9 +31,10 @@ if TYPE_CHECKING:
 
 
 def is_sklearn_tree(model: Any) -> bool:
-    """Return whether a model is a tree, or adds trees in a fixed order, in scikit-learn.
+    """Return whether a model is a tree of scikit-learn, or a forest that adds its trees in order.
 
-    With `n_jobs`, threads of a forest add the trees' answers in the order in which they end.
+    With `n_jobs`, threads of a forest add the trees' answers in the order in which they end, which
+    changes the last digit.
     """
     if not type(model).__module__.startswith("sklearn."):
         return False
@@ -45,7 +53,7 @@ def is_sklearn_tree(model: Any) -> bool:
 class FewRowsFunctions:
     """Functions from a few plain rows of one dtype to a method's answers.
 
-    They return None for rows that are too many, not plain, or not finite.
+    They return None for rows that are too many, not plain, or not finite: the method answers these.
 
     Parameters
     ----------
@@ -94,6 +102,7 @@ def make_few_rows_functions(
 def _make_pipeline_functions(
     model: Pipeline, method: str, dtype: np.dtype[Any]
 ) -> FewRowsFunctions | None:
+    """Return functions of a pipeline of scalers and a model; None where a step is another."""
     last = make_few_rows_functions(model.steps[-1][1], method, dtype)
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     scalers = [(step, make_scaler_function(step, dtype)) for step in before]
@@ -108,42 +117,41 @@ def _make_pipeline_functions(
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
     """Return a function that scales a few rows, and then applies `last` where a model follows."""
     row_shape = (int(scalers[0][0].n_features_in_),)
-    steps = [scaled for _, scaled in scalers]
+    scale_functions = [scale for _, scale in scalers]
 
     def answer(X: NDArray[Any]) -> NDArray[Any] | None:
         # Checked before the scaling, which may clip infinity.
         rows = convert_few_rows(X, row_shape)
         if rows is None or not np.isfinite(rows).all():
             return None
-        for scaled in steps:
-            rows = scaled(rows)
+        for scale in scale_functions:
+            rows = scale(rows)
         return rows if last is None else last(rows)
 
     return answer
 
 
-#: Methods of an estimator that a predictor may be of, the first that there is by default.
+#: Methods of an estimator that a predictor is of by default: the first of these that there is.
 METHODS = ("predict_proba", "predict", "transform")
-_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class Predictor:
-    """A fitted model, or pipeline, as a function of rows in memory.
+    """Fitted model, or pipeline, as a function of rows in memory.
 
-    What a method finds anew at each call (whether it is fitted, names, which kind of rows these
-    are, the loss, the shapes) is found once. Then up to 256 rows in an array of float32 or float64
-    go straight through the model's arithmetic; all other rows, and any in doubt, such as those
-    with NaN, go to the method itself, which answers or says what is wrong. Whatever the rows, the
-    answer is the method's to the bit. Pipelines are bare throughout where only `StandardScaler`,
+    What a method looks up at each call (whether it is fitted, names, the kind of rows, the loss,
+    the shapes) is looked up once. Then up to 256 rows in an array of float32 or float64 go straight
+    through the model's arithmetic; all other rows, and doubtful ones such as those with NaN, go to
+    the method itself, which answers or says what is wrong. Whatever the rows, the answer has the
+    bits of the method's. Pipelines take the straight way too where only `StandardScaler`,
     `MinMaxScaler`, `MaxAbsScaler` and `RobustScaler` stand before a model of this package.
 
-    Threads may share a predictor. It holds the model and copies none of its arrays, and is pickled
-    as model and method. It is of the model as it was: make another after another fit.
+    Threads may share a predictor. It holds the model without copies of its arrays, and is pickled
+    as model and method. It is of the model's present fit: make another after another fit.
 
     Parameters
     ----------
     model : estimator
-        Fitted; of this package, scikit-learn's, or a pipeline. For that of a file:
+        Fitted; of this package, scikit-learn's, or a pipeline. For a model of a file see
         :meth:`of_file`.
     method : str, optional
         Of `METHODS` or any other method of rows, such as ``decision_function``; None: the first
@@ -155,21 +163,21 @@ class Predictor:
     method : str
     n_features : int or None
     names : list of str or None
-        Of the features, where the fit knew them. Of arrays, which have none, nobody asks for them.
+        Names of the features, where the fit knew them. Rows in arrays need none.
     needed : list of str or None
         Names of the features that the model reads: all but those that a ``ColumnTransformer`` at
         its start drops. A frame of rows may lack the others.
     dtypes : list of str or None
-        Of the features; one for all of them, or one each.
+        Dtypes of the features: one for all of them, or one each.
     classes : list or None
         Labels, in the order of the columns of ``predict_proba``.
     bare : bool
         Whether few rows go straight through the arithmetic.
     rows_apart : bool
-        Whether a row's answer is the same to the bit whatever rows it has beside it, in any
-        numbers: so it is where rows are compared and looked up (trees, forests, most boosting;
+        Whether a row's answer has the same bits whatever rows stand beside it, and however many:
+        so it is where rows are compared and looked up (trees, forests, most boosting;
         scikit-learn's trees, and its forests without `n_jobs`) or scaled, and never where they are
-        multiplied by matrices, as BLAS rounds by how many there are.
+        multiplied by matrices, since BLAS rounds by the number of rows.
 
     Raises
     ------
@@ -200,14 +208,16 @@ class Predictor:
                 "methods."
             )
         check_fitted_if_ours(model, "serve")
-        told = make_manifest(model)
+        manifest = make_manifest(model)
         self.model, self.method = model, method
-        self.n_features: int | None = told["inputs"]["n_features"]
-        self.names: list[str] | None = told["inputs"]["names"]
+        self.n_features: int | None = manifest["inputs"]["n_features"]
+        self.names: list[str] | None = manifest["inputs"]["names"]
         self.needed: list[str] | None = needed_names(model)
-        self.dtypes: list[str] | None = told["inputs"]["dtypes"]
-        self.classes: list[Any] | None = told["outputs"]["classes"]
-        found = {dtype: make_few_rows_functions(model, method, dtype) for dtype in _DTYPES}
+        self.dtypes: list[str] | None = manifest["inputs"]["dtypes"]
+        self.classes: list[Any] | None = manifest["outputs"]["classes"]
+        # Functions of few rows for each dtype that the arithmetic has; other dtypes go to the
+        # method, which converts them.
+        found = {dtype: make_few_rows_functions(model, method, dtype) for dtype in FLOAT_DTYPES}
         bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
         self.bare = bool(bare)
         apart = self.bare and all(functions.apart for functions in bare.values())
@@ -276,9 +286,9 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
-            Each to the bit what ``self(X[i : i + 1])`` is. None where only such calls tell: all
-            models but linear ones, networks (``MLPClassifier``, ``MLPRegressor``) and those whose
-            rows are apart, and rows with NaN.
+            Each with the bits of ``self(X[i : i + 1])``. None where only such calls give these:
+            for rows with NaN, and for all models but linear ones, networks (``MLPClassifier``,
+            ``MLPRegressor``) and those with `rows_apart`.
         """
         answer = self._each.get(X.dtype)
         return None if answer is None else answer(X)

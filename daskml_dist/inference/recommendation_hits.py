@@ -1,4 +1,9 @@
-"""Recommended items beside those that are held out: which are hits, and how much they gain."""
+"""Hits among recommended items, and the measures of rankings that are made from them.
+
+A hit is a recommended item that the user's held-out items contain. Precision at k is the share of
+hits among k; the normalized discounted cumulative gain (Jarvelin and Kekalainen, 2002) weighs the
+hit at place i by 1 / log2(i + 1).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,18 @@ from daskml_dist.data.conversion import load_pandas
 def find_hits(
     held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return whether each of a user's first `k` items is held out, and how many are."""
+    """Return which of each user's first `k` recommended items are held out, and how many are held.
+
+    Both are of the users of `held_out`, sorted: shapes (n_users, k) and (n_users,). `names` are the
+    columns of users, items and scores; the largest scores come first.
+    """
     user, item, score = names
+    # A pair that is held out twice is one item.
     right = held_out[[user, item]].drop_duplicates()
     sizes = right.groupby(user, sort=True).size()
     order = np.argsort(-recommended[score].to_numpy(np.float64), kind="stable")
     ranked = recommended[[user, item]].iloc[order]
+    # Place of each recommendation in its user's ranking, from 0.
     place = ranked.groupby(user, sort=False).cumcount().to_numpy()
     best, place = ranked[place < k], place[place < k]
     rows = sizes.index.get_indexer(best[user])
@@ -31,12 +42,13 @@ def find_hits(
 
 
 def compute_precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of hits of each user."""
+    """Return the share of hits among the recommended items of each user."""
     return np.asarray(hits.mean(axis=1))
 
 
 def compute_gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the discounted cumulative gain of each user, divided by the best possible one."""
     gain = 1 / np.log2(np.arange(hits.shape[1]) + 2)
+    # The best ranking has its hits at the first places, as many as are held out.
     best = np.cumsum(gain)[np.minimum(sizes, hits.shape[1]) - 1]
     return np.asarray(hits @ gain / best)

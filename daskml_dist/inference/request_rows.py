@@ -1,4 +1,8 @@
-"""Rows of requests, made what a predictor takes; by a server, and by the workers that help it."""
+"""Rows of requests in the form that a predictor takes, for a server and for its workers on Dask.
+
+A worker answers with the same bits as the server: it joins rows in the same way, and predicts with
+as many BLAS threads (`_BlasLimits`), by which the digits of products depend.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,28 @@ from daskml_dist.inference.predictor import Predictor
 
 
 class WorkerModel:
-    """A model that a worker keeps, with a predictor for each method asked for.
+    """Model that a worker keeps, with a predictor for each method asked for.
 
     Parameters
     ----------
     data : bytes
-        The pickled model. From it a worker that joins, or spills, has the model again.
+        The pickled model. It is kept: the model is made from it again where Dask sends it to
+        another worker, or reads it from disk.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._model = pickle.loads(data)
-        self._made: dict[str, Predictor] = {}
-        self.blas = ThreadpoolController()  # what the model needs is loaded
+        self._predictors: dict[str, Predictor] = {}
+        # Looked up here: unpickling has loaded the libraries that the model needs, BLAS among them.
+        self.blas = ThreadpoolController()
 
     def predictor(self, method: str) -> Predictor:
-        """Return the predictor of a method."""
-        found = self._made.get(method)
-        if found is None:  # two threads may both make it: either will do
-            found = self._made[method] = Predictor(self._model, method)
+        """Return the predictor of a method, which is made at its first use."""
+        # Two threads may both make one: either will do.
+        found = self._predictors.get(method)
+        if found is None:
+            found = self._predictors[method] = Predictor(self._model, method)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,7 +57,7 @@ class WorkerModel:
 def predict_on_worker(
     held: WorkerModel, method: str, rows: RequestRows, n_threads: int
 ) -> NDArray[Any]:
-    """Return the answers of a worker's model for rows: the task that a service sends."""
+    """Return the answers of a worker's model for rows: the task of one request."""
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
         return predictor(join_request_rows([_align(rows)], predictor))
@@ -63,24 +70,33 @@ def count_blas_threads() -> int:
 
 
 def _align(rows: RequestRows) -> RequestRows:
-    """Return rows aligned in memory: of others, as messages may bring, NumPy calls no BLAS."""
+    """Return rows aligned in memory, which those of a message need not be.
+
+    NumPy multiplies unaligned rows without BLAS, with other digits.
+    """
     if isinstance(rows, dict):
         return {name: np.require(values, requirements="A") for name, values in rows.items()}
     return np.require(rows, requirements="A")
 
 
 class _BlasLimits:
-    """Limits of this process's BLAS threads, shared by all that want as many."""
+    """Limit of this process's BLAS threads, shared by all predictions that want the same one.
+
+    The limit is of the whole process, so predictions for servers with other numbers of threads take
+    turns: one that wants another number waits until all present ones have ended.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        # The present limit, the predictions under it, and the limits that there have been.
         self._n_threads = self._n_users = self._turn = 0
+        # Predictions that wait, by the limit that they want.
         self._waiting: Counter[int] = Counter()
         self._limiter: Any = None
 
     @contextmanager
     def at(self, n_threads: int, blas: ThreadpoolController) -> Iterator[None]:
-        """Have so many threads meanwhile; who wants another number waits for their turn."""
+        """Limit BLAS to `n_threads` while the context is open; 0 leaves it as it is."""
         if n_threads < 1:
             yield
             return
@@ -100,9 +116,12 @@ class _BlasLimits:
                     self._changed.notify_all()
 
     def _wait(self, n_threads: int) -> None:
+        """Wait until the limit is free, or is the wanted one; called with the lock held."""
+        # Where others wait for another limit, one that wants the present one waits behind them:
+        # else a steady flow of requests would never give the limit up.
         others = self._waiting.total() - self._waiting[n_threads]
         if not self._n_users or (self._n_threads == n_threads and not others):
-            return  # those who come all the time leave a turn to others
+            return
         turn = self._turn
         self._waiting[n_threads] += 1
         try:
@@ -116,7 +135,7 @@ class _BlasLimits:
 _LIMITS = _BlasLimits()
 
 
-#: Rows as they come: a matrix, or columns by the names of the features that the model reads, in its
+#: Rows of a request: a matrix, or columns by the names of the features that the model reads, in its
 #: order.
 RequestRows = NDArray[Any] | dict[str, NDArray[Any]]
 
@@ -127,19 +146,19 @@ def count_rows(rows: RequestRows) -> int:
 
 
 def find_feature_dtype(predictor: Any, at: int) -> str | None:
-    """Return the dtype that a feature had in the fit, as far as it is known."""
+    """Return the dtype that a feature had in the fit; None where it is not known."""
     dtypes = predictor.dtypes
     if not dtypes:
         return None
+    # One dtype stands for all features.
     return str(dtypes[at if len(dtypes) > 1 else 0])
 
 
 def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
     """Return the rows of several requests as the one argument of a predictor.
 
-    Where the fit knew names, that is a frame: pipelines choose columns by them, but for those that
-    a predictor makes bare arithmetic of. A model fitted to
-    names takes a matrix where pandas is not installed.
+    Where the fit knew names that is a frame, since pipelines choose columns by them; but a matrix
+    where the predictor is bare arithmetic, or where pandas is not installed.
     """
     first = pieces[0]
     if isinstance(first, dict):
@@ -159,10 +178,12 @@ def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
 
 
 def _concatenate(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays one after the other; a single one, as most requests have, without a copy."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _make_frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:
+    """Return columns as a frame, with categories where the fit had such."""
     try:
         import pandas
     except ImportError:

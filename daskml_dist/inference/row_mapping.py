@@ -1,4 +1,21 @@
-"""Prediction over collections: a function of rows mapped over blocks, lazily where X is lazy."""
+"""Predictions: a function of rows applied to rows in memory, or mapped over blocks lazily.
+
+`map_rows` is what every estimator's ``predict`` comes down to. Three ways lead through it: few
+plain rows go straight through the function (`_apply_to_few_rows`); rows in memory are cut into
+pieces that stay in a CPU's cache (`iterate_results`); Dask collections get a task for each block
+that does the same. A function of rows may say more of itself by attributes:
+
+``shows_not_finite``
+    NaN or infinity in a row shows in the row's results, so that these are checked instead, which
+    are fewer. Such a function takes a second argument, the memory of the last results.
+``on_device(backend, dtype)``
+    Returns the function for rows that lie on a GPU.
+``for_dtype(dtype)``, ``for_each_row(dtype)``
+    Return the function for few rows of one dtype, with look-ups made; the second gives each row the
+    bits that it would get alone (:mod:`daskml_dist.inference.independent_rows`).
+``rows_apart``
+    Whether the function does so anyhow.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +52,17 @@ from daskml_dist.data.row_checks import (
 from daskml_dist.data.row_checks import find_row_shape as shape_of_rows
 from daskml_dist.inference.block_mapping import map_pieces
 
-#: From rows to answers; to None where only the method itself should answer.
+#: Function from rows to answers, or to None where only the method itself should answer.
 FewRowsFunction = Callable[[NDArray[Any]], "NDArray[Any] | None"]
 
 
 @dataclass(frozen=True, eq=False)
 class RowFunctionCall:
-    """The call of `map_rows` that rows to come led to; its parameters are described there."""
+    """Call of `map_rows` that a method makes for a placeholder; its parameters are described there.
+
+    A `Predictor` calls a method once with a placeholder (`RowsPlaceholder`) in place of rows, and
+    so gets the function that the method would apply to them.
+    """
 
     function: Callable[..., NDArray[Any]]
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
@@ -52,38 +73,26 @@ class RowFunctionCall:
     def few(
         self, dtype: np.dtype[Any], function: Callable[..., NDArray[Any]] | None = None
     ) -> FewRowsFunction:
-        """Return a function that answers few rows of one dtype; look-ups are made here."""
+        """Return a function that answers few rows of one dtype, for many calls.
+
+        `function` is applied in place of this call's, such as its form for single rows.
+        """
         if function is None:
             prepare = getattr(self.function, "for_dtype", None)
             function = self.function if prepare is None else prepare(dtype)
-        made = function
+        # Attributes are looked up once: a whole call for one row takes some microseconds.
+        prepared = function
         shows = getattr(self.function, "shows_not_finite", False)
-        then, of_results, n_outputs = self.then, self.dtype, self.n_outputs
+        then, result_dtype, n_outputs = self.then, self.dtype, self.n_outputs
         shape = self.row_shape
 
         def answer(X: NDArray[Any]) -> NDArray[Any] | None:
             rows = convert_few_rows(X, shape)
             if rows is None:
                 return None
-            return _apply_to_few_rows(rows, made, shows, then, of_results, n_outputs)
+            return _apply_to_few_rows(rows, prepared, shows, then, result_dtype, n_outputs)
 
         return answer
-
-
-def answer_few_rows(
-    X: Any,
-    function: Callable[..., NDArray[Any]],
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
-    dtype: np.dtype[Any],
-    n_outputs: int | None,
-    row_shape: RowShape,
-) -> NDArray[Any] | None:
-    """Return answers to few rows that are plain and finite; None for all others."""
-    rows = convert_few_rows(X, row_shape)
-    if rows is None:
-        return None
-    shows = getattr(function, "shows_not_finite", False)
-    return _apply_to_few_rows(rows, function, shows, then, dtype, n_outputs)
 
 
 def _apply_to_few_rows(
@@ -94,7 +103,12 @@ def _apply_to_few_rows(
     dtype: np.dtype[Any],
     n_outputs: int | None,
 ) -> NDArray[Any] | None:
-    # Sums tell: of finite numbers one may be infinite too, and `map_rows` looks closer.
+    """Return the answers to few plain rows; None where one may hold NaN or infinity.
+
+    `shows` is the function's attribute `shows_not_finite`.
+    """
+    # A sum is not finite where a value is not. One of large finite values may overflow too; then
+    # the caller's way for many rows looks at each value.
     if shows:
         with np.errstate(invalid="ignore", over="ignore"):
             found = function(X)
@@ -113,29 +127,31 @@ def _apply_to_few_rows(
         out = np.empty(shape, dtype)
         then(found, out)
         return out
+    # A function that gives another number of answers is reported by the way for many rows.
     if len(found) != n_rows:
         return None
     return np.asarray(found, dtype=dtype).reshape(shape)
 
 
 def _has_finite_sum(values: NDArray[Any]) -> bool:
+    """Return whether the sum of values is finite: the fastest test of few values."""
     return math.isfinite(values.item() if values.size == 1 else values.sum())
 
 
-#: Bytes of dense float64 rows that are worked on at once, since some are copied to be so; and
-#: how many rows, since the host goes on with what is made of them.
+#: Most bytes of a piece of dense rows on a GPU, counted as float64, since rows of another dtype are
+#: copied to it; and most rows, since their results are copied to the host.
 MAX_DEVICE_BYTES, MAX_DEVICE_ROWS = 2**28, 2**18
 
 
 def apply_on_device(
     function: Any, rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Apply a function to a block where it lies, some dense rows at a time."""
+    """Yield places and results of the rows of a block on a GPU, some dense rows at a time."""
     dtype = np.dtype(choose_float_dtype(rows.dtype))
-    with _device_room(index):
+    with _explain_full_device(index):
         apply = function.on_device(get_backend("gpu"), dtype)
     for at, piece in _slice_device_rows(rows):
-        with _device_room(index), np.errstate(invalid="ignore", over="ignore"):
+        with _explain_full_device(index), np.errstate(invalid="ignore", over="ignore"):
             result = apply(piece.astype(dtype, copy=False))
         if find_first_nonfinite(result) is not None:
             check_finite_rows(copy_to_host(piece), index, at.start)
@@ -154,7 +170,8 @@ def _slice_device_rows(rows: Any) -> Iterator[tuple[slice, Any]]:
         yield at, rows[at]
 
 
-def _device_room(index: int | None) -> AbstractContextManager[None]:
+def _explain_full_device(index: int | None) -> AbstractContextManager[None]:
+    """Return a context in which a GPU's memory error names the block and the remedy."""
     return device_memory(
         f"{describe_block(index)}What is made of rows of X",
         "Keep fewer blocks there, make X of the dtype of the fit, which needs no copy, or make it "
@@ -162,10 +179,12 @@ def _device_room(index: int | None) -> AbstractContextManager[None]:
     )
 
 
-#: Bytes of dense rows that are worked on at once where they are read twice, and stay in a cache
-#: between, or once, or are copied to be aligned; and how many rows that is, so that what is made of
-#: them stays there too.
+#: Most bytes of a piece of dense rows: of rows that are read twice (checked, then used), which stay
+#: in a core's cache in between; of rows that are read once; and of rows that are copied to be
+#: aligned.
 MAX_BYTES_READ_TWICE, MAX_BYTES_READ_ONCE, MAX_BYTES_COPIED = 2**18, 2**23, 2**20
+#: Bounds of the rows of a piece: at least as many as one call of few rows takes, and no more than
+#: leave the results of a few columns in the cache too.
 MIN_ROWS_AT_ONCE, MAX_ROWS_AT_ONCE = MAX_FEW_ROWS, 15_000
 
 
@@ -180,13 +199,41 @@ def map_rows(
     tensors: bool = False,
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
-    """Apply a function of rows to X."""
+    """Apply a function of rows to X, lazily where X is a Dask collection.
+
+    Parameters
+    ----------
+    function : callable
+        Of dense or CSR rows; returns a result for each. It may have the attributes that the
+        module's docstring describes.
+    X : array-like, sparse matrix, dataframe or Dask collection
+    dtype : dtype
+        Of the answers.
+    n_outputs : int, optional
+        Columns of the answers; None: they have one dimension.
+    row_shape : tuple of int, optional
+        Shape of a row in the fit, which X is checked against.
+    name : str, default="estimator"
+        Of the estimator, for errors.
+    tensors : bool, default=False
+        Whether rows may have more than one dimension.
+    then : callable, optional
+        ``then(results, out)`` writes the answers of some rows, made from the function's results,
+        into `out`, such as a link or labels of classes. None: the results are the answers.
+
+    Returns
+    -------
+    ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
+        A `RowFunctionCall` where X is a placeholder.
+    """
     dtype = np.dtype(dtype)
     if isinstance(X, RowsPlaceholder):
         return RowFunctionCall(function, then, dtype, n_outputs, row_shape)
-    few = answer_few_rows(X, function, then, dtype, n_outputs, row_shape)
-    if few is not None:
-        return few
+    if (few := convert_few_rows(X, row_shape)) is not None:
+        shows = getattr(function, "shows_not_finite", False)
+        found = _apply_to_few_rows(few, function, shows, then, dtype, n_outputs)
+        if found is not None:
+            return found
     X = check_rows(X, tensors=tensors)
     check_row_shape(shape_of_rows(X), row_shape, name)
     both = _RowFunctions(function, then)
@@ -205,7 +252,7 @@ def map_rows(
 
 
 class _RowFunctions(NamedTuple):
-    """A function of rows, and one of what it returns."""
+    """Function of rows, and function that writes answers from its results: shared by all tasks."""
 
     function: Callable[..., NDArray[Any]]
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
@@ -214,13 +261,14 @@ class _RowFunctions(NamedTuple):
 def write_in_place(
     function: Callable[[NDArray[Any]], Any],
 ) -> Callable[[NDArray[Any], NDArray[Any]], None]:
-    """Return a function that writes the results of another one to its second argument."""
+    """Return a function that writes the results of another one into its second argument."""
     return partial(_write_result, function)
 
 
 def _write_result(
     function: Callable[[NDArray[Any]], Any], values: NDArray[Any], out: NDArray[Any]
 ) -> None:
+    """Write a function's results into `out`; defined here, as tasks pickle partials of it."""
     out[...] = np.reshape(function(values), out.shape)
 
 
@@ -235,7 +283,7 @@ def _apply_to_block(
     name: str,
     tensors: bool,
 ) -> NDArray[Any]:
-    """Return the result of one block."""
+    """Return the answers to one block of rows, in memory or of a collection (number `index`)."""
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
@@ -244,6 +292,7 @@ def _apply_to_block(
     check_row_shape(rows.shape[1:], row_shape, name, index)
     out: NDArray[Any] | None = None
     for at, found in _name_columns_in_errors(iterate_results(both.function, rows, index), X):
+        # A block of one piece needs no copy.
         if both.then is None and len(found) == rows.shape[0]:
             return np.asarray(found, dtype=dtype).reshape(shape)
         if out is None:
@@ -265,10 +314,10 @@ def _name_columns_in_errors(results: Iterator[Any], X: Any) -> Iterator[Any]:
 def iterate_results(
     function: Callable[..., NDArray[Any]], rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Apply a function to a block, a few rows at a time where they are dense.
+    """Yield places and results of the rows of a block, a piece at a time where they are dense.
 
-    What is made of them then stays in cache; and is never large: Dask has its workers give every
-    array of 128 KiB back to the system, which takes longer than to fill it.
+    The results of a piece stay in the cache, and are small: Dask has its workers give each array
+    of 128 KiB or more back to the system, to get which again takes longer than to fill it.
     """
     if find_device(rows) == "gpu":
         yield from apply_on_device(function, rows, index)
@@ -278,6 +327,7 @@ def iterate_results(
             check_finite_rows(piece, index, at.start)
             yield at, function(piece)
         return
+    # Here the results are checked, not the rows; only if one is not finite the rows tell which.
     result = None
     for at, piece in _slice_rows(rows, MAX_BYTES_READ_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -288,7 +338,10 @@ def iterate_results(
 
 
 def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
-    """Yield places and rows, copied where memory from a network is not aligned; sparse at once."""
+    """Yield places and pieces of rows, copied if they are not aligned; sparse rows all at once.
+
+    Memory that a message brought need not be aligned, and NumPy has slow loops for such rows.
+    """
     n_rows = rows.shape[0]
     if not isinstance(rows, np.ndarray):
         yield slice(0, n_rows), rows
@@ -297,10 +350,11 @@ def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
     size = min(n_bytes, MAX_BYTES_COPIED if copied else n_bytes)
     size //= rows.itemsize * max(prod(rows.shape[1:]), 1)
     size = min(max(size, MIN_ROWS_AT_ONCE), MAX_ROWS_AT_ONCE, n_rows)
-    place = np.empty((size, *rows.shape[1:]), rows.dtype) if copied else None
+    # One buffer for all pieces, each of which is used before the next one is asked for.
+    buffer = np.empty((size, *rows.shape[1:]), rows.dtype) if copied else None
     for at in row_slices(n_rows, size):
         piece = rows[at]
-        if place is not None:
-            piece = place[: len(piece)]
+        if buffer is not None:
+            piece = buffer[: len(piece)]
             piece[...] = rows[at]
         yield at, piece
