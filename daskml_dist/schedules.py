@@ -361,6 +361,8 @@ class StalenessAware(Schedule):
 
     name = "staleness_aware"
     schedule: Schedule
+    #: The learning rate falls with staleness.
+    scales_with_staleness = True
 
     def __post_init__(self) -> None:
         _check_schedule(self.schedule)
@@ -372,11 +374,6 @@ class StalenessAware(Schedule):
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
         """Return ``StalenessAware(Constant(learning_rate))``."""
         return cls(Constant(learning_rate))
-
-    @property
-    def scales_with_staleness(self) -> bool:
-        """Return True: the learning rate falls with staleness."""
-        return True
 
     def scale(self, staleness: float) -> float:
         """Return ``1 / max(1, staleness)``."""

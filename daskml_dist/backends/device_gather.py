@@ -224,16 +224,14 @@ class DeviceGather:
 class CsrGather(DeviceGather):
     """Gather of rows of CSR blocks, whose columns are int32, in canonical form."""
 
+    _row_bytes = None
+
     @staticmethod
     def _arrays(X: Any) -> tuple[Any, ...]:
         return X.data, X.indices, X.indptr
 
     def _room(self, n: int) -> Any:
         return self._cp.empty((n, 3), np.uint64)
-
-    @property
-    def _row_bytes(self) -> None:
-        return None
 
     def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> CsrRows:
         return CsrRows(n, self.n_features, self.dtype, None, gathered, y, weight)

@@ -259,11 +259,8 @@ class _GradientAtZero(Solver):
     """Solver whose "solution" is the gradient of the summed losses at zero parameters."""
 
     name = "at_zero"
-
-    @property
-    def max_passes(self) -> int:
-        """Return 1: one pass gives the gradient."""
-        return 1
+    #: One pass gives the gradient.
+    max_passes = 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the gradient in the place of the parameters."""

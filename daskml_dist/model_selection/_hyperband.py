@@ -440,6 +440,9 @@ refit_time_, multimetric_, stacks_, metadata_, history_
     [10, 5, 4, 3, 2]
     """
 
+    #: Candidates decay from rung to rung, not by one factor.
+    _promotion_factor = None
+
     def __init__(
         self,
         estimator: Any,
@@ -489,11 +492,6 @@ refit_time_, multimetric_, stacks_, metadata_, history_
         decay = 0.0 if self.decay_rate is None else float(self.decay_rate)
         n_models, every = int(self.n_initial_parameters), int(self.fits_per_score)
         return [plan_decaying_bracket(n_models, int(self.max_iter), decay, every)]
-
-    @property
-    def _promotion_factor(self) -> float | None:
-        """Return None: candidates decay from rung to rung, not by one factor."""
-        return None
 
 
 def _train_to_pass(

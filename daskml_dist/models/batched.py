@@ -123,11 +123,7 @@ class SingleSplitAssignment(FoldAssignment):
     each: FoldAssignment
     split: int
     weights: NDArray[np.float64] | None = None
-
-    @property
-    def n_splits(self) -> int:  # type: ignore[override]
-        """Return 1."""
-        return 1
+    n_splits = 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
         """Return the roles in the one split."""

@@ -151,6 +151,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
 
     _tensors = True
     _run_used = tuple(name for name in Run().get_params() if name not in _RUN_UNUSED)
+    _row_shape = (2,)
 
     def __init__(
         self,
@@ -366,10 +367,6 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         return move_state_to_ids(state, fresh, (self.user_ids_, self.item_ids_), self._ids)
 
     # -- fitted attributes -----------------------------------------------------------------------
-
-    @property
-    def _row_shape(self) -> tuple[int, ...]:
-        return (2,)
 
     def _set_parameters(self, w: NDArray[Any], model: RatedPairs, rows: DatasetInfo) -> None:
         if not np.isfinite(w).all():

@@ -505,11 +505,7 @@ class SinglePassSolver(Solver):
     statistic: Statistic
 
     name = "one_pass"
-
-    @property
-    def max_passes(self) -> int:
-        """Return 1."""
-        return 1
+    max_passes = 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the sum."""

@@ -51,11 +51,8 @@ class _ComponentMoments(Statistic):
     shift: Array
     whole: bool
     in_parts: ClassVar[bool] = True
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """Return True: the sums have the rows' squares."""
-        return True
+    #: The sums have the rows' squares.
+    shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         k, d = self.means.shape

@@ -339,10 +339,7 @@ class ConnectedComponentsSolver(KeyedSolver):
         EntrySide("in", _SPACE, _SPACE, 1),
         EntrySide("out", _SPACE, _SPACE, 0),
     )
-
-    @property
-    def max_passes(self) -> int:
-        return _MAX_ROUNDS
+    max_passes = _MAX_ROUNDS
 
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
         """Hook and point further until nothing changes."""

@@ -359,16 +359,13 @@ class CentroidAssignment(Statistic):
     shift: Array | None
     before: Array | None = None
     in_parts: ClassVar[bool] = True
+    #: The sums have the squared distances.
+    shows_not_finite = True
 
     @property
     def state(self) -> RowBounds | None:
         """Return bounds of the distances, by which most rows keep their centroid without any."""
         return RowBounds(len(self.centroids), self.shift) if len(self.centroids) > 1 else None
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """Return True: the sums have the squared distances."""
-        return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return len(self.centroids) + 1, 1 + model.n_features
@@ -685,11 +682,7 @@ class RowSampleSolver(Solver):
     name = "sample"
     n_rows: int
     seed: int
-
-    @property
-    def max_passes(self) -> int:
-        """Return 1."""
-        return 1
+    max_passes = 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the sample, of shape (n_rows, n_features), or all rows of positive weight."""
@@ -712,11 +705,7 @@ class InertiaSolver(Solver):
     name = "inertia"
     centroids: Array
     shift: Array | None
-
-    @property
-    def max_passes(self) -> int:
-        """Return 1."""
-        return 1
+    max_passes = 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the inertia, in an array of one number."""

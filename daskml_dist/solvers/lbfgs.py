@@ -598,11 +598,8 @@ class HuberScale(Solver):
     scale: float = 1.0
 
     name = "huber"
-
-    @property
-    def max_passes(self) -> int:
-        """Return SciPy's default for the largest number of evaluations."""
-        return 15_000
+    #: SciPy's default for the largest number of evaluations.
+    max_passes = 15_000
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise; ``extra["scale"]`` is the scale."""

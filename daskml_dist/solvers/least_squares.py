@@ -79,11 +79,8 @@ class SecondMoments(Statistic):
     x_shift: Array | None = None
     transform: Array | None = None
     in_parts: ClassVar[bool] = True
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """Return True: the sums include the square of every entry."""
-        return True
+    #: The sums include the square of every entry.
+    shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         """Return one row and column for each feature, for the 1, and for each target."""
@@ -366,11 +363,8 @@ class LeastSquaresSolver(Solver):
     name = "least_squares"
     eps: float
     sparse: bool
-
-    @property
-    def max_passes(self) -> int:
-        """Return the most passes; usually one suffices."""
-        return MAX_REDUCTION_PASSES
+    #: The most passes; usually one suffices.
+    max_passes = MAX_REDUCTION_PASSES
 
     @property
     def _smallest_penalty(self) -> float:

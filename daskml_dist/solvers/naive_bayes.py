@@ -213,11 +213,7 @@ class CategoryCountSolver(Solver):
     at_least: tuple[int, ...]
 
     name = "category_passes"
-
-    @property
-    def max_passes(self) -> int:
-        """Return 2."""
-        return 2
+    max_passes = 2
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the counts, and the ``"sizes"`` of the features."""

@@ -96,11 +96,8 @@ class EntryTotals(Statistic):
     counts: bool = False
     signed: bool = False
     in_parts: ClassVar[bool] = True
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """Return True: the sum of squares includes all entries."""
-        return True
+    #: The sum of squares includes all entries.
+    shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (3,)

@@ -342,10 +342,7 @@ class _SplitReduction(Solver):
     eps: float
     sparse: bool
     l2: float
-
-    @property
-    def max_passes(self) -> int:
-        return MAX_REDUCTION_PASSES
+    max_passes = MAX_REDUCTION_PASSES
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         cut = 0.0 if self.l2 else SINGULAR_CUTOFF

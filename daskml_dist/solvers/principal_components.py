@@ -77,11 +77,7 @@ class CovarianceEigenSolver(Solver):
     n_components: int | None
     double: bool
     centred: bool = True
-
-    @property
-    def max_passes(self) -> int:
-        """Return 1."""
-        return 1
+    max_passes = 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return eigenvectors as rows, and eigenvalues and mean as `extra`."""
@@ -131,11 +127,8 @@ class GramProducts(Statistic):
     squares: bool = True
     bare: bool = False
     in_parts: ClassVar[bool] = True
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """Return True: the products and the sum of the rows include all entries."""
-        return True
+    #: The products and the sum of the rows include all entries.
+    shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         more = 0 if self.bare else 1
@@ -415,11 +408,8 @@ class ScatterStatistic(Statistic):
     double: bool
     additive = False
     in_parts: ClassVar[bool] = True
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """Return True: the sums have the squares."""
-        return True
+    #: The sums have the squares.
+    shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         """Return a row and a column for each feature, then the mean, then the weight."""

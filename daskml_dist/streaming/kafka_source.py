@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -135,12 +134,7 @@ class KafkaSource(NamedParameters):
         self._consumer = consumer
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()

@@ -16,7 +16,6 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import (
@@ -252,12 +251,7 @@ class Session:
             self._lanes = ClusterLanes(self._client, self.estimator, started, self._learned)
         return started
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             # After an error the user sees that error, not a consequence of it.
             with suppress(DivergedError, WorkerLostError) if error is not None else nullcontext():

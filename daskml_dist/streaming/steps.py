@@ -42,6 +42,9 @@ class Steps:
         rows; by default the fit's own rule.
     """
 
+    #: The state has all rows that were learned.
+    n_behind = 0
+
     def __init__(
         self,
         fit: FitSpec,
@@ -202,11 +205,6 @@ class Steps:
             "scale"
         ]
         return units
-
-    @property
-    def n_behind(self) -> int:
-        """Return 0: the state has all rows that were learned."""
-        return 0
 
     def settle(self) -> None:
         """Do nothing: all steps have been made."""

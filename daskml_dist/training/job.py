@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -122,13 +121,8 @@ class FitJob:
         self.engine = engine.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.engine.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.engine.__exit__(*error)
 
     # -- rows ----------------------------------------------------------------------------------
 

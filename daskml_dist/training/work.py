@@ -307,6 +307,8 @@ class SolverWork(FitWork):
     compression: ClassVar[None] = None  # type: ignore[misc]
     micro_batch: ClassVar[None] = None  # type: ignore[misc]
     step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+    #: Every trainer runs the solver, or has the log of its sums.
+    remembers_course = True
 
     @property
     def planned_passes(self) -> int | None:
@@ -316,11 +318,6 @@ class SolverWork(FitWork):
     @property
     def carried_bytes(self) -> int:
         return 0
-
-    @property
-    def remembers_course(self) -> bool:
-        """Return True: every trainer runs the solver, or has the log of its sums."""
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,10 +375,7 @@ class RoundWork(ResumableWork):
     stopping: PassStoppingRule
     in_ranges: bool = False
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return "rounds"
+    name = "rounds"
 
     @property
     def loop(self) -> str:
@@ -426,6 +420,10 @@ class OwnRowsWork(ResumableWork):
     seed: int = 0
     budget: float = float("inf")
     row_bytes: float = 0.0
+    #: The solver reads the rows again by seeking to their beginning.
+    passes_to_read = 1
+    name = "own rows"
+    loop = "own_rows"
 
     @property
     def planned_passes(self) -> int:
@@ -433,24 +431,11 @@ class OwnRowsWork(ResumableWork):
         return self.solver.max_passes
 
     @property
-    def passes_to_read(self) -> int:
-        """Return 1: the solver reads the rows again by seeking to their beginning."""
-        return 1
-
-    @property
     def score_names(self) -> tuple[str, ...]:
         return self.solver.score_names
 
     # The solver reads rows on the host, and moves its own arrays to the device.
     on_host: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return "own rows"
-
-    @property
-    def loop(self) -> str:
-        return "own_rows"
 
 
 @dataclass(frozen=True)
@@ -474,11 +459,5 @@ class KeyedWork(SolverWork):
     seed: int = 0
     first_pass: int = 0
     room: int | None = None
-
-    @property
-    def name(self) -> str:
-        return "keys"
-
-    @property
-    def loop(self) -> str:
-        return "keyed"
+    name = "keys"
+    loop = "keyed"

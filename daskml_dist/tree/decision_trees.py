@@ -42,14 +42,12 @@ class BaseDecisionTree(BaseTrees):
 
     splitter: str
     n_outputs_: int
+    _n_trees = 1
+    _n_leaf_columns = None
 
     def _check_params(self) -> None:
         check_one_of("splitter", self.splitter, ("best", "random"))
         super()._check_params()
-
-    @property
-    def _n_trees(self) -> int:
-        return 1
 
     @property
     def _random_cuts(self) -> bool:
@@ -111,10 +109,6 @@ class BaseDecisionTree(BaseTrees):
         path += [(alpha, total) for alpha, _, total in links]
         alphas, impurities = np.array(path).T
         return Bunch(ccp_alphas=alphas, impurities=impurities)
-
-    @property
-    def _n_leaf_columns(self) -> None:
-        return None
 
     def decision_path(self, X: Any) -> csr_matrix:
         """Return the nodes on the path of each row.

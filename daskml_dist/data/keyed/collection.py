@@ -89,6 +89,8 @@ class KeyedCollection(Collection):
     cuts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[range, ...] = ()
     n_cut: int = 0
+    #: Parts are whole blocks of lanes.
+    has_lane_blocks = True
 
     @classmethod
     def of(
@@ -102,11 +104,6 @@ class KeyedCollection(Collection):
     def n_entries(self) -> int:
         """Return the number of entries in memory."""
         return sum(map(len, self.sources))
-
-    @property
-    def has_lane_blocks(self) -> bool:
-        """Return True: parts are whole blocks of lanes."""
-        return True
 
     @property
     def nbytes(self) -> list[float] | None:
