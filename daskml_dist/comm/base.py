@@ -24,17 +24,18 @@ from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 
-#: Bytes from which it pays.
+#: Bytes of an array from which its memory is reused (1 MiB): malloc returns memory of that size to
+#: the system, and the first write to each new page of it costs a page fault.
 _MIN_REUSED_BYTES = 1 << 20
-#: Bytes that wait for the next use at most.
+#: Bytes that are kept for the next use at most (64 MiB), by a communicator.
 _MAX_KEPT_BYTES = 1 << 26
 
-#: Memory that waits, by its size.
+#: Memory that is free for the next use, by its size.
 _FreeMemory = dict[int, list[NDArray[np.uint8]]]
 
 
 class ReusedMemory:
-    """Gives out arrays of bytes, and takes their memory back once nobody holds a part of them."""
+    """Pool of arrays of bytes, which takes memory back once nobody holds a view of it."""
 
     def __init__(self) -> None:
         self._free: _FreeMemory = {}
@@ -44,7 +45,8 @@ class ReusedMemory:
         if size < _MIN_REUSED_BYTES:
             return np.empty(size, np.uint8)
         whole = self._taken(size)
-        # Whatever views are made of this array hold it, and not the one behind it.
+        # The array that is given out is not `whole` itself: all views hold it as their base, so
+        # that its end is the end of them all, and `whole` is free again.
         array: NDArray[np.uint8] = np.frombuffer(whole.data, np.uint8)
         weakref.finalize(array, _keep_memory, self._free, whole).atexit = False
         return array
@@ -65,8 +67,9 @@ def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
 
 Arrays = list[NDArray[Any]]
 
+#: Text of the error that ends a trainer's part in a generation; no user sees it.
 _RENEWED_MESSAGE = "The membership of the fit changed; this trainer is told how it goes on."
-#: Seconds between two looks at whether a wait still makes sense.
+#: Seconds between two looks at whether a wait still makes sense: as long as Ctrl-C may take.
 CHECK_SECONDS = 0.2
 
 

@@ -1,9 +1,10 @@
 """Bytes from one process to another, in one direction: by a socket, or a ring in shared memory.
 
 An `Outbox` sends frames, an `Inbox` reads them. Between processes of one host a ring carries the
-bytes: one side writes and counts up the `head`, the other reads and counts up the `tail`; a frame
-may be longer than the ring, since both work at once, a piece behind one another. The socket that
-the ring was offered on carries nothing any more: its end of file is the end of the ring.
+bytes: a queue of one producer and one consumer without a lock (Lamport 1983). One side writes and
+counts up the `head`, the other reads and counts up the `tail`, and each counter has one writer. A
+frame may be longer than the ring, since both work at once, a piece behind one another. The socket
+that the ring was offered on carries nothing any more: its end of file is the end of the ring.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from daskml_dist.comm.shared_memory import (
 from daskml_dist.comm.wire import Buffers
 from daskml_dist.errors import CommunicationError, DaskMLDistError, WaitTimeoutError
 
+#: Bytes of an inbox's buffer, and of a frame that is joined before it is sent: up to this size one
+#: system call costs more than a copy, and the system's own buffers surely hold it.
 _BUFFER_BYTES = 1 << 16
 #: Seconds that one send may take before the other side counts as gone.
 SEND_SECONDS = 60.0
 
 
 class Outbox:
-    """The sending direction. Thread-safe.
+    """Sending direction of a socket. Thread-safe.
 
     Parameters
     ----------
@@ -75,6 +78,7 @@ class Outbox:
             raise
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
+        """Send the buffers of a frame, which have `size` bytes; the caller holds the lock."""
         # Small frames go out in one system call.
         if size <= _BUFFER_BYTES:
             self._send_all(buffers[0] if len(buffers) == 1 else b"".join(buffers))
@@ -83,6 +87,7 @@ class Outbox:
             self._send_all(buffer)
 
     def _send_all(self, buffer: Any) -> None:
+        """Send a whole buffer, as long as the wait lasts."""
         if self._wait is None:
             self._sock.sendall(buffer)
             return
@@ -100,7 +105,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving direction. One reader.
+    """Receiving direction of a socket, for one reader.
 
     Parameters
     ----------
@@ -138,6 +143,7 @@ class Inbox:
             have += take
 
     def _receive_some(self, target: memoryview) -> int:
+        """Read what has arrived, at least a byte, into `target` from its start; return its size."""
         since = time.monotonic()
         while True:
             try:
@@ -160,6 +166,7 @@ class Inbox:
 
 
 def _set_timeout(sock: socket.socket, seconds: float | None) -> None:
+    """Set the timeout of each system call on a socket."""
     try:
         sock.settimeout(seconds)
     except OSError as error:  # closed already
@@ -181,26 +188,32 @@ def close_socket(sock: socket.socket) -> None:
     sock.close()
 
 
+#: Words of a ring's header, each in a cache line of its own: bytes written, bytes read, and whether
+#: the reader or the writer sleeps.
 _HEAD_WORD, _TAIL_WORD, _READER_ASLEEP, _WRITER_ASLEEP = (
     0,
     WORDS_PER_LINE,
     2 * WORDS_PER_LINE,
     3 * WORDS_PER_LINE,
 )
-#: Bytes that may be on their way.
+#: Bytes of a ring (4 MiB): as many may be on their way.
 RING_BYTES = 1 << 22
-#: Bytes after which the other side is told, so that it works on them meanwhile.
+#: Bytes after which the other side is told (256 KiB), so that it works on them meanwhile, and while
+#: they are still in a cache that both share.
 _NOTIFY_BYTES = 1 << 18
-#: Bytes from which a copy lets other threads run meanwhile.
+#: Bytes from which a copy lets other threads run meanwhile (32 KiB): letting go of the GIL and
+#: taking it again costs more than a smaller copy.
 _LARGE_COPY_BYTES = 1 << 15
-# place, process, descriptors of the memory and of both bells; digest of the token
+# identity of the machine, process, descriptors of the memory and of both wake pipes (five int64);
+# SHA-256 digest of the token
 _OFFER = struct.Struct("<qqqqq32s")
+#: Answer to an offer that is not taken: zeros, which no token is.
 _REFUSAL = bytes(TOKEN_BYTES)
 
 
 @dataclass
 class Ring:
-    """Ring as both sides hold it, with the bell of the reader and that of the writer."""
+    """Ring as both sides hold it, with the wake pipe of the reader and that of the writer."""
 
     segment: SharedSegment
     reader: WakePipe
@@ -208,7 +221,7 @@ class Ring:
 
 
 class RingOffer:
-    """A new ring, as the caller of a socket offers it; empty where it cannot.
+    """New ring, as the caller of a socket offers it; an empty offer where there can be none.
 
     Parameters
     ----------
@@ -249,7 +262,7 @@ class RingOffer:
         return ring
 
     def close(self) -> None:
-        """Let go of what was not taken."""
+        """Close the descriptor, by which the other side finds the memory, and drop the ring."""
         if self._memory >= 0:
             os.close(self._memory)
         self._memory, self._ring = -1, None
@@ -270,25 +283,28 @@ def accept_ring_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
 
 
 class RingOutbox(Outbox):
-    """The writing side.
+    """Writing side of a ring.
 
     Parameters
     ----------
     control : socket
+        Socket that the ring was offered on.
     wait : Wait or None
         Bound of each send; None: a minute.
     ring : Ring
     """
 
+    #: Less than the ring, since answers that were not read yet may lie in it.
     holds = RING_BYTES - (1 << 16)
 
     def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
+        #: The same bytes as a memoryview, whose slices are copied faster where they are small.
         self._small = self._data.data
-        # `_head` and `_tail` are this side's copies of the counters; `_posted` is what the reader
-        # knows.
+        # `_head` and `_tail` are this side's copies of the counters, so that shared memory is read
+        # only when the ring seems full; `_posted` is the head that the reader knows.
         self._head = self._posted = self._tail = 0
         wait = wait or Wait(SEND_SECONDS)
         self._sleeper = SpinningWait(
@@ -306,6 +322,7 @@ class RingOutbox(Outbox):
             raise CommunicationError(describe_lost_connection("sending to", error)) from error
 
     def _write(self, buffer: Any) -> None:
+        """Copy a buffer into the ring, piece by piece as there is room."""
         done, n = 0, len(buffer)
         while done < n:
             room = self._find_room()
@@ -339,22 +356,25 @@ class RingOutbox(Outbox):
 
     def _publish_head(self) -> None:
         """Tell the reader how far the bytes are written, and wake it if it sleeps."""
+        # The bytes are visible before the head that announces them.
         fence_memory()
         self._words[_HEAD_WORD] = self._posted = self._head
+        # The head is visible before the flag is read. The reader sets its flag first and then looks
+        # at the head again (Dekker's pattern), so that one of the two sees the other.
         fence_memory()
         if self._words[_READER_ASLEEP]:
             self._ring.reader.ring()
 
 
 class RingInbox(Inbox):
-    """The reading side; see `RingOutbox` for the parameters."""
+    """Reading side of a ring; see `RingOutbox` for the parameters."""
 
     def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
         self._small = self._data.data
-        # As the writer's counters; `_told` is what the writer knows.
+        # As the writer's counters; `_told` is the tail that the writer knows.
         self._head = self._tail = self._told = 0
         self._sleeper = SpinningWait(
             ring.reader, self._words, _READER_ASLEEP, SocketLife(control), wait
@@ -384,18 +404,19 @@ class RingInbox(Inbox):
             self._head = self._words[_HEAD_WORD]
             if self._head == self._tail:
                 self._await_more()
-            fence_memory()
+            fence_memory()  # no byte is read before the head that announces it
         return self._head - self._tail
 
     def _await_more(self) -> None:
+        """Wait until the writer has written more; before, give it all room that there is."""
         self._publish_tail()
         if not self._sleeper.wait_until(self._words, _HEAD_WORD, self._head + 1):
             raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
         self._head = self._words[_HEAD_WORD]
 
     def _publish_tail(self) -> None:
-        """Give back the room of what was read."""
-        fence_memory()
+        """Give the room of the bytes that were read to the writer, and wake it if it sleeps."""
+        fence_memory()  # all reads are over before the writer may write there
         self._words[_TAIL_WORD] = self._told = self._tail
         fence_memory()
         if self._words[_WRITER_ASLEEP]:

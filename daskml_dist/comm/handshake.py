@@ -26,7 +26,9 @@ from daskml_dist.comm.base import Endpoint
 UP, DOWN, PEER = b"U", b"D", b"P"
 #: Bytes of a caller's name.
 NAME_BYTES = 16
+#: Bytes of a nonce, as random as the secret, and of a proof, an HMAC-SHA256 digest.
 _NONCE_BYTES, _PROOF_BYTES = 32, 32
+#: First bytes of a hello: a program of another version, or a stranger, is refused by them.
 _PROTOCOL = b"daskml 2"
 # protocol, role, name, nonce
 _HELLO = struct.Struct(f"<8sc{NAME_BYTES}s{_NONCE_BYTES}s")

@@ -45,13 +45,15 @@ from daskml_dist.comm.handshake import (
 )
 from daskml_dist.errors import CommunicationError
 
-#: Words of the two sides after the handshake's first.
+#: Speakers of the words after the handshake proper, by which proofs of the two sides differ.
 CALLER, ANSWER = b"caller", b"answer"
-#: Sockets whose handshake is under way at a time.
+#: Sockets whose handshake is under way at a time, each with a thread: as many callers as a burst of
+#: honest trainers is, and few enough threads that strangers cannot exhaust the process.
 _MAX_HANDSHAKES = 128
-#: Seconds that a handshake has in any case; an older one gives way where there are too many.
+#: Seconds that a handshake has in any case, far more than an honest one takes; an older one gives
+#: way where there are too many.
 _GRACE_SECONDS = 3.0
-#: Seconds between two looks at what has expired.
+#: Seconds between two looks at which half connections have expired.
 _EXPIRY_SECONDS = 1.0
 #: Seconds to wait where the system has no descriptor or thread left.
 _PAUSE_SECONDS = 0.05
@@ -104,7 +106,7 @@ class Channel:
 
 @dataclass(eq=False)
 class _PendingSocket:
-    """A socket that came in; with TLS its wrapper takes its place."""
+    """Socket that came in and has not proved itself; with TLS its wrapper takes its place."""
 
     sock: socket.socket
     since: float = field(default_factory=time.monotonic)
@@ -113,7 +115,7 @@ class _PendingSocket:
 
 @dataclass(frozen=True)
 class _HalfConnection:
-    """The channel of a connection that came first."""
+    """Channel of a connection whose other channel has not arrived yet."""
 
     role: bytes
     channel: Channel
@@ -121,7 +123,7 @@ class _HalfConnection:
 
 
 class Listener:
-    """Accepts the sockets of a run and hands on whole connections.
+    """Listener that accepts the sockets of a run and hands on whole connections.
 
     Parameters
     ----------
@@ -164,10 +166,14 @@ class Listener:
         self._credentials = credentials
         self._on_pair = on_pair
         self._on_peer = on_peer
-        self._guests: dict[_PendingSocket, None] = {}  # in the order in which they came
+        #: Sockets in a handshake, the oldest first.
+        self._guests: dict[_PendingSocket, None] = {}
+        #: Channels that wait for their other half, by the connection's name.
         self._half: dict[bytes, _HalfConnection] = {}
+        #: Sockets of channels, which :meth:`close` closes.
         self._open: set[socket.socket] = set()
         self._closed = False
+        #: Guards all four, and tells that a handshake has ended.
         self._changed = threading.Condition()
         threading.Thread(target=self._accept, daemon=True, name="daskml-listen").start()
 
@@ -189,6 +195,7 @@ class Listener:
             self._start_handshake(sock)
 
     def _pause(self) -> None:
+        """Wait until the system may have descriptors and threads again, or the listener closes."""
         with self._changed:
             if not self._closed:
                 self._changed.wait(_PAUSE_SECONDS)
@@ -274,6 +281,7 @@ class Listener:
         role, name, session = receive_hello(guest.sock, deadline, credentials.secret, self.endpoint)
         words = session.receive_words(CALLER, 0 if role == PEER else RingOffer.SIZE)
         ring = None
+        # Trainers among themselves find shared memory all together (`meeting`), not by socket.
         if role != PEER:
             ring, answer = accept_ring_offer(words, credentials.shared_memory)
             session.send_words(ANSWER, answer)
@@ -295,6 +303,7 @@ class Listener:
         return (channel, other.channel) if role == UP else (other.channel, channel)
 
     def _serve(self, up: Channel, down: Channel) -> None:
+        """Hand a connection on, in this thread, and forget its sockets once it is over."""
         assert self._on_pair is not None
         try:
             self._on_pair(up, down)
@@ -303,6 +312,7 @@ class Listener:
                 self._open.difference_update((up.sock, down.sock))
 
     def _close_channels(self, *channels: Channel) -> None:
+        """Close channels that are not handed on."""
         for channel in channels:
             self._open.discard(channel.sock)
             channel.close()
@@ -339,7 +349,11 @@ def do_tls_handshake(sock: socket.socket, deadline: HandshakeDeadline) -> None:
 
 
 class _ListenerCall:
-    """Call of a listener: one socket, which has knocked; closed where anything fails."""
+    """Call of a listener: one socket, which has sent its hello; closed where anything fails.
+
+    Its steps are :meth:`verify`, :meth:`offer` and :meth:`channel`, apart from each other so that
+    the two calls of a connection wait for their answers at the same time.
+    """
 
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
@@ -359,6 +373,7 @@ class _ListenerCall:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
+        """Close the call where it fails, and tell that the listener cannot be reached."""
         try:
             yield
         except OSError as error:
@@ -401,6 +416,7 @@ class _ListenerCall:
 
     @contextmanager
     def _connecting(self) -> Iterator[None]:
+        """Close the call where it fails, and tell that a proven listener was lost."""
         try:
             yield
         except OSError as error:
@@ -419,7 +435,7 @@ def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel
     """Return the two channels of a new connection: the one to send on, the one to receive from."""
     name = secrets.token_bytes(NAME_BYTES)
     with ExitStack() as failed:
-        # Both say what they can before the first one waits for its answer.
+        # Both channels make each step before either waits for an answer: one round trip for both.
         up = _ListenerCall(endpoint, credentials, UP, name)
         failed.callback(up.close)
         down = _ListenerCall(endpoint, credentials, DOWN, name)

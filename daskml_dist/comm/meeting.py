@@ -51,28 +51,30 @@ from daskml_dist.comm.shared_memory import (
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError
 
-#: Bytes of an area: pieces of this size stay in the processor's cache on their way.
+#: Bytes of an area (256 KiB): pieces of this size stay in the processor's cache on their way.
 _AREA_BYTES = 1 << 18
-#: Bytes of a rank's memory.
+#: Bytes of a rank's memory: two areas, which take turns.
 SEGMENT_BYTES = 2 * _AREA_BYTES
-#: Bytes up to which more than two ranks add everything themselves, in one turn.
+#: Bytes up to which more than two ranks add everything themselves, in one turn (32 KiB): a second
+#: turn costs more than adding each byte on every rank.
 _MAX_ONE_TURN_BYTES = 1 << 15
+#: Element of an area that holds messages.
 _BYTE = np.dtype(np.uint8)
 
 RankMemory = dict[int, tuple[SharedSegment, WakePipe]]
 
 
 class SharedGroup(Communicator):
-    """The areas of the ranks of one host; their numbers here are their places among them.
+    """Communicator of the ranks of one host, which are numbered here by their places among them.
 
     Parameters
     ----------
     rank : int
-        The own number among all.
-    places : dict of int to (SharedSegment, Bell)
-        Of each rank of the host, by its number among all.
-    lives : mapping of int to Life
-        Of each other rank of the host.
+        Number of this rank among all ranks of the fit.
+    places : dict of int to (SharedSegment, WakePipe)
+        Memory and wake pipe of each rank of the host, by its number among all.
+    lives : mapping of int to PeerLife
+        Signs of life of each other rank of the host.
     wait : Wait
     close : callable
         Called when the group is closed.
@@ -122,6 +124,7 @@ class SharedGroup(Communicator):
         key = dtype.str, n, self._turn & 1
         views = self._views.get(key)
         if views is None:
+            # A fit has few sizes; solvers whose arrays shrink must not fill the memory with views.
             if len(self._views) > 100:
                 self._views.clear()
             size = n * dtype.itemsize
@@ -170,7 +173,7 @@ class SharedGroup(Communicator):
 
     @property
     def turn(self) -> int:
-        """Number of the last turn."""
+        """Return the number of the last turn."""
         return self._turn
 
     # -- sums ----------------------------------------------------------------------------------
@@ -224,6 +227,7 @@ class SharedGroup(Communicator):
     def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
         """Add up this rank's range, of which each turn holds a piece from every rank."""
         total = np.empty(bounds[self.rank + 1] - bounds[self.rank], array.dtype)
+        # An area has a slot for each rank that a piece is for.
         slot = _AREA_BYTES // array.itemsize // self.size
         longest = max(b - a for a, b in itertools.pairwise(bounds))
         for start in range(0, longest, slot):
@@ -246,6 +250,7 @@ class SharedGroup(Communicator):
         return total
 
     def _count_traffic(self, size: int) -> None:
+        """Count bytes that this rank has written for others, and has read as many of theirs."""
         self.bytes_sent += size
         self.bytes_received += size
 
@@ -292,6 +297,8 @@ class SharedGroup(Communicator):
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
         """Return the first rank's bytes, which its areas hold piece by piece."""
         data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
+        # Each area begins with the length of the message (int64); the others learn it in the first
+        # turn, which 1 as the length until then brings about.
         done, length, per_turn = 0, 1, _AREA_BYTES - 8
         while done < length:
             area = self._view_areas(_BYTE, _AREA_BYTES)[0]
@@ -318,9 +325,10 @@ class SharedGroup(Communicator):
 
         A turn holds the lengths of all messages of a rank, and a piece of each.
         """
+        # Lengths (int64, filled up to a cache line of 64 bytes), and behind them equal slots of
+        # whole cache lines, one for each message.
         n = len(messages)
         head = 8 * n + -8 * n % 64
-        # Equal slots of whole cache lines, one for each message, behind their lengths.
         slot = (_AREA_BYTES - head) // n // 64 * 64
         at = head + slot * (self.rank if n > 1 else 0)
         writers = [PieceWriter(message) for message in messages]
@@ -357,19 +365,22 @@ class SharedGroup(Communicator):
 
 
 def _list_lengths(writers: list[PieceWriter]) -> memoryview:
+    """Return the lengths of messages as int64."""
     return memoryview(row("q", [writer.length for writer in writers]))
 
 
 #: Words of a rank: the turn that it has written, whether it sleeps, and whether it is done.
 TURN_WORD, ASLEEP_WORD, ENDED_WORD = 0, WORDS_PER_LINE, 2 * WORDS_PER_LINE
-#: Bytes that processors pass to each other: what two write lies in different ones.
+#: Bytes that processors pass to each other at a time (two cache lines, which x86 fetches together):
+#: parts that two ranks write lie in different ones, else each write would take them from the other.
 _LINE_BYTES = 128
-#: Nanoseconds that a loop looks for the others before it goes to sleep: some gradients' worth.
+#: Nanoseconds that a loop looks for the others before it goes to sleep (1 ms): some gradients'
+#: worth.
 _SPIN_NANOSECONDS = 1_000_000
 
 
 class _BufferGroup(Protocol):
-    """A group of ranks, as far as a board needs it."""
+    """Group of ranks, as far as a buffer of gradients needs it."""
 
     rank: int
 
@@ -387,13 +398,13 @@ def _round_to_lines(size: int) -> int:
 
 
 class _AreaBuffer(SharedBuffer):
-    """The areas of a group as a board; each rank's gradients lie there one after the other.
+    """Areas of a group as a buffer of gradients, where each rank's lie one after the other.
 
     Parameters
     ----------
     group : SharedGroup
-    places : sequence of (SharedSegment, Bell)
-        Of each rank.
+    places : sequence of (SharedSegment, WakePipe)
+        Memory and wake pipe of each rank.
     area : int
         Bytes of an area.
     lanes : list of list of int
@@ -413,10 +424,13 @@ class _AreaBuffer(SharedBuffer):
         size: int,
         in_order: bool,
     ) -> None:
-        # In their order, each lane has a place; else each rank, for the sum of its own.
-        every = lanes if in_order else [some[:1] for some in lanes]
-        self._group, self._size = group, size * len(every[group.rank])
+        # In the order of lanes, each lane has a place for its gradient; else each rank has one, for
+        # the sum of its own lanes.
+        writers = lanes if in_order else [own[:1] for own in lanes]
+        self._group, self._size = group, size * len(writers[group.rank])
         segments = [segment for segment, _ in places]
+        # Number of the writer, and the addresses of its place in even and odd turns. Odd turns take
+        # the first area, since turn 1 is the first one.
         found = [
             [
                 (
@@ -424,11 +438,12 @@ class _AreaBuffer(SharedBuffer):
                     s.find_address(area + k * _round_to_lines(size)),
                     s.find_address(k * _round_to_lines(size)),
                 )
-                for k, number in enumerate(some)
+                for k, number in enumerate(own)
             ]
-            for s, some in zip(segments, every, strict=True)
+            for s, own in zip(segments, writers, strict=True)
         ]
-        joined = [place for some in found for place in some]
+        joined = [place for own in found for place in own]
+        # What a compiled loop needs to meet another rank without Python.
         others = [
             (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), bell.descriptor)
             for rank, (s, bell) in enumerate(places)
@@ -488,14 +503,17 @@ def choose_communicator(
 
 
 class TwoLevelGroup(Communicator):
-    """Several hosts: each sums by itself, their first ranks among them, and tell the others.
+    """Communicator of several hosts in two levels: within a host, and between hosts' first ranks.
+
+    A sum is three steps: each host sums in its memory, the hosts' first ranks sum over the network,
+    and tell the sum to the others of their hosts. So each byte goes over the network once a host.
 
     Parameters
     ----------
     peers : PeerGroup
         All ranks; closed with the communicator.
     local : SharedGroup or None
-        This host's; None for a rank that is alone there.
+        Group of this host; None for a rank that is alone there.
     hosts : list of list of int
         The ranks of each host.
     """
@@ -598,9 +616,11 @@ class TwoLevelGroup(Communicator):
 
 
 def _pack_as_array(arrays: list[NDArray[Any]]) -> NDArray[np.uint8]:
+    """Return arrays as the bytes of one, which other ranks may pass on unread."""
     return np.frombuffer(pack_arrays(arrays), np.uint8)
 
 
+#: Place of a rank that shares no memory: machine, process, and descriptors of memory and pipe.
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
@@ -688,12 +708,12 @@ def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
     return None
 
 
-#: Takes what this rank says; waits for and returns what all say, by rank.
+#: All-gather of small values by way of the first server: takes this rank's, returns all by rank.
 TellAll = Callable[[Any], list[Any]]
 
 
 class OneHostMeeting:
-    """This rank's memory, before the others have found it.
+    """Meeting of ranks that may all be on one host; it holds this rank's memory for the others.
 
     Parameters
     ----------

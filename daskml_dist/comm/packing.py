@@ -171,11 +171,13 @@ def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) 
     return _CONTAINERS[kind](each(of))
 
 
+#: Containers that JSON lacks, by the names that a tree gives them.
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "dict": dict}
 
 
 def _make_object(kind: type, rest: list[Any]) -> Any:
     """Return an object with its attributes, made without calling its class."""
+    # First the names of the attributes, then their values.
     half = len(rest) // 2
     state = dict(zip(rest[:half], rest[half:], strict=True))
     # A message cannot leave a field out, or add an attribute that the class does not have.
@@ -205,7 +207,7 @@ def _find_type_hints(kind: type) -> dict[str, Any]:
     return found
 
 
-#: Of classes as long as they live: a notebook makes new ones with each run of a cell.
+#: Type hints of classes; weak, since a notebook makes new classes with each run of a cell.
 _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -227,17 +229,19 @@ def _matches_hint(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             _matches_hint(key, of[0]) and _matches_hint(one, of[1]) for key, one in value.items()
         )
+    # Hints that are no class, such as a TypeVar, are not checked.
     found = origin or hint
     return not isinstance(found, type) or isinstance(value, found)
 
 
-#: Arrays that may travel: plain numbers in this machine's order of bytes.
+#: Dtypes of arrays that may travel: plain numbers in this machine's byte order. Objects, which are
+#: pickled, and dtypes with fields are refused.
 _WIRE_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?efdbhiqBHIQ"}
 #: Arrays of the snapshot of one lane or server at most: parameters, optimizer state, sums.
 _ARRAYS_PER_LANE = 16
-#: Entries of an array along one dimension at most, so that NumPy can count them.
+#: Entries of an array along one dimension at most: a larger number cannot be meant (2**48).
 _MAX_DIMENSION = 1 << 48
-#: Bytes of a message whatever the size of the fit.
+#: Bytes that a message may have whatever the size of the fit (4 KiB), for headers and small facts.
 _SMALL_MESSAGE_BYTES = 1 << 12
 
 
@@ -327,6 +331,7 @@ def _pack_texts(texts: list[Any]) -> list[IdArray]:
 
 
 def _encode_name(text: str) -> IdArray:
+    """Return a short text as an array of bytes."""
     return np.frombuffer(text.encode(), np.uint8)
 
 
@@ -344,14 +349,16 @@ def unpack_ids(packed: NDArray[np.uint8]) -> list[IdArray]:
 
 
 def _unpack_texts(whole: bytes, lengths: IdArray, kind: str) -> IdArray:
+    """Return an array of objects, texts or bytes, from their bytes in a row and their lengths."""
     parts: list[Any] = [whole[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
     texts = np.empty(len(parts), object)
     texts[:] = parts if kind == "bytes" else [p.decode("utf-8", "surrogatepass") for p in parts]
     return texts
 
 
-#: Forms of objects that are remembered at most.
+#: Forms of objects that are remembered at most; a fit sends objects of a few forms.
 _MAX_FORMS = 64
+#: Types of values that are part of a form, since they seldom change from message to message.
 _PLAIN_TYPES = (type(None), bool, int, str)
 
 
@@ -361,10 +368,11 @@ class _ObjectForm:
 
     kind: type
     state: dict[str, Any]
-    #: Which array each attribute is that is one.
+    #: Number of the array of each attribute that is an array.
     arrays: dict[str, int]
 
     def filled(self, arrays: list[NDArray[Any]]) -> Any:
+        """Return an object of this form with other arrays."""
         thing: Any = object.__new__(self.kind)
         state = vars(thing)
         state.update(self.state)
@@ -374,7 +382,10 @@ class _ObjectForm:
 
 
 class RepeatedObjects:
-    """Packs and unpacks objects of some classes.
+    """Packer and unpacker of objects of some classes, which remembers their forms.
+
+    Snapshots of a fit differ in their arrays alone. What stands before the arrays, the text that
+    names classes and attributes, is made or read once for each form.
 
     Parameters
     ----------
@@ -402,7 +413,7 @@ class RepeatedObjects:
         return [head, *list_array_bytes(arrays)]
 
     def unpack(self, data: NDArray[np.uint8]) -> Any:
-        """Undo `pack_arrays`; arrays are parts of `data`."""
+        """Return the object that :meth:`pack` packed; its arrays are views of `data`."""
         arrays = unpack_arrays(data)
         # The text is the key: the same text was understood before, and only its arrays are new.
         text = arrays[0].tobytes() if arrays else b""

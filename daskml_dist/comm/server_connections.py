@@ -52,11 +52,13 @@ from daskml_dist.ps.shard_state import ShardLayout
 
 logger = logging.getLogger(__name__)
 
+#: Operation by which a side announces that it closes the connection: an end of file without it is
+#: a lost peer.
 _GOODBYE = "bye"
 
 
 class _CallAnswer(CallPayload):
-    """The answer to a control call."""
+    """Answer to a control call; a key that is missing in it is an error of the peer."""
 
     def __missing__(self, key: str) -> Any:
         raise make_malformed_error(f"an answer without {key!r}")
@@ -84,8 +86,9 @@ class RemoteConnection(ServerConnection):
         self.transport = "sockets" if up.ring is None else "shared memory"
         self._reader = FrameReader(self._in, bounds, (REPLY, CALL))
         self._n_rows = bounds.n_rows
+        #: Rows that each lane pulled last, which its next push need not name again (`wire`).
         self._keys: PulledKeys = {}
-        #: Rows that each lane has asked for.
+        #: Number of rows in each lane's open pull.
         self._asked: dict[int, int] = {}
 
     def send(self, request: ServerRequest) -> None:
@@ -98,6 +101,7 @@ class RemoteConnection(ServerConnection):
         self.bytes_pushed = self._out.sent
 
     def _read_message(self) -> Any:
+        """Return the next reply or answer; raise for a reply that no lane waits for."""
         message = self._reader.read()
         self.bytes_pulled = self._in.received
         if isinstance(message, ServerReply):
@@ -170,21 +174,21 @@ def _answer_until_goodbye(
                 encode_reply(message) if isinstance(message, ServerReply) else encode_call(message)
             )
 
-    # The reading thread must never wait for a send: the other side may be sending, too, and not
-    # read.
-    later: queue.SimpleQueue[ServerReply | CallPayload | None] = queue.SimpleQueue()
+    # The reading thread must never wait for a send: while the other side sends, it does not read,
+    # and two sides that both send would wait for each other for ever.
+    queued: queue.SimpleQueue[ServerReply | CallPayload | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
     try:
         # Answers that fit the system's buffers never block; larger ones have a thread of their own.
         if server.most_answer_bytes > out.holds:
-            answer = later.put
+            answer = queued.put
             threading.Thread(
-                target=_send_queued, args=(later, send), daemon=True, name="daskml-answer"
+                target=_send_queued, args=(queued, send), daemon=True, name="daskml-answer"
             ).start()
         while _handle_message(server, reader.read(), answer):
             pass
     finally:
-        later.put(None)
+        queued.put(None)  # ends the thread
 
 
 def _handle_message(server: ParameterServer, message: Any, answer: Callable[[Any], None]) -> bool:
@@ -197,6 +201,8 @@ def _handle_message(server: ParameterServer, message: Any, answer: Callable[[Any
         if op != _GOODBYE:
             server.call(op, message, answer)
         return bool(op != _GOODBYE)
+    # What a well-formed message without a meaning can raise in the server. It costs the sender its
+    # connection, not the server its thread.
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         logger.warning(
             "A server could not take a message, and closes its connection", exc_info=True
@@ -205,10 +211,12 @@ def _handle_message(server: ParameterServer, message: Any, answer: Callable[[Any
 
 
 def _send_queued(messages: queue.SimpleQueue[Any], send: Callable[[Any], None]) -> None:
+    """Send messages as they are queued, until None comes; the body of a thread."""
     for message in iter(messages.get, None):
         send(message)
 
 
+#: Servers of this process by their keys; weak, so that a run that ended without a word leaves none.
 _local_servers: weakref.WeakValueDictionary[str, ParameterServer] = weakref.WeakValueDictionary()
 
 
@@ -228,7 +236,7 @@ def count_servers(prefix: str) -> int:
 
 
 class LocalConnection(ServerConnection):
-    """Calls the server's state machine directly."""
+    """Connection to a server of this process, whose state machine is called directly."""
 
     def __init__(self, server: ParameterServer, wait: Wait) -> None:
         super().__init__()
@@ -248,6 +256,7 @@ class LocalConnection(ServerConnection):
             time.sleep(0)
 
     def _take_answer(self, source: queue.SimpleQueue[Any], what: str) -> Any:
+        """Return the next item of a queue; raise once the wait for `what` has no sense any more."""
         since = time.monotonic()
         while True:
             try:
@@ -275,7 +284,7 @@ class LocalConnection(ServerConnection):
 
 
 class SoloCommunicator(Communicator):
-    """The communicator of a single trainer."""
+    """Communicator of a single trainer: each collective returns its own part."""
 
     rank = 0
     size = 1
@@ -322,7 +331,7 @@ def connect_to_server(
 
 @dataclass(slots=True)
 class PulledParameters:
-    """Parameters, and what came with them."""
+    """Parameters that were pulled, with the clock of the servers and whether the fit ends."""
 
     w: NDArray[Any]
     clock: int
@@ -330,7 +339,7 @@ class PulledParameters:
 
 
 class ShardedConnection:
-    """Splits pushes over the shards and joins pulls. Not thread-safe.
+    """Connections to all shards as one: it splits pushes and joins pulls. Not thread-safe.
 
     Parameters
     ----------
@@ -339,9 +348,9 @@ class ShardedConnection:
     layout : ShardLayout
     generation : int
     compression : Compressor or None
-        Makes pushes smaller. What they leave out is kept here, for each lane that pushes, and goes
-        with its next push. It ends with the connection, since a new generation may go back to
-        before the steps that it belongs to: with it, what waits is dropped.
+        Makes pushes smaller. The residual of each lane is kept here, and goes with the lane's next
+        push. It ends with the connection: a new generation may go back to a clock before the steps
+        that the residual belongs to.
     """
 
     def __init__(
@@ -355,8 +364,10 @@ class ShardedConnection:
         self._slices = layout.slices()
         self._layout = layout
         self._generation = generation
+        #: Version of each shard that a lane pulled last.
         self._versions: dict[int, list[int]] = {}
         self._compression = compression
+        #: Residual of each lane and shard.
         self._feedback: dict[tuple[int, int], Feedback] = {}
 
     @property
@@ -396,6 +407,7 @@ class ShardedConnection:
         pulls = None if pull_index is None else self._layout.split_index(pull_index)
         # All parts are sent before any answer is waited for.
         for s, connection in enumerate(self._connections):
+            # Of the rows of shard s: their values, their numbers within it, and the packed values.
             part, at, packed = None, None if pushes is None else pushes[s][0], None
             if values is not None:
                 part = values[self._slices[s] if pushes is None else pushes[s][1]]

@@ -35,13 +35,14 @@ from daskml_dist.comm.listener import Credentials, Listener, call_peer
 from daskml_dist.comm.packing import make_malformed_error, pack_array_parts, unpack_arrays
 from daskml_dist.errors import CommunicationError
 
-#: Bytes up to which a send surely fits the system's buffers, so that all may send first.
+#: Bytes up to which a send surely fits the system's buffers (32 KiB), so that all may send first.
 _BUFFERED_BYTES = 1 << 15
-#: Bytes of an array up to which everyone sends to everyone.
+#: Bytes of an array up to which every rank sends to every other one (256 KiB): one latency counts
+#: more than sending n - 1 times as much. Larger arrays go around a ring.
 _MAX_MESH_BYTES = 1 << 18
-#: Bytes that are added at a time, while they are still in the processor's cache.
+#: Bytes that are added at a time (256 KiB), while they are still in the processor's cache.
 _ADD_PIECE_BYTES = 1 << 18
-#: Bytes that are made room for before any of them has come.
+#: Bytes that are allocated before any of them has arrived (64 MiB): a false length costs no more.
 _TRUSTED_BYTES = 1 << 26
 
 
@@ -189,8 +190,10 @@ class PeerGroup(Communicator):
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        # The first size - 1 steps add (reduce-scatter): each chunk goes around and collects every
-        # rank's part. The others copy (all-gather): each finished chunk goes around once more.
+        # Patarasu and Yuan (2009), with the least bytes that any all-reduce can send. The first
+        # size - 1 steps add (reduce-scatter): each chunk goes around and collects every rank's
+        # part. The others copy (all-gather): each finished chunk goes around once more. A chunk is
+        # added up in the order of its ranks around the ring, and all ranks copy its one sum.
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
@@ -349,16 +352,16 @@ def _unwrap_single(arrays: Arrays) -> NDArray[Any]:
     return arrays[0]
 
 
-#: Bytes of a message of which the system surely holds a few between two sockets.
+#: Bytes of a message (32 KiB) of which the system's buffers between two sockets hold a few.
 _AWAITED_BYTES = 1 << 15
 
 
 class PairMessages:
     """Messages between pairs of ranks, beside the collectives of a group. Used by one thread.
 
-    A sender goes on at once. Each destination has a thread of its own, so that a rank that does not
-    read delays no message to another. Between two collectives of the group all messages are
-    received.
+    :meth:`send` does not wait. Each destination has a thread of its own, so that a rank that does
+    not read delays no message to another. All messages are received before the next collective of
+    the group, which uses the same sockets.
 
     Parameters
     ----------
@@ -367,8 +370,9 @@ class PairMessages:
 
     def __init__(self, peers: PeerGroup) -> None:
         self._peers = peers
-        #: Messages that have come, or were sent to the own rank, and are not yet received.
+        #: Messages that have arrived, or were sent to the own rank, and are not received yet.
         self._come: dict[tuple[int, int], Arrays] = {}
+        #: Thread of each destination, and its sends that are under way, the oldest first.
         self._senders: dict[int, ThreadPoolExecutor] = {}
         self._sending: dict[int, deque[Future[None]]] = {}
 

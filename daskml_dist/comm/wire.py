@@ -32,6 +32,7 @@ from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES
 
+#: First byte of a frame: its kind.
 REQUEST, REPLY, CALL = 1, 2, 3
 
 # kind, pull, whether progress follows, lanes, generation, clock, version, rows, loss; then the
@@ -45,6 +46,7 @@ _REPLY = struct.Struct("<BB?qqqq")
 # kind, length of the JSON text: dtype and shape of each array, and the tree that names them
 _CALL = struct.Struct("<BI")
 
+#: In the place of a number of rows: there is no such array; the rows of the lane's last pull.
 _NO_ROWS, _PULLED_LAST = -1, -2
 #: What a call may bring along besides plain values.
 _CALL_CLASSES = name_classes(SNAPSHOT_CLASSES)
@@ -62,10 +64,12 @@ class _ByteSource(Protocol):
 
 
 def _view_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, without a copy where it is contiguous."""
     return np.ascontiguousarray(array).data.cast("B")
 
 
 def _count_rows(array: NDArray[Any] | None) -> int:
+    """Return the number of rows as a header has it, `_NO_ROWS` for None."""
     return _NO_ROWS if array is None else len(array)
 
 

@@ -64,7 +64,7 @@ _NO_FILES_HINT = (
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """Aligned parts of rows.
+    """Aligned parts of rows: of X, of y and of the weights, part by part.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Collection:
     parts : list of (X, y, sample_weight)
         In-memory objects or `dask.delayed.Delayed`, each as `make_block` takes it; None where
         absent. The kind "memory" has one part, of all rows.
-    find_row_shape : tuple of int, or None
+    row_shape : tuple of int, or None
         Shape of a row of X; None where Dask does not know.
     feature_names : ndarray of object, or None
         Column names of a dataframe, where they are strings.
@@ -157,16 +157,18 @@ class Collection:
     @property
     def block_maker(self) -> Callable[..., Block]:
         """Return :func:`make_block` for parts of this collection; picklable, without rows."""
-        # What is in memory is what it says, and a stream makes blocks of other rows so.
-        told = self.kind == "dask" and self.columns is None
+        # Dask only declares the shape of a block before it is computed, so each block is compared
+        # with that. Rows in memory have the shape that they show, and a stream makes blocks of
+        # other rows by this function.
+        is_declared = self.kind == "dask" and self.columns is None
         make = partial(
             make_block,
             classification=self.classification,
             multi_output=self.multi_output,
             tensors=self.tensors,
-            row_shape=self.row_shape if told else None,
+            row_shape=self.row_shape if is_declared else None,
         )
-        return partial(_make_declared_block, self.declared_numbers, make) if told else make
+        return partial(_make_declared_block, self.declared_numbers, make) if is_declared else make
 
     @property
     def declared_numbers(self) -> tuple[DeclaredNumbers | None, ...]:
@@ -177,7 +179,8 @@ class Collection:
         """Make lazy blocks, one for each part."""
         # pure=False: a key of its own for each call, with no hashing of data.
         make = delayed(self.block_maker, pure=False)
-        # Of tensors every column keeps its dtype, which rows of arrays cannot.
+        # `read_columns` reads a Parquet file to one array of one dtype; of tensors every column
+        # keeps its own.
         parts = self.parts if self.tensors else read_columns(self.parts)
         return [make(index, *part, dtype=dtype) for index, part in enumerate(parts)]
 
@@ -424,6 +427,7 @@ def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
 
 
 def _check_same_length(lengths: dict[str, int]) -> None:
+    """Raise where inputs have different numbers of rows."""
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise InvalidDataError(
@@ -439,6 +443,7 @@ def _find_known_chunks(value: Any) -> tuple[int, ...] | None:
 
 
 def _count_blocks(value: Any) -> int:
+    """Return the number of blocks of rows of a Dask collection."""
     return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
 
 
@@ -462,7 +467,8 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
         lazy = {name: _rechunk_rows(value, tuple(row_counts)) for name, value in lazy.items()}
     scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
     here = [name for name in inputs if name not in lazy and name not in scalars]
-    # Lazy inputs are lowered together, so that X and y come out of the same shuffles and reads.
+    # Lazy inputs are lowered together, so that X and y come out of the same shuffles and reads;
+    # lowered apart, an unordered shuffle could give them different orders of rows.
     pieces: dict[str, list[Any]] = dict(align_partitions(lazy, here))
     first = next(iter(pieces))
     # Inputs in memory can be sliced only by known row counts, which takes a pass over the data.
@@ -486,6 +492,7 @@ def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
 
 
 def _count_rows(rows: Any) -> int:
+    """Return the number of rows in memory, of an array, a frame, a sparse matrix or a list."""
     return int(rows.shape[0]) if hasattr(rows, "shape") else len(rows)
 
 
@@ -503,7 +510,8 @@ def _slice_rows(value: Any, row_counts: list[int]) -> list[Any]:
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
 
 
-#: A cut moves to the edge of a chunk that is nearer than this share of a part.
+#: A cut moves to the edge of a chunk that is nearer than this share of a part: parts are then at
+#: most half as wide again as even ones, and no chunk is sliced and sent in two.
 _SNAP_SHARE = 0.25
 
 

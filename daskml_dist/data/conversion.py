@@ -157,6 +157,7 @@ def restore_chunk_sizes(answers: Any, X: Any) -> Any:
 
 
 def _rebuild_array(array: da.Array, chunks: Any) -> da.Array:
+    """Return a plain Dask Array of the same tasks, with these chunk sizes."""
     return da.Array(array.dask, array.name, chunks, meta=array._meta)
 
 
@@ -169,6 +170,7 @@ def _extract_xarray_data(array: Any) -> Any:
     names = array.indexes.get(array.dims[1]) if array.ndim == 2 else None
     if names is None or not all(isinstance(name, str) for name in names):
         return data
+    # A Dask Array stays lazy, with the names as an attribute; dense rows in memory become a frame.
     if isinstance(data, da.Array):
         make: Any = _NamedColumns  # Dask gives its arrays no types
         named = make(data.dask, data.name, data.chunks, meta=data._meta)
@@ -183,6 +185,7 @@ def _extract_xarray_data(array: Any) -> Any:
 
 
 def _is_pydata_sparse(value: Any) -> bool:
+    """Return whether an array is of pydata/sparse, which need not be installed."""
     return type(value).__module__.startswith("sparse.")
 
 
@@ -217,6 +220,7 @@ def _is_sparse_frame(frame: Any) -> bool:
 
 
 def _omits_zeros(dtype: Any) -> bool:
+    """Return whether a dtype is of sparse numbers whose fill value is zero."""
     return hasattr(dtype, "fill_value") and dtype.kind in "biuf" and bool(dtype.fill_value == 0)
 
 
@@ -236,6 +240,7 @@ def convert_sparse_bools(frame: Any) -> Any:
     """Return a frame whose sparse columns of bool are float64, as arithmetic wants them."""
     if not hasattr(frame, "dtypes") or not is_dataframe_like(frame):
         return frame
+    # The sum of two bools is a bool: two ones would add up to one.
     wide = {
         at: type(dtype)(np.float64, 0.0)
         for at, dtype in zip(frame.columns, frame.dtypes, strict=True)
@@ -307,7 +312,8 @@ def as_column(
 ) -> NDArray[Any]:
     """Make y or sample_weight an array of one dimension, of the dtype it has."""
     values = copy_to_host(values)
-    # Several targets are a table of numbers, like X; one target may also be labels.
+    # Several targets are a table of numbers, like X; a single target may also be labels, which are
+    # kept as they are.
     if several and is_dataframe_like(values):
         return _convert_frame(values, None, index, choose_float_dtype)
     if is_dataframe_like(values) and len(values.columns) == 1:
@@ -508,6 +514,7 @@ def convert_object_values(values: NDArray[Any]) -> NDArray[Any]:
     types = set(map(type, values))
     if not all(issubclass(t, (bool, np.bool_, int, float, np.number)) for t in types):
         return values
+    # NumPy finds the common dtype of plain Python values.
     plain = np.array(values.tolist())
     # A mixture of bools and numbers stays objects: True and 1 may be two labels.
     are_bools = {issubclass(t, (bool, np.bool_)) for t in types}
@@ -515,10 +522,12 @@ def convert_object_values(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _has_pandas_na(dtype: Any) -> bool:
+    """Return whether missing values of a dtype are pandas.NA, as of nullable and Arrow dtypes."""
     return _is_pandas_na(getattr(dtype, "na_value", None))
 
 
 def _is_pandas_na(value: Any) -> bool:
+    """Return whether a value is pandas.NA, known by its type's name: pandas may not be loaded."""
     return type(value).__name__ == "NAType"
 
 
@@ -623,7 +632,8 @@ def _convert_frame(
         # One dtype for all columns: float32 only where every column is float32.
         found = {kept(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
         dtype = str(np.result_type(*found))
-    # pandas joins NumPy's columns without a conversion of each; others need the dtype and a NaN.
+    # pandas joins columns of NumPy dtypes block by block, without a conversion of each; nullable
+    # and Arrow columns need the dtype, and a NaN for pandas.NA.
     if all(isinstance(d, np.dtype) for d in dtypes):
         values = frame.to_numpy()
     else:
@@ -801,6 +811,7 @@ def check_no_missing(values: NDArray[Any], name: str, index: int | None = None) 
 
 
 def _is_missing(value: Any) -> bool:
+    """Return whether an object is None, NaN, NaT or pandas.NA."""
     try:
         # NaN and NaT are the values that do not equal themselves.
         return value is None or bool(value != value)

@@ -1,6 +1,7 @@
-"""Blocks on a network that carries device memory (ucx): their rows stay on GPUs.
+"""Serialisation of blocks for a network that carries device memory (UCX): rows stay on GPUs.
 
-Elsewhere Dask finds no use for this, and pickles them: with a copy of their rows in host memory.
+Importing the module registers it with Dask's serialization family "cuda", which the ucx protocol
+asks for first. Other protocols do not, and pickle blocks with a copy of their rows in host memory.
 """
 
 from __future__ import annotations
@@ -20,38 +21,42 @@ from daskml_dist.data.streamed_blocks import Bundle
 __all__: list[str] = []
 
 
-def _dump(block: Block) -> tuple[dict[str, Any], list[Any]]:
-    if block.on_device is None:
+def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, Any], list[Any]]:
+    """Return the header and the frames of parts; raise where none of their rows is on a GPU."""
+    if not are_on_device:
         raise NotImplementedError("rows in host memory")  # Dask asks its next serializer
-    rest = {field.name: getattr(block, field.name) for field in fields(block)}
-    parts = (rest.pop("rows"), rest)
-    found: tuple[dict[str, Any], list[Any]] = serialize(
+    # Rows on the device become frames as they are; all else is pickled.
+    dumped: tuple[dict[str, Any], list[Any]] = serialize(
         parts, serializers=("cuda", "pickle"), on_error="raise", iterate_collection=True
     )
-    return found
+    return dumped
 
 
-def _load(header: dict[str, Any], frames: list[Any]) -> Block:
+def _dump_block(block: Block) -> tuple[dict[str, Any], list[Any]]:
+    """Return a block's rows and other fields, serialised apart."""
+    rest = {field.name: getattr(block, field.name) for field in fields(block)}
+    return _dump_parts((rest.pop("rows"), rest), block.on_device is not None)
+
+
+def _load_block(header: dict[str, Any], frames: list[Any]) -> Block:
+    """Return the block that :func:`_dump_block` serialised."""
     rows, rest = deserialize(header, frames)
     return Block(rows=rows, **rest)
 
 
 def _dump_bundle(bundle: Bundle) -> tuple[dict[str, Any], list[Any]]:
-    if all(block.on_device is None for block in bundle.blocks.values()):
-        raise NotImplementedError("rows in host memory")
-    parts = (list(bundle.blocks.values()), bundle.infos)
-    found: tuple[dict[str, Any], list[Any]] = serialize(
-        parts, serializers=("cuda", "pickle"), on_error="raise", iterate_collection=True
-    )
-    return found
+    """Return the blocks of a bundle, each serialised as by itself, and their facts."""
+    are_on_device = any(block.on_device is not None for block in bundle.blocks.values())
+    return _dump_parts((list(bundle.blocks.values()), bundle.infos), are_on_device)
 
 
 def _load_bundle(header: dict[str, Any], frames: list[Any]) -> Bundle:
+    """Return the bundle that :func:`_dump_bundle` serialised."""
     blocks, infos = deserialize(header, frames)
     return Bundle({block.index: block for block in blocks}, infos)
 
 
 cuda_serialize.register(Bundle, _dump_bundle)
 cuda_deserialize.register(Bundle, _load_bundle)
-cuda_serialize.register(Block, _dump)
-cuda_deserialize.register(Block, _load)
+cuda_serialize.register(Block, _dump_block)
+cuda_deserialize.register(Block, _load_block)

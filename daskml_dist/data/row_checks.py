@@ -1,7 +1,8 @@
 """Checks of rows by their metadata, and errors about one value or column of them.
 
-`check_rows` looks at the kind, dtype and shape of X, `check_holds_rows` tells objects that are no
-rows from those that may be; errors about a value name its column where it has a name.
+`check_rows` looks at the kind, dtype and shape of X, `check_holds_rows` refuses objects that are
+often passed for rows by mistake; errors about a value name its column where it has a name. No check
+here reads the rows of a Dask collection: values are checked in the blocks, on the workers.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def check_rows(
         raise make_unsupported_error(X, "X")
     if is_dataframe_like(X):
         if numeric:
+            # Columns of objects that are all numbers are converted; of Dask, block by block.
             X = X if is_dask(X) else convert_object_columns(X)
             check_numeric_columns(zip(X.columns, X.dtypes, strict=True))
         return X
@@ -115,6 +117,7 @@ def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
 
 
 def _convert_to_array(X: Any) -> NDArray[Any]:
+    """Return rows in memory as an array; raise for rows of unequal length."""
     try:
         return np.asarray(X)
     except ValueError as error:
@@ -127,6 +130,7 @@ def check_weight_shape(weights: Any) -> None:
     if ndim is None:
         with suppress(ValueError):  # rows of unequal length, which are refused when they are read
             ndim = np.asarray(weights).ndim
+    # An array of no dimensions; plain numbers are taken for the weight of all rows before.
     if ndim == 0:
         shown = weights.astype(np.float64) if weights.dtype.kind in "biuf" else weights
         raise InvalidTypeError(
@@ -153,7 +157,7 @@ def check_holds_rows(X: Any, name: str = "X") -> None:
             f"{name}={os.fspath(X)!r} is a text, and no rows. Read the files first, such as "
             f"{name} = dask.dataframe.read_parquet({os.fspath(X)!r})."
         )
-    check_holds_values(X, name, single=True)  # whose dimensions are looked at later
+    check_holds_values(X, name, single=True)  # `check_dimensions` refuses a single number
     if isinstance(X, tuple | list) and X and _holds_collections(X):
         raise InvalidTypeError(
             f"{name} is a {type(X).__name__} of {len(X)} collections. Where they are X and y, pass "
@@ -235,6 +239,7 @@ def name_column_in_error(
     column = getattr(error, "column", None)
     if not isinstance(error, InvalidDataError) or column is None or names is None:
         return
+    # Named once: the error passes through several of these on its way to the user.
     del error.column  # type: ignore[attr-defined]
     if column < len(names):
         number, named = f"column {column}", f"column {names[column]!r}"
@@ -261,7 +266,9 @@ def explain_row_errors(X: Any, numeric: bool = True, rows: bool = True) -> Itera
     try:
         yield
     except (ValueError, TypeError) as error:
-        # scikit-learn's errors may come translated, out of a method that it calls in turn.
+        # The package's checks run only now, where valid rows need not pay for them. An error of the
+        # package itself says what is wrong; one with a cause is scikit-learn's, translated by a
+        # method that scikit-learn called.
         if rows and not (isinstance(error, DaskMLDistError) and error.__cause__ is None):
             raise_row_error(X, numeric)
         raise

@@ -4,6 +4,11 @@
 the ids and cuts the entries into a CSR block for each lane and side, by the steps of `cut.py`. In a
 `PairCollection` rows of two numbers and a value stay where they lie: each part's own ids are
 numbered by the tables of their ranges, so that nobody holds all ids.
+
+The cut is a shuffle, in the manner of a sample sort: (1) every part's ids become numbers of its
+own, (2) a sample of the ids tells where to cut ranges of equal load, (3) each part is split into a
+parcel for each range, and (4) a range's block is built from its parcels. Between (3) and (4) all
+workers send to all; with many groups of ranges, by two hops (`_build_side_parcels`).
 """
 
 from __future__ import annotations
@@ -33,11 +38,13 @@ from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import EntrySide
 
-#: Groups of ranges from which on parcels go by way of others: a part has few of them then.
+#: Groups of ranges up to which parcels go from their part's worker to the group's in one hop.
+#: Beyond that the tasks, parts times groups, would cost more than a second hop.
 _MAX_DIRECT_GROUPS = 16
-#: Most entries that one task cuts; a single part may have more.
+#: Most entries that one task cuts (about 16 MiB of keys and values); a single part may have more.
 _MAX_TASK_ENTRIES = 1 << 20
-#: Entries from which the blocks of one side are made after the blocks of the other.
+#: Entries from which the blocks of one side are made after the blocks of the other: both at once,
+#: with the parcels that they are made of, would fill the workers' memory.
 _MIN_WAVE_ENTRIES = 1 << 22
 
 
@@ -66,20 +73,20 @@ class KeyedCollection(Collection):
 
     Parameters
     ----------
-    sides : tuple of Side
+    sides : tuple of EntrySide
         Sides that the fit needs.
     sources : tuple
         Parts of the frame.
     numbers : callable
         Returns the entries of a part with numbered ids (`NumberedEntries`). Picklable.
     lanes : int or None
-        Lanes that it has been cut for.
+        Number of lanes that it has been cut for; None before the cut.
     cuts : dict of str to ndarray
         Last id of each lane's range but the last one's, by space.
     groups : tuple of range
-        Lanes whose blocks are made together.
+        Lanes whose blocks are made together, on one worker.
     n_cut : int
-        Lazy entries that it has been cut of.
+        Number of lazy entries that were cut; 0 for entries in memory.
     """
 
     sides: tuple[EntrySide, ...] = ()
@@ -113,11 +120,13 @@ class KeyedCollection(Collection):
     @property
     def bundles(self) -> list[tuple[int, ...]]:
         """Return groups of blocks that one task makes, of the same parcels."""
+        # Block i is of lane i // n and side i % n; bundles of one side come before those of the
+        # next, so that they can be made one side after the other (`bundles_at_once`).
         n = len(self.sides)
         return [
-            tuple(range(some.start * n + at, some.stop * n, n))
-            for at in range(n)
-            for some in self.groups
+            tuple(range(lanes.start * n + side, lanes.stop * n, n))
+            for side in range(n)
+            for lanes in self.groups
         ]
 
     @property
@@ -140,7 +149,7 @@ class KeyedCollection(Collection):
         )
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> Collection:
-        """Cut the entries by ranges of keys."""
+        """Return the collection with a part for each lane and side, cut by ranges of keys."""
         assert self.numbers is not None
         n_groups = min(n_groups, n_lanes)
         # Groups of neighbouring lanes, nearly equal in number.
@@ -148,23 +157,26 @@ class KeyedCollection(Collection):
         groups = tuple(range(a, b) for a, b in pairwise(edges))
         n_cut = 0
         if self.kind == "memory":
-            parts = [self.numbers(source) for source in self.sources]
+            numbered = [self.numbers(source) for source in self.sources]
             # The same steps as on a cluster, in one process: number, sample, cut, and build each
             # block.
-            cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in parts], n_lanes)
-            made: list[Any] = [None] * (n_lanes * len(self.sides))
+            cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in numbered], n_lanes)
+            blocks: list[Any] = [None] * (n_lanes * len(self.sides))
             for at, side in enumerate(self.sides):
-                own = cuts[side.rows]
-                whole = cut.make_parcels(range(len(parts)), parts, side, own, [range(n_lanes)])
-                for i in range(at, len(made), len(self.sides)):
-                    made[i] = cut.build_block(i, whole, self.sides, cuts)
+                own_cuts, all_lanes = cuts[side.rows], [range(n_lanes)]
+                parcels = cut.make_parcels(
+                    range(len(numbered)), numbered, side, own_cuts, all_lanes
+                )
+                for i in range(at, len(blocks), len(self.sides)):
+                    blocks[i] = cut.build_block(i, parcels, self.sides, cuts)
         else:
             # Workers number and hold the parts first: each part is then read once for all sides.
             held, sizes, cuts = self.numbered(n_lanes, hold)
-            parcels, n_cut = _build_parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
-            made = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in parcels]
-        found = [(one, None, None) for one in made]
-        return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
+            by_side, n_cut = _build_parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
+            # All lanes of a group get the group's parcels, of which each takes its own range.
+            blocks = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in by_side]
+        parts = [(block, None, None) for block in blocks]
+        return replace(self, parts=parts, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
 
     def numbered(
         self, n_ranges: int, hold: PartHolder | None
@@ -175,13 +187,14 @@ class KeyedCollection(Collection):
         tasks = TaskBuilder(self.sources)
         held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
         # Only samples of the ids come to the client, which chooses the cuts.
-        told = held.ask(_SampleIds(self.sides))
-        return held, [n for n, _ in told], cut.choose_cuts([some for _, some in told], n_ranges)
+        answers = held.ask(_SampleIds(self.sides))
+        cuts = cut.choose_cuts([sample for _, sample in answers], n_ranges)
+        return held, [n for n, _ in answers], cuts
 
 
 @dataclass(frozen=True)
 class _SampleIds:
-    """Entries of a part, and `sample_of` for some sides."""
+    """Picklable function that returns the number of entries of a part, and a sample of its ids."""
 
     sides: tuple[EntrySide, ...]
 
@@ -192,10 +205,12 @@ class _SampleIds:
 def _make_keyed_block(
     sides: Sequence[EntrySide], cuts: dict[str, Any], index: int, parcels: Any, *_: Any, **__: Any
 ) -> KeyedBlock:
+    """Return the block of a number, made of its group's parcels, as a block maker."""
     return cut.build_block(index, parcels, sides, cuts)
 
 
 def _return_block(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlock:
+    """Return a block that is made already, as a block maker."""
     return block
 
 
@@ -203,76 +218,79 @@ def _build_parcels(
     held: WorkerHeldParts, sizes: Sequence[int], sides: Sequence[EntrySide], cuts: dict[str, Any],
     groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
-    """Return the parcels of each group, by side, each made of parts that one worker holds.
-
-    Tasks grow with the holders times the groups; where these are many, parcels go by way of as
-    many tasks as there are holders, each of which sorts for some of the groups.
-    """
+    """Return the lazy parcels of each group, by side, each made of parts that one worker holds."""
     tasks = TaskBuilder(held.parts)
     # A task cuts parts that one worker holds, so that no part moves whole.
-    together = [some for own in held.together() for some in _batch_parts(own, sizes)]
-    found = [
-        _build_side_parcels(tasks, held, together, side, cuts[side.rows], groups) for side in sides
+    batches = [batch for own in held.together() for batch in _batch_parts(own, sizes)]
+    keys = [
+        _build_side_parcels(tasks, held, batches, side, cuts[side.rows], groups) for side in sides
     ]
-    lazy = iter(tasks.lazy([key for by in found for some in by for key in some]))
-    return [[[next(lazy) for _ in some] for some in by] for by in found]
+    # Keys become delayed objects all at once, of one graph, in the same nesting.
+    lazy = iter(tasks.lazy([key for by_group in keys for group in by_group for key in group]))
+    return [[[next(lazy) for _ in group] for group in by_group] for by_group in keys]
 
 
 def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Return lists of parts, each of few enough entries for one task."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     room = 0
     for i in own:
-        if not found or sizes[i] > room:
-            found.append([])
+        if not batches or sizes[i] > room:
+            batches.append([])
             room = _MAX_TASK_ENTRIES
-        found[-1].append(i)
+        batches[-1].append(i)
         room -= sizes[i]
-    return found
+    return batches
 
 
 def _build_side_parcels(
-    tasks: TaskBuilder, held: WorkerHeldParts, together: Sequence[list[int]], side: EntrySide,
+    tasks: TaskBuilder, held: WorkerHeldParts, batches: Sequence[list[int]], side: EntrySide,
     cuts: Any, groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
-    """Return the keys of the parcels of each group, on one side."""
-    # Two hops of about sqrt(groups) parcels each in the place of one of all groups.
+    """Return the keys of the parcels of each group, on one side.
+
+    With one hop there are batches times groups tasks. With two hops of about sqrt(groups) each, a
+    batch is first cut for joint groups only, and further tasks cut these parcels for each group.
+    """
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MAX_DIRECT_GROUPS else 1
-    joint = [range(some[0].start, some[-1].stop) for some in _split_in_steps(groups, step)]
-    found: list[list[Any]] = [[] for _ in joint]
-    for numbers in together:
+    # Neighbouring groups that are one range of lanes in the first hop.
+    joint_groups = _split_in_steps(groups, step)
+    ranges = [range(some[0].start, some[-1].stop) for some in joint_groups]
+    parcels: list[list[Any]] = [[] for _ in ranges]
+    for numbers in batches:
         keys = [held.parts[i].key for i in numbers]
-        made = tasks(cut.make_parcels, numbers, keys, side, cuts, joint)
-        for at, some in enumerate(found):
-            some.append(tasks(get_item, made, at))
+        batch_parcels = tasks(cut.make_parcels, numbers, keys, side, cuts, ranges)
+        for at, own in enumerate(parcels):
+            own.append(tasks(get_item, batch_parcels, at))
     if step == 1:
-        return found
+        return parcels
     return [
-        ways
-        for some, parcels in zip(_split_in_steps(groups, step), found, strict=True)
-        for ways in _build_sorted_parcels(tasks, parcels, some, step)
+        group_parcels
+        for some, own in zip(joint_groups, parcels, strict=True)
+        for group_parcels in _build_sorted_parcels(tasks, own, some, step)
     ]
 
 
 def _build_sorted_parcels(
     tasks: TaskBuilder, parcels: list[Any], groups: Sequence[range], step: int
 ) -> list[list[Any]]:
-    """Return parcels by group, sorted by tasks each of which takes those of several holders."""
+    """Return keys of the second hop by group; each of its tasks takes the parcels of `step`."""
     sorted_ = [tasks(cut.sort_parcels, some, groups) for some in _split_in_steps(parcels, step)]
     return [[tasks(get_item, made, at) for made in sorted_] for at in range(len(groups))]
 
 
 def _split_in_steps(things: Sequence[Any], step: int) -> list[Any]:
+    """Return consecutive slices of `step` items; the last one may be shorter."""
     return [things[at : at + step] for at in range(0, len(things), step)]
 
 
 class TaskBuilder:
-    """Makes tasks of calls; a result is known by its key.
+    """Builder of a graph of tasks; a task's result is known by its key.
 
     Parameters
     ----------
     sources : sequence of Delayed
-        That arguments may name.
+        Results that arguments may name by their keys.
     """
 
     def __init__(self, sources: Sequence[Any]) -> None:
@@ -281,6 +299,7 @@ class TaskBuilder:
         self._graph: dict[Any, Any] = {}
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Add a task that calls a function; return its key, which later tasks may take."""
         # Dask's dashboard groups tasks by the part of a key before the first dash.
         name = getattr(function, "__name__", type(function).__name__).strip("_").lower()
         key = f"{name}-{self._name}-{len(self._graph)}"
@@ -303,7 +322,7 @@ def get_item(things: Sequence[Any], at: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class LoneKeys:
-    """Keys that there are, whether they have entries or not."""
+    """Keys without entries, such as vertices without edges, as a part of a collection."""
 
     ids: NDArray[Any]
 
@@ -318,13 +337,13 @@ class EntryColumns:
     Parameters
     ----------
     first, second : str
-        Of the keys.
+        Columns of the keys.
     value : str or None
-        None: all values are 1.
+        Column of the values; None: all values are 1.
     least : float or None
-        Of the values; None: any finite number.
+        Smallest value allowed; None: any finite number.
     shared : bool
-        Whether both keys are of one space.
+        Whether both keys are of one space, such as the vertices of a graph.
     """
 
     first: Any
@@ -400,13 +419,13 @@ def read_frame_entries(
 
 @dataclass(frozen=True)
 class _MatrixCells:
-    """Stored cells of some rows of a sparse matrix: keys are positions."""
+    """Function that numbers the stored cells of rows of a sparse matrix; keys are positions."""
 
-    shape: tuple[int, int]
     least: float | None
 
     def __call__(self, part: tuple[int, Any]) -> NumberedEntries:
         start, matrix = part
+        # Here too: what a chunk of Dask is, is known only once it is computed.
         _check_sparse(matrix)
         cells = matrix.tocoo()
         values = convert_values(cells.data, "value", self.least)
@@ -427,18 +446,20 @@ def read_matrix_entries(
                 "The rows of a dask Array of unknown chunk sizes have no numbers. Call "
                 "compute_chunk_sizes() first."
             )
+        # A chunk has whole rows, since columns are numbered from the left edge.
         whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
         # Row numbers go through all chunks: each task is told where its chunk begins.
         starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
         pair = delayed(_make_pair, pure=False)
         chunks = whole.to_delayed().ravel().tolist()
         sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
-        return KeyedCollection.of("dask", sources, _MatrixCells(matrix.shape, least), sides)
+        return KeyedCollection.of("dask", sources, _MatrixCells(least), sides)
     _check_sparse(matrix)
-    return KeyedCollection.of("memory", [(0, matrix)], _MatrixCells(matrix.shape, least), sides)
+    return KeyedCollection.of("memory", [(0, matrix)], _MatrixCells(least), sides)
 
 
 def _check_sparse(matrix: Any) -> None:
+    """Raise where entries are of no sparse matrix."""
     if not hasattr(matrix, "tocoo"):
         raise InvalidDataError(
             f"{type(matrix).__name__} is neither a frame nor a sparse matrix. Give a pandas or "
@@ -448,6 +469,7 @@ def _check_sparse(matrix: Any) -> None:
 
 
 def _make_pair(start: int, chunk: Any) -> tuple[int, Any]:
+    """Return a chunk with the number of its first row, as a task of its own."""
     return start, chunk
 
 
@@ -456,7 +478,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class NumberedPairs(Collection):
-    """Rows of two numbers: of a first key among all first ones, of a second after all of these.
+    """Collection whose rows are two numbers, of a first key and of a second key.
+
+    Second keys are numbered after all first keys, so that a number is a row of one matrix of
+    parameters.
 
     Parameters
     ----------
@@ -484,29 +509,32 @@ class PairCollection(KeyedCollection):
             rows = _number_rows(part, [np.arange(n)], [np.arange(m)], n, m)
             return _make_pair_collection("memory", [rows], [len(rows[0])], part.ids)
         assert hold is not None
-        given, _, cuts = self.numbered(min(n_groups, n_lanes), hold)
-        held = given.parts
-        by = [(at, cuts[side.rows]) for at, side in enumerate(self.sides)]
+        numbered, _, cuts = self.numbered(min(n_groups, n_lanes), hold)
+        held = numbered.parts
+        side_cuts = [(side, cuts[of.rows]) for side, of in enumerate(self.sides)]
         tasks = TaskBuilder(held)
-        made = [_build_table_tasks(tasks, held, *one) for one in by]
+        table_tasks = [_build_table_tasks(tasks, held, *one) for one in side_cuts]
         # Workers make and hold the tables of all ids, a range each; the client sees the ids once,
         # for the fitted attributes.
-        kept = hold(tasks.lazy(list(chain.from_iterable(made))))
-        tables, found = kept.parts, kept.ask(_get_ids)
+        kept = hold(tasks.lazy(list(chain.from_iterable(table_tasks))))
+        tables, table_ids = kept.parts, kept.ask(_get_ids)
         n = len(tables) // 2
+        # A second graph, since numbers need the sizes of the tables: an id's number is its place in
+        # its table, plus the sizes of the tables before.
         tasks = TaskBuilder([*held, *tables])
         ids, numbers = [], []
-        for at, own in by:
-            some = found[at * n : (at + 1) * n]
-            ids.append(np.concatenate([part for part in some if len(part)]))
+        for side, own_cuts in side_cuts:
+            at = slice(side * n, (side + 1) * n)
+            ids.append(np.concatenate([part for part in table_ids[at] if len(part)]))
             numbers.append(
-                _build_number_tasks(tasks, held, at, own, tables[at * n : (at + 1) * n], some)
+                _build_number_tasks(tasks, held, side, own_cuts, tables[at], table_ids[at])
             )
-        lazy = []
+        # Of each part its numbered rows and its values, as two results of one task.
+        keys = []
         for part, first, second in zip(held, *numbers, strict=True):
             rows = tasks(_number_rows, part.key, first, second, len(ids[0]), len(ids[1]))
-            lazy += [tasks(get_item, rows, 0), tasks(get_item, rows, 1)]
-        columns = tasks.lazy(lazy)
+            keys += [tasks(get_item, rows, 0), tasks(get_item, rows, 1)]
+        columns = tasks.lazy(keys)
         pairs = list(zip(columns[::2], columns[1::2], strict=True))
         return _make_pair_collection("dask", pairs, None, (ids[0], ids[1]))
 
@@ -514,6 +542,7 @@ class PairCollection(KeyedCollection):
 def _make_pair_collection(
     kind: Any, pairs: Sequence[Any], row_counts: list[int] | None, ids: tuple[Array, Array]
 ) -> NumberedPairs:
+    """Return a collection of rows of two numbers and their values."""
     parts = [(X, y, None) for X, y in pairs]
     return NumberedPairs(kind, parts, (2,), None, row_counts, tensors=True, ids=ids)
 
@@ -521,9 +550,9 @@ def _make_pair_collection(
 def _build_key_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
 ) -> list[list[Any]]:
-    """Return keys of each part's own first or second ids, by range."""
-    found = [tasks(cut.split_keys, part.key, by, cuts) for part in held]
-    return [[tasks(get_item, key, r) for r in range(len(cuts) + 1)] for key in found]
+    """Return keys of each part's own first (`by` 0) or second ids, by range."""
+    split = [tasks(cut.split_keys, part.key, by, cuts) for part in held]
+    return [[tasks(get_item, key, r) for r in range(len(cuts) + 1)] for key in split]
 
 
 def _build_table_tasks(
@@ -549,6 +578,7 @@ def _build_number_tasks(
 
 
 def _get_ids(table: KeyTable) -> Array:
+    """Return the ids of a table, as a picklable function."""
     return table.ids
 
 
@@ -565,9 +595,9 @@ def _number_rows(
     n_second: int,
 ) -> tuple[Array, Array]:
     """Return the numbers of the keys of a part's entries, and the values."""
-    # Half the memory where the numbers fit.
-    kind = np.int32 if n_first + n_second < 2**31 else np.int64
-    rows = np.empty((len(part.codes[0]), 2), kind)
+    # int32 takes half the memory of int64 where the numbers fit.
+    dtype = np.int32 if n_first + n_second < 2**31 else np.int64
+    rows = np.empty((len(part.codes[0]), 2), dtype)
     rows[:, 0] = np.concatenate(first)[part.codes[0]]
     rows[:, 1] = np.concatenate(second)[part.codes[1]] + n_first
     values = np.ones(len(rows)) if part.values is None else part.values.astype(np.float64)
