@@ -1,1 +1,1 @@
-"""Views of a fit for its user, while it runs."""
+"""Views of fits for their users: live displays, the page in Dask's dashboard, and plots."""

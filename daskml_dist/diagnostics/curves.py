@@ -1,4 +1,7 @@
-"""Curves of a fit's measures as SVG in HTML, without a plotting library."""
+"""Curves of a fit's measures as SVG in HTML, without a plotting library.
+
+The colours and the least height of an axis that all views of fits share are here too.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ _MAX_POINTS = 400
 #: Least height of an axis as a share of its values, so that a loss which changes in its last digits
 #: alone is drawn as a nearly flat line.
 LEAST_SPAN = 1e-3
+#: Okabe and Ito's colours, which colour-blind people tell apart.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 #: Measures that have a curve, with their colours, which suit light and dark pages.
 CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
 
@@ -28,12 +33,14 @@ def make_curves_html(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value of a record can be drawn."""
     return value is not None and math.isfinite(value)
 
 
 def _draw_curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
     """Return the SVG of one measure over the passes."""
     points = [(r["pass"], r[key]) for r in records if _is_number(r.get(key))]
+    # Every `step`-th point, and the last one in any case.
     if len(points) > _MAX_POINTS:
         step = -(-len(points) // _MAX_POINTS)
         points = [*points[:-1:step], points[-1]]
@@ -61,6 +68,7 @@ def _scale_to_axis(values: Sequence[float], size: int, least: float = 0.0) -> li
     """Return coordinates of values between the margins, on an axis that spans at least `least`."""
     low, high = min(values), max(values)
     span = max(high - low, least)
+    # A single point, or several zeros: in the middle.
     if span == 0:
         return [size / 2 for _ in values]
     centre = low + (high - low) / 2

@@ -1,4 +1,8 @@
-"""Displays of the status of a fit: plain lines, a live line of a terminal, a notebook's output."""
+"""Displays of the status of a fit: plain lines, a live line of a terminal, a notebook's output.
+
+A display is given a `Status`, which callbacks keep up to date, and is told by `enter` and `show`
+that it has changed. All three have the methods of `Display`, which prints plain lines.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from daskml_dist.diagnostics.status import Status
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_COLOUR = 160, 10, "#4c8bf5"
 #: Redraws of the display a second.
 _REFRESH_PER_SECOND = 4
-#: Seconds without a new phase after which plain output repeats the status, by whether each pass has
-#: its line; the delay doubles each time, up to the maximum.
+#: Seconds within one phase after which plain output repeats the status, by whether each pass has a
+#: line of its own; the delay doubles each time, up to the maximum.
 _FIRST_DELAY, _MAX_DELAY = {False: 5.0, True: 1.0}, 600.0
 
 
@@ -32,6 +36,7 @@ def open_display(console: Console | None, status: Status, verbose: int) -> Displ
     if verbose > 1:
         return Display(console, status, each_pass=True)
     if console.is_jupyter:
+        # Without IPython's display module the notebook gets plain lines.
         with suppress(ImportError):
             return _NotebookDisplay(console, status)
     elif console.is_terminal and console.is_interactive:
@@ -56,9 +61,10 @@ class Display:
         self._console = console
         self._status = status
         self._each_pass = each_pass
+        # Held where a timer is replaced, by the fit's thread or by the timer's.
         self._lock = Lock()
         self._timer: Timer | None = None
-        #: Number of the latest timer: an older one that fires all the same does nothing.
+        # Number of the latest timer: an older one that was too late to cancel does nothing.
         self._timer_number = 0
         self._restart_timer()
 
@@ -85,8 +91,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a line, which stays."""
-        # As Text: no markup or colours are read from it; soft_wrap: no break at the console's
-        # width.
+        # As Text, so that brackets are no markup; soft_wrap, so that files get one line.
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
@@ -98,7 +103,7 @@ class Display:
         self.note(self._status.summary())
 
     def _restart_timer(self, seconds: float | None = None) -> None:
-        """Start the timer that repeats the status, in the place of the one before."""
+        """Start the timer that repeats the status, in place of the one before."""
         seconds = seconds or _FIRST_DELAY[self._each_pass]
         if self._timer is not None:
             self._timer.cancel()
@@ -113,13 +118,14 @@ class Display:
             if timer_number != self._timer_number:
                 return
             if not (self._each_pass and self._status.in_passes):
-                with suppress(OSError, ValueError):  # the output has been closed
+                # Output that has been closed must not end the timer's thread with a traceback.
+                with suppress(OSError, ValueError):
                     self.note(self._status.line())
             self._restart_timer(min(2 * seconds, _MAX_DELAY))
 
 
 class _TerminalDisplay(Display):
-    """Display of a live line, redrawn by a thread of rich so that short passes are not delayed."""
+    """Display of a live line, redrawn by a thread of rich's, so that short passes do not wait."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
@@ -135,12 +141,13 @@ class _TerminalDisplay(Display):
         self._live.stop()
         super().close()
 
+    # The live line shows at any time what a timer would repeat.
     def _restart_timer(self, seconds: float | None = None) -> None:
         pass
 
 
 class _NotebookDisplay(Display):
-    """Display of an output that is rewritten in place; rich's own would need ipywidgets."""
+    """Display of an output that is rewritten in place; rich's own display needs ipywidgets."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
@@ -148,6 +155,8 @@ class _NotebookDisplay(Display):
         self._handle = display(Snapshot(status.line(), make_status_html(status)), display_id=True)
         self._shown = time.perf_counter()
 
+    # A new phase is shown at once; passes and progress at most a few times a second, as each
+    # update is a message to the browser.
     def enter(self, *, anew: bool) -> None:
         if anew:
             self._show()
@@ -159,6 +168,7 @@ class _NotebookDisplay(Display):
             self._show()
 
     def _show(self) -> None:
+        """Rewrite the output with the present status."""
         self._handle.update(Snapshot(self._status.line(), make_status_html(self._status)))
         self._shown = time.perf_counter()
 
@@ -188,7 +198,7 @@ class Snapshot:
 
 
 def make_status_html(status: Status) -> str:
-    """Return position, bar, numbers and curves of a running fit."""
+    """Return position, bar, measures and curves of a running fit, as HTML."""
     line = (
         f"<b>{escape(status.position())}</b> {_make_bar(status.share)} {escape(status.metrics())}"
     )
@@ -197,11 +207,12 @@ def make_status_html(status: Status) -> str:
 
 
 def make_summary_html(status: Status) -> str:
-    """Return summary and curves of a fit that has ended."""
+    """Return summary and curves of a fit that has ended, as HTML."""
     return _frame_html(f"<div>{escape(status.summary())}</div>", status)
 
 
 def _frame_html(text: str, status: Status) -> str:
+    """Return a block of text with the curves below it, as HTML."""
     curves = make_curves_html(status.records)
     return (
         f'<div class="daskml-status">{text}'

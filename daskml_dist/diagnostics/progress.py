@@ -1,4 +1,4 @@
-"""A live view of a fit, in a terminal and in a notebook."""
+"""Callback that shows a fit live, in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Progress"]
 class Progress(NamedParameters):
     """Callback that shows what a fit does, and leaves one line of summary.
 
-    A terminal shows one live line: while rows are read and places found, what happens and how far
-    it is; then pass, loss, rows per second, staleness, validation score, the time since the fit
-    began and the most that is left of it. A notebook shows the same in one output that is
-    rewritten in place, with the curves so far; it needs no widgets. Output that is neither (a
-    file, a pipe, a batch job's log) gets the summary, and before it a line on whatever lasts, after
-    5 seconds and each time that as much time has gone by again, at most 10 minutes.
+    A terminal shows one live line: while rows are read and workers are chosen, the phase and its
+    progress; then pass, loss, rows per second, staleness, validation score, the time since the fit
+    began and an upper bound of the time that is left. A notebook shows the same in one output that
+    is rewritten in place, with the curves so far; it needs no widgets. Output that is neither (a
+    file, a pipe, a batch job's log) gets the summary, and before it the status of a phase that
+    lasts, after 5 seconds and then at delays that double up to 10 minutes.
 
     Parameters
     ----------
@@ -33,7 +33,8 @@ class Progress(NamedParameters):
     max_iter : int or None, default=None
         Number of passes that count as the whole; None takes the fit's ``max_iter``.
     verbose : int, default=1
-        2 or more: a plain line a pass, also in a terminal, and one on what else takes a second.
+        2 or more: a plain line for each pass, also in a terminal, and for other phases that take
+        more than a second.
 
     Raises
     ------
@@ -61,10 +62,12 @@ class Progress(NamedParameters):
         self.console = console
         self.max_iter = max_iter
         self.verbose = verbose
+        # Both are there from the first phase of a fit to its end.
         self._status: Status | None = None
         self._display: Display | None = None
 
-    # An estimator is cloned and pickled with its callbacks, but a console holds locks and files.
+    # An estimator is cloned and pickled with its callbacks, but a console holds locks and files:
+    # copies share it, and pickles leave it out.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Progress:
         return type(self)(self.console, self.max_iter, self.verbose)
@@ -85,6 +88,7 @@ class Progress(NamedParameters):
         if phase == "end":
             self._close()
             return
+        # The first phase comes before `on_fit_begin`: the display opens with it.
         if self._status is None or self._display is None:
             self._status = Status(self.max_iter)
             self._status.enter(phase, done, total)
@@ -100,8 +104,9 @@ class Progress(NamedParameters):
         run : object
             With the attributes ``max_iter``, ``policy_name``, ``n_lanes`` and ``n_servers``.
         """
+        # A status with a title is of an earlier fit, which did not come to its end.
         if self._status is not None and self._status.title:
-            self._close()  # of an earlier fit that was not ended
+            self._close()
         if self._status is None or self._display is None:
             self._status = Status(self.max_iter)
             self._display = open_display(self.console, self._status, self.verbose)
@@ -123,7 +128,7 @@ class Progress(NamedParameters):
             self._display.show()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Show a pass that was made again since a worker was lost.
+        """Show a pass that was made again after the loss of a worker.
 
         Parameters
         ----------

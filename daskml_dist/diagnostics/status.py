@@ -1,4 +1,8 @@
-"""Status of a fit in progress, and its texts."""
+"""Status of a fit in progress, and its texts.
+
+`Status` keeps what callbacks report (phases, passes), and words it for every display: a line, a
+summary, a row of rich's. Times are wall time in seconds.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,15 @@ from daskml_dist.diagnostics.curves import CURVES
 
 #: Characters of a progress bar.
 _BAR_WIDTH = 16
-#: Most records that are kept for curves; beyond, every second one is dropped.
+#: Most records that are kept for curves: beyond it every second one is dropped.
 _MAX_RECORDS = 1000
 #: The phase in which passes are made.
 _PASSES = "training"
 #: Remaining seconds, about four months, beyond which they are not shown.
 _MAX_SECONDS_LEFT = 1e7
 
-#: Share of `max_iter` before which no remaining time is estimated: most fits end long before it.
+#: Share of `max_iter` that must be done before the remaining time is estimated: a fit may end long
+#: before `max_iter`, and a bound of many times its length would tell nothing.
 _MIN_SHARE_OF_ESTIMATE = 0.01
 
 
@@ -47,15 +52,16 @@ class Status:
     def __init__(self, max_iter: int | None, work: str = "") -> None:
         self.title = work
         self._work = work
-        self._noun = "block"
-        self._entered = time.perf_counter()
         self.max_iter = max_iter
+        # The phase, when it began, and its parts: how many are done, of how many, of what.
         self.phase = _PASSES
+        self._entered = time.perf_counter()
         self._done = 0
         self._total: int | None = None
+        self._noun = "block"
         self._since = time.perf_counter()
+        # Record of the last pass; and pass, rows and seconds of each pass that was not undone.
         self._last: dict[str, Any] | None = None
-        #: Pass, rows and seconds of each pass that counts.
         self._made: list[tuple[int, int, float]] = []
         #: Measures of every `_every`-th pass, for curves.
         self.records: list[dict[str, Any]] = []
@@ -82,8 +88,9 @@ class Status:
     def add(self, record: dict[str, Any]) -> None:
         """Record a pass."""
         self.phase = _PASSES
+        # A pass that is made again after the loss of a worker undoes itself and later ones.
         while self._made and self._made[-1][0] >= record["pass"]:
-            self._made.pop()  # the pass was repeated after a loss
+            self._made.pop()
         while self.records and self.records[-1]["pass"] >= record["pass"]:
             self.records.pop()
         self._made.append((record["pass"], record["rows"], record["seconds"]))
@@ -95,7 +102,7 @@ class Status:
 
     @property
     def in_passes(self) -> bool:
-        """True while the fit makes passes."""
+        """Return whether the fit makes passes now."""
         return self.phase == _PASSES
 
     def position(self) -> str:
@@ -106,23 +113,22 @@ class Status:
         return f"pass {self._pass}{whole}"
 
     def _format_progress(self) -> str:
+        """Return the parts of the phase that are done, of how many."""
         return f"{self._done}/{_format_count(self._total or 0, self._noun)}"
 
     @property
-    def _rows(self) -> int:
-        return sum(rows for _, rows, _ in self._made)
-
-    @property
     def _seconds(self) -> float:
+        """Return the seconds of all passes."""
         return sum(seconds for *_, seconds in self._made)
 
     @property
     def _pass(self) -> int:
+        """Return the number of the last pass; 0 before the first."""
         return self._last["pass"] if self._last else 0
 
     @property
     def share(self) -> float | None:
-        """Share of the phase that is done; None where it is unknown."""
+        """Return the share of the phase that is done; None where it is unknown."""
         done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
         return done / total if total else None
 
@@ -145,7 +151,7 @@ class Status:
         return _format_clock(time.perf_counter() - self._since)
 
     def _left(self) -> list[str]:
-        """Return the longest time that remains; a tolerance may end the fit earlier."""
+        """Return the time that is left up to `max_iter`; a tolerance may end the fit earlier."""
         each = self._seconds / max(len(self._made), 1)
         seconds = estimate_seconds_left(self._pass, self.max_iter, each)
         return (
@@ -155,7 +161,7 @@ class Status:
         )
 
     def _left_of_phase(self) -> list[str]:
-        """Return the remaining time of a phase, at its pace so far."""
+        """Return the time that is left of a phase at its pace so far, from one second on."""
         if not self._done or self._total is None:
             return []
         spent = time.perf_counter() - self._entered
@@ -177,13 +183,15 @@ class Status:
     def summary(self) -> str:
         """Return the last line of a fit; for one that never began, with its last phase."""
         spent = time.perf_counter() - self._since
+        # An operation of several fits has no passes of its own.
         if self._work:
             return f"{self._work}: {spent:.3g} s, last: {self.position()}"
         if not self.title:
             return f"no pass in {spent:.3g} s, last: {self.position()}"
         parts = [f"{self.title}: {_format_count(len(self._made), 'pass')} in {spent:.3g} s"]
         if self._last is not None:
-            parts += [*_format_loss(self._last), _format_rate(self._rows, self._seconds)]
+            rows = sum(rows for _, rows, _ in self._made)
+            parts += [*_format_loss(self._last), _format_rate(rows, self._seconds)]
             parts += _format_score(self._last)
         return ", ".join(parts)
 
@@ -201,18 +209,22 @@ class Status:
 
 
 def _format_clock(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds."""
     return str(timedelta(seconds=int(seconds)))
 
 
 def _format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _format_rate(rows: int, seconds: float) -> str:
+    """Return rows per second with three digits, as multiples of 1,000."""
     if seconds <= 0:
         return "- rows/s"
     rate = rows / seconds
+    # From 999.5 on three digits round to 1,000.
     for unit in ("", "k", "M"):
         if rate < 999.5:
             return f"{rate:.3g}{unit} rows/s"
@@ -226,12 +238,16 @@ def _format_loss(record: dict[str, Any]) -> list[str]:
 
 
 def _format_score(record: dict[str, Any]) -> list[str]:
+    """Return the validation score as text; none of fits without validation rows."""
     score = record["val_score"]
     return [] if score is None else [f"val score {score:.4g}"]
 
 
 def estimate_seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
-    """Return the seconds that `most` passes still take; NaN where no estimate is possible."""
+    """Return the seconds that are left of `most` passes of `seconds` each, `n_passes` being made.
+
+    NaN where that is not known, or too early to say.
+    """
     if most is None or not n_passes or n_passes < _MIN_SHARE_OF_ESTIMATE * most:
         return math.nan
     return seconds * max(0, most - n_passes)

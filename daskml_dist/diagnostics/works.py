@@ -1,4 +1,9 @@
-"""Progress of operations that are not a single fit, such as searches, on screen and dashboard."""
+"""Progress of operations that are not a single fit, such as searches, on screen and dashboard.
+
+An operation opens a context (`doing`, or `reading` for one that only reads blocks), and code at any
+depth within it names phases by `tell`, without being passed a reporter: the current one is a
+context variable, so threads and tasks of other operations have their own.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ class _ProgressReport:
         self._status: Status | None = None
         self._display: Display | None = None
         self._phase_text = ""
-        # Threads report concurrently; blocks that are read after the end are not shown.
+        # Threads report concurrently, some of them after the end: these reports are dropped.
         self._lock, self._closed = Lock(), False
         if verbose:
             self._status = Status(None, work=name)
@@ -43,7 +48,7 @@ class _ProgressReport:
 
     def tell(self, phase: str, done: int, total: int | None, noun: str) -> None:
         """Show the present phase, with `done` of `total` parts that `noun` names."""
-        self._phase_text = phase if total is None else f"{phase} {done}/{total}"
+        self._phase_text = _format_phase(phase, done, total)
         with self._lock:
             self._show(phase, done, total, noun)
 
@@ -51,15 +56,17 @@ class _ProgressReport:
         """Show how many blocks have been read within the present phase; called from any thread."""
         with self._lock:
             if not self._closed:
+                # On the page from the first report on, which short reads never make.
                 self._feed = self._feed or SearchFeed(self._name)
                 phase = f"{self._phase_text}: reading" if self._phase_text else "reading"
                 self._show(phase, done, total, "block")
 
     def _show(self, phase: str, done: int, total: int | None, noun: str) -> None:
+        """Show a phase on the display and on the page; called with the lock held."""
         if self._status is not None and self._display is not None:
             self._display.enter(anew=self._status.enter(phase, done, total, noun))
         if self._feed is not None:
-            self._feed.phase(phase if total is None else f"{phase} {done}/{total}")
+            self._feed.phase(_format_phase(phase, done, total))
 
     def rung(self, scores: Sequence[dict[str, Any]]) -> None:
         """Send the scores of a search's rung to the page."""
@@ -67,7 +74,7 @@ class _ProgressReport:
             self._feed.rung(scores)
 
     def note(self, text: str) -> None:
-        """Print a line where `verbose` asks for one in each pass."""
+        """Print a line, if `verbose` asks for one for each pass."""
         if self._display is not None:
             self._display.show_line(text)
 
@@ -81,6 +88,12 @@ class _ProgressReport:
                 self._display.close()
 
 
+def _format_phase(phase: str, done: int, total: int | None) -> str:
+    """Return a phase with its progress as text."""
+    return phase if total is None else f"{phase} {done}/{total}"
+
+
+#: Report of the operation that the present thread or task belongs to.
 _current_report: ContextVar[_ProgressReport | None] = ContextVar("daskml_dist_work", default=None)
 
 
@@ -95,7 +108,7 @@ def doing(name: str, verbose: Any) -> Iterator[None]:
 def reading(name: str, verbose: Any = None) -> Iterator[None]:
     """Report how many blocks have been read while the context is open.
 
-    Nothing that takes less than about two seconds is shown on the page. Within an operation that is
+    Reads of less than about two seconds are not shown on the page. Within an operation that is
     reported already, blocks are shown as progress of its phase.
     """
     if (work := _current_report.get()) is not None:
@@ -138,7 +151,7 @@ def tell_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
     if (work := _current_report.get()) is None or not scores:
         return
     work.rung(scores)
-    # NaN, which is not equal to itself, is the score of a failed candidate.
+    # The score of a failed candidate is NaN, which is not equal to itself.
     best = max((one["score"] for one in scores if one["score"] == one["score"]), default=None)
     shown = "" if best is None else f", best score {best:.4g}"
     work.note(f"{name}: {len(scores)} candidates{shown}")

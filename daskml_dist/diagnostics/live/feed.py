@@ -1,4 +1,9 @@
-"""Client side of the dashboard's page: callbacks of fits, and their events to the scheduler."""
+"""Client side of the dashboard's page: callbacks of fits, and their events to the scheduler.
+
+Hooks of a fit put events into a queue of the client (`_SchedulerLine`), from whatever thread; a
+coroutine in the client's event loop sends what there is, once a second at most. The scheduler is
+asked once whether it shows the page; if not, events are dropped from then on.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,13 @@ from daskml_dist.diagnostics.live.fits import HANDLER
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two messages, before the first one, and until a message times out.
+#: Seconds between two messages, before the first one (a short fit is over by then, and is sent
+#: whole), and until a message times out.
 _SEND_INTERVAL, _FIRST_DELAY, _SEND_TIMEOUT = 1.0, 0.25, 5.0
 #: Most events that wait for a message; beyond, the oldest are dropped.
 _MAX_EVENTS = 20_000
 
+#: Queue of each client; it goes with the client.
 _lines: WeakKeyDictionary[Any, _SchedulerLine] = WeakKeyDictionary()
 
 
@@ -54,11 +61,13 @@ class Feed:
     def __init__(self, estimator: str, max_iter: int | None = None) -> None:
         self._estimator = estimator
         self._max_iter = max_iter
+        # None between fits, and during fits in one process.
         self._client: Any = None
         self._fit = ""
         self._began = 0.0
+        # Worker of each lane, as it was last reported.
         self._lanes: list[str] = []
-        #: Run id of the present part of the fit: one that trains in parts has several.
+        # Run id of the present part of the fit: one that trains in parts has several.
         self._part = ""
 
     @guard_hook
@@ -120,6 +129,7 @@ class Feed:
         self._client = None
 
     def _tell_lanes(self, run: Any) -> None:
+        """Report the worker of each lane, if that has changed."""
         lanes = [address for _, address in sorted(run.lane_addresses.items())]
         if lanes != self._lanes:
             # The first lanes are shown from the begin of the fit on.
@@ -128,6 +138,7 @@ class Feed:
             self._tell("lanes", at=at, lanes=lanes)
 
     def _tell(self, kind: str, at: float | None = None, **facts: Any) -> None:
+        """Queue an event, at a second of the fit; None: now."""
         at = time.monotonic() - self._began if at is None else at
         get_scheduler_line(self._client).tell(
             self._client, {"fit": self._fit, "kind": kind, "at": at, **facts}
@@ -135,7 +146,7 @@ class Feed:
 
 
 def get_scheduler_line(client: Any) -> _SchedulerLine:
-    """Return the queue of events of a client for its scheduler."""
+    """Return a client's queue of events for its scheduler."""
     return _lines.setdefault(client, _SchedulerLine())
 
 
@@ -144,7 +155,7 @@ class _SchedulerLine:
 
     def __init__(self) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
-        #: Whether the scheduler shows the page; None: it has not been asked.
+        # Whether the scheduler shows the page; None: it has not been asked.
         self._has_page: bool | None = None
         self._is_sending = False
         self._send_early = asyncio.Event()
@@ -163,6 +174,7 @@ class _SchedulerLine:
     # -- in the client's event loop ------------------------------------------------------------
 
     async def _send_all(self, client: Any) -> None:
+        """Send events until there are none, unless another call does so already."""
         if self._is_sending:
             return
         self._is_sending = True
@@ -182,6 +194,7 @@ class _SchedulerLine:
             client.loop.add_callback(self._send_all, client)
 
     async def _wait_for_turn(self) -> None:
+        """Wait until the next message may be sent, or until a fit ends."""
         wait = max(_FIRST_DELAY, self._last_sent + _SEND_INTERVAL - time.monotonic())
         with suppress(TimeoutError):
             await asyncio.wait_for(self._send_early.wait(), wait)
@@ -191,6 +204,7 @@ class _SchedulerLine:
         self._send_early.clear()
 
     async def _send(self, client: Any) -> None:
+        """Send all queued events as one message; open the page before the first."""
         if self._has_page is None:
             self._has_page = await client.run_on_scheduler(_make_page_opener())
         events = list(self._events)
@@ -215,7 +229,10 @@ def _make_page_opener() -> Callable[..., bool]:
 
 
 def to_plain_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers, texts and lists of a record as Python objects; others are left out."""
+    """Return the numbers, texts and lists of a record as Python objects; others are left out.
+
+    The scheduler then needs no NumPy to read the message.
+    """
     values = {key: getattr(value, "item", lambda v=value: v)() for key, value in record.items()}
     return {
         k: v
@@ -240,6 +257,7 @@ class SearchFeed:
 
     @guard_hook
     def _begin(self, name: str) -> None:
+        """Report the begin, if there is a client; a search has no lanes or passes of its own."""
         from distributed import default_client
 
         try:
@@ -279,6 +297,7 @@ class SearchFeed:
         self._client = None
 
     def _tell(self, kind: str, **facts: Any) -> None:
+        """Queue an event, if there is a client."""
         if self._client is not None:
             at = time.monotonic() - self._began
             event = {"fit": self._fit, "kind": kind, "at": at, **facts}

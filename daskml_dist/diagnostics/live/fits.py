@@ -1,4 +1,9 @@
-"""Recent fits of a cluster as reported by their clients, and the tables of the page's figures."""
+"""Recent fits of a cluster as reported by their clients, and the tables of the page's figures.
+
+`RecentFits` applies events to `Fit` objects, at the scheduler. The functions below make these
+tables of columns for bokeh; each takes None for a page without a fit, and then returns the columns
+without rows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from daskml_dist.diagnostics.curves import LEAST_SPAN
+from daskml_dist.diagnostics.curves import COLOURS, LEAST_SPAN
 from daskml_dist.diagnostics.live.heartbeats import Pulses
 from daskml_dist.diagnostics.status import estimate_seconds_left
 
@@ -19,8 +24,6 @@ HANDLER = "daskml_dist_training"
 N_FITS, N_PASSES, N_CHANGES, N_LANES, N_RUNGS = 20, 2000, 100, 256, 2000
 #: Last passes whose speed gives rates and remaining time.
 _N_RECENT_PASSES = 5
-#: Colours of workers: Okabe and Ito's, which colour-blind people tell apart.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 #: Measures whose axis need not contain 0, and all measures of a record.
 LEVELS = ("loss", "val_score", "eval_score")
 _COLUMNS = (*LEVELS, "staleness_mean", "staleness_max")
@@ -35,7 +38,7 @@ class Fit:
     fit, estimator, policy, client : str
         Names; of the client its id.
     max_iter : int or None
-        Passes at most, where that is planned.
+        Most passes; None where the fit has no such limit.
     n_lanes, n_servers : int
     began : float
         Seconds since the epoch.
@@ -55,7 +58,7 @@ class Fit:
     #: Raised by each event, so that the page knows when to redraw.
     version: int = 0
     records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=N_PASSES))
-    #: Seconds and words of changes of membership; seconds and the worker of each lane.
+    #: Second and text of each change of membership; second, and worker of each lane from then on.
     generations: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
     lanes: deque[tuple[float, list[str]]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
     #: Present phase.
@@ -65,7 +68,8 @@ class Fit:
         default_factory=lambda: deque(maxlen=N_RUNGS)
     )
     pulses: Pulses = field(default_factory=Pulses)
-    #: Begin by the clock of this process; the earliest that an event implies.
+    #: Begin by this process's monotonic clock: the earliest that an event implies, since the
+    #: delivery of an event can only make it seem later.
     here: float = math.inf
 
     def take(self, event: dict[str, Any]) -> None:
@@ -74,6 +78,7 @@ class Fit:
         self.at, self.version = max(self.at, at), self.version + 1
         self.here = min(self.here, time.monotonic() - at)
         if kind == "pass":
+            # A pass that is made again takes the place of the first one and of later ones.
             self._take_back(event["record"]["pass"] - 1)
             self.records.append(event["record"])
         elif kind == "phase":
@@ -97,29 +102,29 @@ class Fit:
                 self.version += 1
 
     def _take_back(self, n_passes: int) -> None:
-        """Drop later passes, which are repeated."""
+        """Drop the passes after a number of them, which are to be made again."""
         while self.records and self.records[-1]["pass"] > n_passes:
             self.records.pop()
 
     @property
     def n_passes(self) -> int:
-        """Number of the last pass."""
+        """Return the number of the last pass."""
         return int(self.records[-1]["pass"]) if self.records else 0
 
     @property
     def passes(self) -> str:
-        """Number of the last pass, and of how many where that is planned."""
+        """Return the number of the last pass, and of `max_iter` where there is one, as text."""
         return f"{self.n_passes}" if self.max_iter is None else f"{self.n_passes}/{self.max_iter}"
 
     @property
     def rows_per_second(self) -> float:
-        """Rows a second of the last passes; NaN before the first."""
+        """Return the rows per second of the last passes; NaN before the first."""
         rows, seconds, _ = self._recent
         return rows / seconds if seconds > 0 else math.nan
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until its last pass at most, NaN where it is unknown; 0 once it has ended."""
+        """Return the seconds that are left at most: NaN where unknown, 0 once the fit has ended."""
         if self.state != "running":
             return 0.0
         _, seconds, passes = self._recent
@@ -127,7 +132,7 @@ class Fit:
 
     @property
     def _recent(self) -> tuple[float, float, int]:
-        """Rows, seconds and number of the last passes."""
+        """Return rows, seconds and number of the last passes."""
         recent = list(self.records)[-_N_RECENT_PASSES:]
         rows, seconds = (
             float(sum(record[key] for record in recent)) for key in ("rows", "seconds")
@@ -140,7 +145,7 @@ class RecentFits:
 
     def __init__(self) -> None:
         self._fits: dict[str, Fit] = {}
-        #: The fit to which each run belongs.
+        # Fit to which each run belongs: a fit that trains in parts has a run for each.
         self._fit_of: dict[str, str] = {}
 
     def take(self, events: list[dict[str, Any]]) -> None:
@@ -148,6 +153,7 @@ class RecentFits:
         for event in events:
             name = event["fit"]
             if event["kind"] == "begin":
+                # Dropped and added again, so that the newest fit is the last of the dict.
                 facts = {k: v for k, v in event.items() if k not in {"kind", "at"}}
                 self._fits.pop(name, None)
                 self._fits[name] = Fit(**facts)
@@ -166,6 +172,7 @@ class RecentFits:
             fit.hear(told)
 
     def _forget(self, name: str) -> None:
+        """Drop a fit and its runs."""
         del self._fits[name]
         self._fit_of = {run: fit for run, fit in self._fit_of.items() if fit != name}
 
@@ -184,6 +191,7 @@ def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
     """Return columns over the passes of a fit, NaN where there is no value."""
     records = [] if fit is None else list(fit.records)
     table = {key: [_number(record.get(key)) for record in records] for key in ("pass", *_COLUMNS)}
+    # Points below and above each value, which keep the axis from a height of nearly nothing.
     for name in LEVELS:
         half = [LEAST_SPAN / 2 * abs(value) for value in table[name]]
         table[f"{name}_low"] = [v - h for v, h in zip(table[name], half, strict=True)]
@@ -199,6 +207,7 @@ def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
 
 def make_staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
     """Return bars of the gradients applied in the kept passes, by their staleness in versions."""
+    # Count number i is of staleness 0 (i = 0), 1 (i = 1), and of 2^(i - 1) up to 2^i - 1.
     counts: list[int] = []
     for record in () if fit is None else fit.records:
         found = record.get("staleness_counts") or []
@@ -213,7 +222,7 @@ def assign_colours(fit: Fit | None) -> dict[str, str]:
     """Return a colour for each worker that ran a lane."""
     lanes = [] if fit is None else fit.lanes
     workers = dict.fromkeys(worker for _, some in lanes for worker in some)
-    return {w: _COLOURS[number % len(_COLOURS)] for number, w in enumerate(workers)}
+    return {w: COLOURS[number % len(COLOURS)] for number, w in enumerate(workers)}
 
 
 def make_lane_table(fit: Fit | None) -> dict[str, list[Any]]:
@@ -224,6 +233,7 @@ def make_lane_table(fit: Fit | None) -> dict[str, list[Any]]:
     if fit is None or not fit.lanes:
         return table
     colours = assign_colours(fit)
+    # An assignment of lanes lasts until the next one, the last until now.
     ends = [at for at, _ in list(fit.lanes)[1:]] + [fit.at]
     for (begin, lanes), end in zip(fit.lanes, ends, strict=True):
         for lane, worker in enumerate(lanes[:N_LANES]):
@@ -246,7 +256,7 @@ def make_mark_table(fit: Fit | None) -> dict[str, list[Any]]:
 
 
 def make_rung_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return lines of the scores of each candidate over its rungs, without NaN."""
+    """Return lines of the scores of each candidate over its rungs; failed ones (NaN) left out."""
     lines: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for candidate, bracket, resource, score in () if fit is None else fit.rungs:
         if not math.isnan(score):
@@ -261,9 +271,10 @@ def make_rung_table(fit: Fit | None) -> dict[str, list[Any]]:
         "bracket": [bracket for bracket, _ in lines],
         "name": [f"bracket {bracket}" for bracket, _ in lines],
         "candidate": [candidate for _, candidate in lines],
-        "colour": [_COLOURS[bracket % len(_COLOURS)] for bracket, _ in lines],
+        "colour": [COLOURS[bracket % len(COLOURS)] for bracket, _ in lines],
     }
 
 
 def _number(value: Any) -> float:
+    """Return a value as a float; NaN for None."""
     return math.nan if value is None else float(value)

@@ -1,4 +1,10 @@
-"""Rates of a fit over time, made from the reports that trainers send each second."""
+"""Rates of a fit over time, made from the reports that workers send each second.
+
+A report has counters: steps of each lane and bytes of each transport since the generation began.
+Differences of a worker's successive reports, by its own clock, are rates (`_make_report`). Reports
+of all workers that come within one interval make a moment (`Pulse`), which a second report of the
+same worker ends.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ from typing import Any
 
 #: Topic of the workers' reports, as in `daskml_dist.training.worker.notifications`.
 PULSES = "daskml_dist_pulses"
-#: Most moments that are kept of a fit: beyond, every second one is dropped.
+#: Most moments that are kept of a fit: beyond it every second one is dropped.
 N_PULSES = 400
 #: Lanes whose speed is kept, from lane 0 on.
 N_SPEEDS = 32
@@ -80,7 +86,7 @@ class Pulses:
 
     def __init__(self) -> None:
         self.kept: list[Pulse] = []
-        #: The last report of each worker, and the workers that have reported in the present moment.
+        # The last report of each worker, and the workers that have reported in the present moment.
         self._last: dict[str, _Report] = {}
         self._open: list[str] = []
 
@@ -95,7 +101,7 @@ class Pulses:
         return ends
 
     def forget_others(self, workers: Collection[str]) -> None:
-        """Forget workers without lanes: the workers that took over their rows count these."""
+        """Forget workers that have no lanes any more: others count the rows that they took over."""
         if self._open and not self._last.keys() <= set(workers):
             self._close()
         self._last = {name: one for name, one in self._last.items() if name in workers}
@@ -103,7 +109,7 @@ class Pulses:
     def _close(self) -> None:
         """End the present moment, with the last report of each worker."""
         at = max(self._last[worker].at for worker in self._open)
-        # Workers that have been silent for longer are not counted.
+        # Workers that have been silent for too long count as lost, not with their last report.
         heard = {
             name: report
             for name, report in self._last.items()
@@ -120,11 +126,13 @@ class Pulses:
             traffic.update(report.traffic)
         names = ("rows_here", "rows_streamed", "memory", "spilled")
         sums = {name: float(sum(one.told[name] for one in heard.values())) for name in names}
-        if self.kept and at <= self.kept[-1].at:  # several late reports of one moment: merged
+        # Several late reports of one moment are merged with it.
+        if self.kept and at <= self.kept[-1].at:
             last = self.kept.pop()
             at, speeds = last.at, [*last.speeds, *speeds]
         self.kept.append(Pulse(at, tuple(sorted(speeds)), dict(traffic), sums))
         self._open = []
+        # Each second moment from the second on: the first one stays.
         if len(self.kept) > N_PULSES:
             del self.kept[1::2]
 
@@ -142,6 +150,7 @@ def _make_report(at: float, told: dict[str, Any], before: _Report | None) -> _Re
         for lane, n in steps.items()
         if n >= before.steps.get(lane, math.inf)
     }
+    # Counters begin at 0 again with a new generation: then the new value is all that was moved.
     moved = {
         transport: n - then if n >= (then := before.told["traffic"].get(transport, 0)) else n
         for transport, n in told["traffic"].items()
@@ -151,7 +160,8 @@ def _make_report(at: float, told: dict[str, Any], before: _Report | None) -> _Re
 
 
 def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str, list[Any]]:
-    """Return lines of the steps per second of each lane, one for each worker that ran it."""
+    """Return lines of the steps per second of each lane, a new line where its worker changes."""
+    # By lane, worker, and number of the line among the lane's.
     lines: dict[tuple[int, str, int], tuple[list[float], list[float]]] = {}
     parts: dict[int, tuple[str, int]] = {}
     for pulse in [] if pulses is None else pulses.kept:
@@ -171,7 +181,7 @@ def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str
 
 
 def make_load_table(pulses: Pulses | None) -> dict[str, list[float]]:
-    """Return columns over the seconds of a fit."""
+    """Return traffic (MB/s), rows and memory (GB) of all workers, over the seconds of a fit."""
     kept = [] if pulses is None else pulses.kept
     table = {"seconds": [pulse.at for pulse in kept]}
     for transport, name in TRANSPORTS.items():

@@ -1,4 +1,8 @@
-"""Page of the dashboard, drawn with bokeh; each browser has a document of its own."""
+"""Page of the dashboard, drawn with bokeh; each browser has a document of its own.
+
+`show` makes the figures once, each with a data source; twice a second the page looks whether a fit
+has had an event, and only then replaces the sources' tables, which bokeh sends to the browser.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: Milliseconds between two updates of the page.
 _UPDATE_INTERVAL = 500
+#: Choice of the fit that is shown: the newest at any time, rather than one by its id.
 _NEWEST = "newest"
 #: Figures over passes: the title, and the columns that are drawn with their colours.
 _FIGURES = (
@@ -66,7 +71,10 @@ _MARK = {"color": "#d00000", "line_dash": "dashed", "line_width": 2}
 
 
 def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
-    """Fill a bokeh document with the page, and update it periodically."""
+    """Fill a bokeh document with the page of `fits`, and update it periodically.
+
+    `extra` are Dask's variables for its template of a page.
+    """
     from bokeh.core.properties import without_property_validation
     from bokeh.layouts import column, gridplot
     from bokeh.models import ColumnDataSource, Div, Select
@@ -92,6 +100,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     figures += [_draw_lanes(sources["lanes"], sources["marks"]), *over_time]
     rungs = _draw_rungs(sources["rungs"])
     grid = gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_options={"logo": None})
+    # The choice, and the version of each fit, that are on the page now.
     shown: list[Any] = []
 
     def update() -> None:
@@ -107,6 +116,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
                 (_NEWEST, _NEWEST),
                 *((f.fit, _format_fit_name(f)) for f in reversed(kept)),
             ]
+            # Fits have lanes; searches, which report rungs, have none.
             grid.visible = fit is None or fit.n_lanes > 0
             rungs.visible = fit is not None and fit.n_lanes == 0
             rungs_of_fit = () if fit is None else fit.rungs
@@ -130,7 +140,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
 
 
 def is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bool:
-    """Return True if a figure of some columns shows no value of the recorded passes."""
+    """Return whether a figure of some columns shows no value, though passes are recorded."""
     return bool(table["pass"]) and all(math.isnan(v) for name in columns for v in table[name])
 
 
@@ -145,13 +155,16 @@ def _add_empty_label(plot: Any, column: str) -> Any:
 
 
 def _make_speeds(fit: Fit | None) -> dict[str, list[Any]]:
+    """Return lines of the speed of a fit's lanes."""
     return make_speed_table(None if fit is None else fit.pulses, assign_colours(fit))
 
 
 def _make_load(fit: Fit | None) -> dict[str, list[float]]:
+    """Return traffic and memory of a fit over time."""
     return make_load_table(None if fit is None else fit.pulses)
 
 
+#: Functions that make the tables of a fit, by the name of the data source.
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
     "passes": make_pass_table, "lanes": make_lane_table, "marks": make_mark_table,
     "speeds": _make_speeds, "rungs": make_rung_table, "staleness": make_staleness_table,
@@ -168,8 +181,10 @@ def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "p
     for name, colour in columns.items():
         named = {"legend_label": name.replace("_", " ")} if len(columns) > 1 else {}
         plot.line(over, name, source=source, color=colour, line_width=2, **named)
-        plot.scatter(over, name, source=source, color=colour, size=5, **named)  # of a single one
-        for edge in ("low", "high") if name in LEVELS else ():  # unseen: the axis reaches so far
+        # Dots too, as a line of a single point is not seen.
+        plot.scatter(over, name, source=source, color=colour, size=5, **named)
+        # Invisible points that the axis must reach: see `make_pass_table`.
+        for edge in ("low", "high") if name in LEVELS else ():
             plot.scatter(over, f"{name}_{edge}", source=source, alpha=0.0, size=1)
     if len(columns) > 1:
         legend = plot.legend[0]
@@ -177,7 +192,8 @@ def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "p
             "horizontal", "9pt", 0.0,
         )  # fmt: skip
         legend.padding = legend.margin = 0
-        plot.add_layout(legend, "above")  # where it hides no line
+        plot.add_layout(legend, "above")
+    # Losses and scores keep all their digits; counts are shortened to 1.2k and 3.4m.
     if "loss" not in columns and "val_score" not in columns:
         plot.yaxis.formatter = NumeralTickFormatter(format="0.[000]a")
     tips = [(over, f"@{over}"), *((name.replace("_", " "), f"@{name}") for name in columns)]
@@ -243,6 +259,7 @@ def _draw_rungs(source: Any) -> Any:
         x_axis_label="passes, or another resource", y_axis_label="mean score of held-out rows",
         x_axis_type="log", height=420, tools="pan,wheel_zoom,reset", sizing_mode="stretch_width",
     )  # fmt: skip
+    # Ticks are set with the data: one at each rung.
     plot.xaxis[0].ticker, plot.xaxis[0].formatter = FixedTicker(ticks=[]), BasicTickFormatter()
     plot.multi_line("resource", "score", source=source, color="colour", line_alpha=0.5)
     dots = plot.scatter(
@@ -257,6 +274,7 @@ def _draw_rungs(source: Any) -> Any:
 
 
 def _format_fit_name(fit: Fit) -> str:
+    """Return the time of the begin, the estimator and the policy, for the list of choices."""
     began = time.strftime("%H:%M:%S", time.localtime(fit.began))
     return ", ".join([f"{began} {fit.estimator}", *([fit.policy] if fit.policy else [])])
 
@@ -302,4 +320,5 @@ def _make_fit_list(fits: list[Fit]) -> str:
 
 
 def _make_table_row(tag: str, cells: tuple[str, ...]) -> str:
+    """Return a row of an HTML table, of cells "th" or "td"."""
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -1,4 +1,8 @@
-"""Scheduler plugin that keeps the recent fits and adds their page to Dask's dashboard."""
+"""Scheduler plugin that keeps the recent fits and adds their page to Dask's dashboard.
+
+`open_page` runs on the scheduler, called by the first client that reports a fit. A scheduler has
+the page only if it runs Dask's own dashboard (bokeh) and has this package installed.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,7 @@ class TrainingPage(SchedulerPlugin):
         """Apply events of a client; errors are logged, since a scheduler must not fail by them."""
         try:
             self.fits.take(events)
+        # Events are of clients of any version.
         except Exception:
             logger.debug("What a fit tells cannot be read", exc_info=True)
 
@@ -74,6 +79,7 @@ def open_page(scheduler: Any) -> bool:
 
 def find_dashboard(scheduler: Any) -> Any:
     """Return Dask's own bokeh application; None for a scheduler without dashboard."""
+    # The application of Dask's pages is the one that has /status.
     if "bokeh" not in sys.modules:
         return None
     applications = getattr(getattr(scheduler, "http_application", None), "applications", ())
@@ -92,7 +98,8 @@ def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
         show(fits, extra, document)
 
     variables = template_variables(scheduler)
-    # Added to the scheduler's applications, it is stopped with them.
+    # An application of bokeh beside Dask's own, which has been started already. As one of the
+    # scheduler's applications it is stopped with them.
     application = BokehApplication(
         {f"/{PAGE}": serve, f"/individual-{PAGE}": serve},
         scheduler,
@@ -102,6 +109,7 @@ def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
     application.initialize(IOLoop.current())
     application.start()
     scheduler.http_application.add_application(application)
+    # The list that Dask's own pages draw their navigation bar from, changed in place.
     pages = variables["pages"]
     if PAGE not in pages:
         pages.insert(

@@ -1,8 +1,8 @@
-"""Pictures of fits, drawn with matplotlib.
+"""Plots of fits and searches, drawn with matplotlib.
 
 Each function draws on `ax`, or on a new figure, and returns the Axes. matplotlib comes with
-``pip install "daskml-dist[viz]"``, and is loaded as the first picture is drawn. Displays of curves
-and matrices of predictions are scikit-learn's, in :mod:`daskml_dist.metrics`.
+``pip install "daskml-dist[viz]"``, and is imported as the first plot is drawn. ROC curves and
+confusion matrices are drawn by scikit-learn's displays, in :mod:`daskml_dist.metrics`.
 """
 
 from daskml_dist.diagnostics.plots.coefficients import coefficients

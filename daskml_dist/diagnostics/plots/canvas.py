@@ -11,12 +11,9 @@ from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Okabe and Ito's colours, which colour-blind people tell apart.
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
-
 
 def get_axes(ax: Axes | None, name: str) -> Axes:
-    """Return the given Axes, or those of a new figure."""
+    """Return the given Axes, or those of a new figure; `name` is the plot's, for errors."""
     if ax is not None and not (hasattr(ax, "plot") and hasattr(ax, "xaxis")):
         raise InvalidParameterError(
             f"ax={ax!r}: give Axes of matplotlib, such as those of plt.subplots()[1] (one of them "
@@ -38,7 +35,8 @@ def keep_least_height(ax: Axes) -> None:
     """Widen the y axis of values that hardly change, so that their lines look flat."""
     low, high = ax.dataLim.intervaly
     least = LEAST_SPAN * max(abs(low), abs(high))
-    if high - low < least:  # not so where nothing is drawn: the limits are infinite then
+    # False where nothing is drawn: the limits are infinite then.
+    if high - low < least:
         centre = low + (high - low) / 2
         ax.set_ylim(centre - least / 2, centre + least / 2)
 
@@ -61,7 +59,7 @@ def get_history(given: Any) -> Any:
 
 
 def name_histories(given: Any) -> dict[str, Any]:
-    """Return histories by name; without names they are called by their policies."""
+    """Return histories by name; without names, by their policies: "sync", "sync #2"."""
     if isinstance(given, Mapping):
         named = {str(name): get_history(one) for name, one in given.items()}
     else:

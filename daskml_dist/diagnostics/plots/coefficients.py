@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskml_dist.diagnostics.plots.canvas import COLOURS, get_axes
+from daskml_dist.diagnostics.curves import COLOURS
+from daskml_dist.diagnostics.plots.canvas import get_axes
 from daskml_dist.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def coefficients(
     n : int, default=20
         Coefficients that are drawn, those of the largest absolute values; >= 1.
     label : label, or int, or None, default=None
-        Of several classes the one whose coefficients are drawn; of several targets the number of
-        one. None: the only one.
+        Class whose coefficients are drawn, where there are several; with several targets, the
+        number of one. None: the only one.
     feature_names : sequence of str, or None, default=None
         Names of all features. None: those that the model was fitted with (of a pipeline, those that
         its steps give), else their numbers.
@@ -45,8 +46,8 @@ def coefficients(
     Raises
     ------
     InvalidParameterError
-        There are no coefficients, `label` is none of its labels or missing, or names are too many
-        or too few.
+        The estimator has no coefficients, `label` is none of its labels or missing, or there are
+        too many or too few names.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -70,8 +71,9 @@ def coefficients(
     if hasattr(found, "toarray"):
         found = found.toarray()
     coef = _select_label(last, np.atleast_2d(np.asarray(found)), label)
-    names = _names(estimator, last, len(coef), feature_names)
+    names = _find_names(estimator, last, len(coef), feature_names)
     ax = get_axes(ax, "coefficients")
+    # Bars are drawn from the bottom up, so the largest comes last.
     largest = np.argsort(-np.abs(coef), kind="stable")[:n][::-1]
     values = coef[largest]
     colours = [COLOURS[0] if value >= 0 else COLOURS[5] for value in values]
@@ -88,7 +90,7 @@ def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
         if label is None:
             return coef[0]
         classes = getattr(estimator, "classes_", ())
-        # One row tells of two labels: it is the second one's, and the first one's with its sign.
+        # A binary model has one row: that of the second label, and, negated, of the first.
         signs = dict(zip(classes, (-1, 1), strict=True)) if len(classes) == 2 else {0: 1}
     else:
         signs = dict.fromkeys(getattr(estimator, "classes_", range(len(coef))), 1)
@@ -100,11 +102,13 @@ def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
     return signs[label] * coef[row]
 
 
-def _names(estimator: Any, last: Any, n: int, given: Sequence[str] | None) -> list[str]:
+def _find_names(estimator: Any, last: Any, n: int, given: Sequence[str] | None) -> list[str]:
+    """Return names of the features of a model: given ones, a pipeline's, the fit's, or numbers."""
     if given is None and estimator is not last and hasattr(estimator, "get_feature_names_out"):
+        # A step may have no names.
         try:
             given = estimator[:-1].get_feature_names_out()
-        except (AttributeError, ValueError):  # a step that has no names
+        except (AttributeError, ValueError):
             given = None
     if given is None:
         given = getattr(last, "feature_names_in_", None)

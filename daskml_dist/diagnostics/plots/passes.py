@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from daskml_dist.diagnostics.curves import COLOURS
 from daskml_dist.diagnostics.plots.canvas import (
-    COLOURS,
     get_axes,
     get_history,
     keep_least_height,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+#: Measures and costs of passes, with the labels of their axes.
 _MEASURES = {
     "loss": "mean training loss",
     "val_score": "validation score",
@@ -43,7 +44,8 @@ def learning_curves(
     y : {"loss", "val_score", "eval_score"}, default="loss"
         ``"val_score"`` needs ``early_stopping=True``, ``"eval_score"`` ``fit(eval_set=...)``.
     over : {"pass", "seconds", "rows", "bytes"}, default="pass"
-        What the passes cost: their number, their wall time (s), rows, or traffic (MB), summed up.
+        Cost on the x axis: the number of passes, or their wall time (s), rows or traffic (MB),
+        summed up.
     ax : matplotlib.axes.Axes or None, default=None
         Where to draw; None makes a new figure.
 
@@ -87,7 +89,7 @@ def learning_curves(
 
 
 def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float], list[float]]:
-    """Return costs and values of a history's passes."""
+    """Return accumulated costs and values of a history's passes."""
     records = history.records
     if not records or all(record.get(y) is None for record in records):
         raise InvalidParameterError(
@@ -144,7 +146,8 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
             ax.plot(passes, values, style, marker=".", color=colour, label=f"{name}, {key}")
     ax.set_xlabel("pass")
     ax.set_ylabel("staleness (versions)")
-    ax.set_yscale("symlog", linthresh=1.0)  # the largest may be a thousand times the mean
+    # The maximum may be a thousand times the mean, and both may be 0.
+    ax.set_yscale("symlog", linthresh=1.0)
     ax.set_ylim(bottom=0.0)
     whole_numbers(ax)
     ax.legend()
@@ -152,7 +155,7 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the bytes of each pass of a fit, those pushed below those pulled.
+    """Draw the bytes of each pass of a fit as stacked bars, pushed ones below pulled ones.
 
     Parameters
     ----------
@@ -196,6 +199,7 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def _or_nan(value: Any) -> float:
+    """Return a value as a float; NaN, which leaves a gap in a line, for None."""
     return float("nan") if value is None else float(value)
 
 
@@ -239,11 +243,14 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
             "distributed.Client."
         )
     ax = get_axes(ax, "lanes")
+    # A generation's workers stand until the recovery before the next one begins, which took
+    # `seconds` and ended `at`.
     ends = [after["at"] - after["seconds"] for after in seatings[1:]] + [extra["seconds"]]
     bars: dict[str, list[tuple[int, float, float]]] = {}
     for seating, end in zip(seatings, ends, strict=True):
         for lane, worker in enumerate(seating["workers"]):
             bars.setdefault(worker, []).append((lane, seating["at"], end))
+    # Lane, begin and end of each bar of a worker.
     for number, (worker, of_worker) in enumerate(bars.items()):
         left = [begin for _, begin, _ in of_worker]
         ax.barh(

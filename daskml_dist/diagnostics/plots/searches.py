@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskml_dist.diagnostics.plots.canvas import COLOURS, get_axes
+from daskml_dist.diagnostics.curves import COLOURS
+from daskml_dist.diagnostics.plots.canvas import get_axes
 from daskml_dist.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def search_results(
     search : fitted search with ``cv_results_``
         scikit-learn's, too.
     params : str, or sequence of one or two str, or None, default=None
-        Names of parameters, of the axes x and y. None: all that vary. Where others vary as well,
+        Names of the parameters on the axes x and y. None: all that vary. Where others vary as well,
         the best score of each value is drawn.
     score : str, default="score"
-        Of several metrics the one that is drawn.
+        Metric that is drawn, where there are several.
     ax : matplotlib.axes.Axes or None, default=None
 
     Returns
@@ -63,6 +64,7 @@ def search_results(
         raise InvalidParameterError(
             f"params={names}: name one parameter, for a curve, or two, for a heat map."
         )
+    # Candidates of a list of grids need not have all parameters.
     values = [_list_values([c[name] for c in candidates if name in c]) for name in names]
     best = _find_best(candidates, names, means)
     ax = get_axes(ax, "search_results")
@@ -78,6 +80,7 @@ def search_results(
 
 
 def _draw_curve(ax: Axes, values: list[Any], means: Any, spread: Any) -> None:
+    """Draw scores over the values of one parameter, at even distances if these are no numbers."""
     numbers = all(isinstance(v, Real) and not isinstance(v, bool) for v in values)
     x = values if numbers else range(len(values))
     ax.plot(x, means, marker=".", color=COLOURS[0])
@@ -89,6 +92,7 @@ def _draw_curve(ax: Axes, values: list[Any], means: Any, spread: Any) -> None:
 
 
 def _draw_map(ax: Axes, values: list[list[Any]], best: Any, means: Any, score: str) -> None:
+    """Draw scores over the values of two parameters as an image, NaN where none was tried."""
     grid = np.full((len(values[1]), len(values[0])), np.nan)
     for row, of_y in enumerate(values[1]):
         for column, of_x in enumerate(values[0]):
@@ -148,8 +152,11 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, float]], bool]], str]:
-    """Return (points, is_best) of each candidate, and the name of the resource."""
-    # Searches by partial fits keep a history of scores after some passes.
+    """Return (points, is_best) of each candidate, and the name of the resource.
+
+    A point is (resource, mean test score), one for each rung that the candidate reached.
+    """
+    # Searches by partial fits (Hyperband) keep a history of scores after some passes.
     history = getattr(search, "history_", None)
     if isinstance(history, list) and history and "passes" in history[0]:
         by_number: dict[Any, list[tuple[float, float]]] = {}
@@ -177,6 +184,7 @@ def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, flo
 
 def _make_candidate_key(params: dict[str, Any], resource: str) -> Any:
     """Return a value that identifies a candidate, whatever its resources."""
+    # The resource may be a parameter, such as n_estimators, which grows from rung to rung.
     return tuple(sorted((name, _make_key(v)) for name, v in params.items() if name != resource))
 
 
@@ -201,6 +209,7 @@ def _get_column(results: Any, name: str) -> Any:
 
 
 def _list_names(params: Any) -> list[str]:
+    """Return the names of an argument `params`."""
     return [params] if isinstance(params, str) else list(params)
 
 
@@ -212,7 +221,7 @@ def _find_varying_params(candidates: list[dict[str, Any]]) -> list[str]:
 
 
 def _make_key(value: Any) -> Any:
-    """Return a value that identifies parameters, also those that cannot be hashed."""
+    """Return a hashable value that identifies a parameter's value."""
     try:
         hash(value)
     except TypeError:
@@ -237,12 +246,14 @@ def _find_best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any,
             continue
         key = tuple(_make_key(candidate[name]) for name in names)
         known = best.get(key)
+        # Failed candidates have NaN: any other is better.
         if known is None or np.isnan(means[known]) or means[number] > means[known]:
             best[key] = number
     return best
 
 
 def _format_value(value: Any) -> str:
+    """Return a value as text, with four digits of a float."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -259,8 +270,8 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib.axes.Axes
-        With a line of the losses, those of fits that diverged left out, and a dashed line at the
-        suggestion. Losses far above that of the smallest rate are beyond the picture.
+        With a line of the losses, without those of fits that diverged, and a dashed line at the
+        suggestion. Losses far above that of the smallest rate are outside the axes.
 
     Raises
     ------
@@ -284,6 +295,8 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
     losses = found.losses[finite]
     ax.plot(found.rates[finite], losses, marker=".", color=COLOURS[0])
     if len(losses):
+        # As far above the first loss as the lowest is below it: losses just before divergence are
+        # orders of magnitude larger, and would make the rest look flat.
         low, first = losses.min(), losses[0]
         room = max(first - low, 0.05 * abs(first), 1e-12)
         ax.set_ylim(low - 0.1 * room, first + room)

@@ -1,4 +1,9 @@
-"""Export of estimators to ONNX, by scikit-learn's equivalents, with a check of the answers."""
+"""Export of estimators to ONNX, by scikit-learn's equivalents, with a check of the answers.
+
+An estimator becomes scikit-learn's twin (`to_sklearn`), skl2onnx converts the twin, the gaps that
+it leaves are filled (`onnx_trees`), and ONNX Runtime's answers are compared with the twin's: some
+conversions drop parts of a model without an error.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ _REMEDY = (
     "Pass rows like those to come as `sample` where inputs are not all numbers, or use "
     "to_sklearn()."
 )
-#: Rows whose answers are compared.
+#: Rows whose answers are compared with the twin's.
 _CHECKED_ROWS = 64
 #: Largest difference of answers, as a share of the largest: rounding to float32 is far below it,
 #: and an error of the conversion far above.
@@ -32,7 +37,7 @@ _TOLERANCE = 1e-3
 
 @suggest_arguments
 def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
-    """Make a fitted estimator a model of ONNX, by way of scikit-learn's (see `to_sklearn`).
+    """Convert a fitted estimator to ONNX, by way of scikit-learn's (see `to_sklearn`).
 
     Parameters
     ----------
@@ -42,20 +47,20 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
         Of the file to write, or a URL of a file system that fsspec knows. A file that is there is
         replaced in one move.
     sample : array-like or pandas.DataFrame of shape (n, n_features), optional
-        A few rows like those to come, which tell the dtypes of the inputs; None: all are float32,
-        in one matrix.
+        A few rows like those to predict, whose dtypes become those of the inputs. None: all inputs
+        are float32, in one matrix.
 
     Returns
     -------
     onnx.ModelProto
-        Of a classifier, the outputs are labels and probabilities (a matrix). Columns of `sample`
+        The outputs of a classifier are labels and probabilities (a matrix). Columns of `sample`
         that the estimator's ``ColumnTransformer`` drops are no inputs.
 
     Raises
     ------
     ExportError
-        scikit-learn or ONNX has no such estimator, or answers of ONNX's are others than those of
-        the estimator, for `sample` or rows that are drawn; or skl2onnx is not installed:
+        scikit-learn or ONNX has no such estimator, or ONNX answers otherwise than the estimator
+        (for `sample`, else for random rows); or skl2onnx is not installed:
         ``pip install "daskml-dist[export]"``.
     ModelFileError
         The file cannot be written.
@@ -64,8 +69,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
 
     Notes
     -----
-    Rows, thresholds and coefficients are float32 there, so results differ in the last digits of
-    float32. Thresholds are rounded such that float32 rows take the same ways through trees.
+    Rows, thresholds and coefficients are float32 in ONNX, so results differ in the last digits of
+    float32. Thresholds are rounded such that float32 rows take the same paths through trees.
 
     Examples
     --------
@@ -78,6 +83,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     """
     twin = to_sklearn(estimator)
     skl2onnx, session_of = _load_libraries()
+    # Before the conversion, and before the twin's own answers: thresholds are rounded in the twin.
     trees = prepare_trees(twin)
     more: dict[str, Any] = {"X": None if sample is None else sample[:1]}
     if sample is None:
@@ -85,7 +91,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
             raise ExportError(f"This {type(twin).__name__} takes no matrix of numbers. {_REMEDY}")
         kind = skl2onnx.common.data_types.FloatTensorType
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
-    if _has_shares(twin):
+    # Else the probabilities of a row would be a dict by label.
+    if _has_probabilities(twin):
         more["options"] = {"zipmap": False}
     model = _convert_with_skl2onnx(skl2onnx, twin, more)
     _drop_unread_inputs(model.graph)
@@ -97,7 +104,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
 
 
 def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
-    """Return the ONNX model of an estimator of scikit-learn."""
+    """Return the ONNX model of an estimator of scikit-learn; `more` are skl2onnx's arguments."""
     try:
         with warnings.catch_warnings():
             # protobuf warns of the booleans that skl2onnx gives it for numbers.
@@ -112,6 +119,7 @@ def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> An
 
 def _drop_unread_inputs(graph: Any) -> None:
     """Remove inputs that no node reads, such as columns that a ColumnTransformer drops."""
+    # A graph without inputs would be invalid, and is left to the check of answers.
     read = _find_read_names(graph)
     kept = [one for one in graph.input if one.name in read]
     if kept and len(kept) < len(graph.input):
@@ -157,8 +165,8 @@ def _load_libraries() -> tuple[Any, Any]:
     return skl2onnx, session_of
 
 
-def _has_shares(estimator: Any) -> bool:
-    """Return whether answers are probabilities of classes."""
+def _has_probabilities(estimator: Any) -> bool:
+    """Return whether an estimator's answers are probabilities of classes."""
     from sklearn.base import is_classifier
 
     return bool(is_classifier(estimator)) and hasattr(estimator, "predict_proba")
@@ -174,11 +182,13 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
     """
     if sample is None:
         drawn = np.random.default_rng(0).normal(size=(_CHECKED_ROWS, twin.n_features_in_))
-        sample = np.abs(drawn).astype(np.float32)  # some estimators refuse negative numbers
+        # Some estimators, such as naive Bayes of counts, refuse negative numbers.
+        sample = np.abs(drawn).astype(np.float32)
         sample = make_category_rows(twin, sample)
     sample = sample[:_CHECKED_ROWS]
     wanted = _compute_expected_answers(twin, sample)
-    number = int(_has_shares(twin))
+    # A classifier's outputs are labels (0) and probabilities (1).
+    number = int(_has_probabilities(twin))
     try:
         found = np.asarray(session.run(None, _make_inputs(session, sample))[number])
     except Exception as error:  # of ONNX Runtime's own kinds, and of rows that are no such inputs
@@ -218,8 +228,9 @@ def _compute_expected_answers(twin: Any, sample: Any) -> NDArray[Any]:
 
 
 def _compute_onnx_answers(twin: Any, sample: Any) -> NDArray[Any]:
+    """Return scikit-learn's answers of the method whose answers ONNX has."""
     for method in ("predict_proba", "predict", "transform"):
-        if hasattr(twin, method) and (method != "predict_proba" or _has_shares(twin)):
+        if hasattr(twin, method) and (method != "predict_proba" or _has_probabilities(twin)):
             found = getattr(twin, method)(sample)
             if isinstance(found, list) and len({one.shape for one in found}) > 1:
                 raise ExportError(
@@ -231,6 +242,7 @@ def _compute_onnx_answers(twin: Any, sample: Any) -> NDArray[Any]:
 
 
 def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:
+    """Return rows as the inputs of a session: one matrix, or a column for each feature."""
     names = [one.name for one in session.get_inputs()]
     if len(names) == 1 and names[0] not in getattr(sample, "columns", ()):
         return {names[0]: np.asarray(sample)}
@@ -238,8 +250,9 @@ def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:
 
 
 def _are_near(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    """Return whether answers differ by no more than rounding to float32 explains."""
     if wanted.dtype.kind not in "fc":
-        # Labels: rounding may change those of rows at a decision boundary.
+        # Labels: rounding may change those of rows at a decision boundary, but not of one in ten.
         return bool(np.mean(found.reshape(wanted.shape) == wanted) > 0.9)
     if found.size != wanted.size:
         return False

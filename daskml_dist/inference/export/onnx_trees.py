@@ -1,7 +1,10 @@
 """Trees in ONNX: corrections of what skl2onnx leaves out.
 
 It does not export where trees of forests send missing values, the categorical splits of boosting,
-and logarithmic links; and it rounds thresholds to the nearest float32.
+and logarithmic links; and it rounds thresholds to the nearest float32. `prepare_trees` rounds
+thresholds before the conversion, and `complete_trees` rewrites the operators after it. An operator
+(TreeEnsembleClassifier or -Regressor) has all nodes of all trees of a model, as lists of equal
+length, one for each attribute: https://onnx.ai/onnx/operators/onnx_aionnxml_TreeEnsembleRegressor.html
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ _NODE_ATTRIBUTES = (
 
 def find_categories(model: Any) -> dict[int, NDArray[Any]]:
     """Return the categories by feature of scikit-learn's boosting; empty for other models."""
+    # Its encoder's attributes are private; what they are in a new release is seen by the check of
+    # answers.
     mask = getattr(model, "is_categorical_", None)
     if mask is None or not hasattr(model, "_predictors"):
         return {}
@@ -49,7 +54,10 @@ def check_categories(model: Any) -> None:
 
 
 def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows with a known category in every second row of the categorical columns."""
+    """Return rows with a known category in every second row of the categorical columns.
+
+    The other rows have numbers that are unknown categories, whose way is checked too.
+    """
     rows = rows.copy()
     for feature, known in find_categories(model).items():
         rows[::2, feature] = np.resize(known, len(rows[::2]))
@@ -66,13 +74,15 @@ def split_categories(model: Any, trees: list[Any], op: Any) -> None:
     mask = np.asarray(model.is_categorical_)
     # The trees number categorical columns first.
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
+    # From a list for each attribute to a dict for each node, and these by tree; back below.
     lists = {one.name: one for one in op.attribute if one.name in _NODE_ATTRIBUTES}
-    given = {name: _read(lists[name]) for name in lists}
+    given = {name: _read_list(lists[name]) for name in lists}
     nodes = [dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True)]
     of_trees: list[list[dict[str, Any]]] = [[] for _ in trees]
     for node in nodes:
         of_trees[node["nodes_treeids"]].append(node)
     for tree, own in zip(trees, of_trees, strict=True):
+        # The range is that of the original nodes: those of chains are appended meanwhile.
         for number in range(len(own)):
             node, record = own[number], tree.nodes[number]
             if record["is_leaf"]:
@@ -81,19 +91,24 @@ def split_categories(model: Any, trees: list[Any], op: Any) -> None:
             node["nodes_featureids"] = feature
             if record["is_categorical"]:
                 words = tree.raw_left_cat_bitsets[record["bitset_idx"]]
-                _chain(own, node, record, categories[feature], words)
+                _make_chain(own, node, record, categories[feature], words)
     made = [node for own in of_trees for node in own]
     for name, attribute in lists.items():
-        _write(attribute, [node[name] for node in made])
+        _write_list(attribute, [node[name] for node in made])
 
 
-def _chain(
+def _make_chain(
     own: list[dict[str, Any]], node: dict[str, Any], record: Any, known: NDArray[Any], words: Any
 ) -> None:
-    """Make a node the first of a chain of tests for a category each; append the others to `own`."""
+    """Make a node the first of a chain of tests for a category each; append the others to `own`.
+
+    `known` are the feature's categories, and `words` the bitset of those that go left.
+    """
     bits = np.unpackbits(np.asarray(words, "<u4").view(np.uint8), bitorder="little")
     missing_left = bool(record["missing_go_to_left"])
     ends = int(record["left"]), int(record["right"])
+    # A test is true for a listed category, which goes to the side opposite to missing values; the
+    # last false edge leads to the side of all the rest.
     listed_to, rest_to = ends[::-1] if missing_left else ends
     is_listed = bits[: len(known)].astype(bool) != missing_left
     listed = known[is_listed & ~np.isnan(known)].astype(np.float32).tolist()
@@ -109,11 +124,13 @@ def _chain(
             own.append(node)
 
 
-def _read(attribute: Any) -> list[Any]:
+def _read_list(attribute: Any) -> list[Any]:
+    """Return the values of an attribute that is a list, of whichever type."""
     return list(attribute.ints or attribute.floats or attribute.strings)
 
 
-def _write(attribute: Any, values: list[Any]) -> None:
+def _write_list(attribute: Any, values: list[Any]) -> None:
+    """Replace the values of an attribute that is a list, which keeps its type."""
     kind = next(k for k in ("ints", "floats", "strings") if len(getattr(attribute, k)))
     field = getattr(attribute, kind)
     del field[:]
@@ -127,21 +144,22 @@ _INTEGERS_TYPE = 7
 def prepare_trees(twin: Any) -> list[Any]:
     """Return the trees, forests and boosting of an estimator, with thresholds rounded in place.
 
-    A threshold becomes the largest float32 number that is not above it, so that rows of float32
-    reach the same leaves.
+    A threshold t becomes the largest float32 number that is not above it: x <= t has then the same
+    answer for each float32 number x, so that rows reach the same leaves.
     """
     found = list(_find_tree_operators(twin))
     for model in found:
         check_categories(model)
         for tree in _list_trees(model):
             if hasattr(tree, "nodes"):
-                tree.nodes["num_threshold"] = _rounded_down(tree.nodes["num_threshold"])
+                tree.nodes["num_threshold"] = _round_down(tree.nodes["num_threshold"])
             else:
-                tree.threshold[:] = _rounded_down(tree.threshold)
+                tree.threshold[:] = _round_down(tree.threshold)
     return found
 
 
 def _find_tree_operators(value: Any) -> Iterator[Any]:
+    """Yield the models within an estimator that skl2onnx makes an operator each, in its order."""
     if hasattr(value, "tree_") or hasattr(value, "_predictors") or _is_forest(value):
         yield value
     elif isinstance(value, list | tuple):
@@ -155,6 +173,7 @@ def _find_tree_operators(value: Any) -> Iterator[Any]:
 
 
 def _is_forest(value: Any) -> bool:
+    """Return whether an estimator has trees and nothing else as members."""
     trees = getattr(value, "estimators_", ())
     return len(trees) > 0 and all(hasattr(tree, "tree_") for tree in trees)
 
@@ -166,7 +185,9 @@ def _list_trees(model: Any) -> list[Any]:
     return [one.tree_ for one in ([model] if hasattr(model, "tree_") else model.estimators_)]
 
 
-def _rounded_down(values: Any) -> Any:
+def _round_down(values: Any) -> Any:
+    """Return the largest float32 numbers that are not above the values."""
+    # Beyond float32 the nearest is infinity, whose neighbour below is the largest number.
     with np.errstate(over="ignore"):
         near = values.astype(np.float32)
     return np.where(near > values, np.nextafter(near, np.float32(-np.inf)), near)
@@ -176,6 +197,7 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
     """Add to an ONNX model where missing values go, categorical splits and logarithmic links."""
     if not any(_sends_missing_left(m) or find_categories(m) or _has_log_link(m) for m in models):
         return
+    # Models and operators are matched by their order.
     ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]
     if len(ops) != len(models):
         raise ExportError(
@@ -193,16 +215,19 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
 
 def _sends_missing_left(model: Any) -> bool:
     """Return whether a tree or forest sends missing values left at any node."""
+    # Of boosting skl2onnx exports it.
     if hasattr(model, "_predictors"):
         return False
     return any(tree.missing_go_to_left.any() for tree in _list_trees(model))
 
 
 def _has_log_link(model: Any) -> bool:
+    """Return whether boosting predicts the exponential of what its trees add up to."""
     return getattr(model, "loss", None) in ("poisson", "gamma") and hasattr(model, "_predictors")
 
 
 def _send_missing(model: Any, op: Any) -> None:
+    """Tell an operator at which nodes missing values go left, which is its true branch."""
     by_name = {attribute.name: attribute for attribute in op.attribute}
     trees = _list_trees(model)
     at = zip(by_name["nodes_treeids"].ints, by_name["nodes_nodeids"].ints, strict=True)
@@ -216,6 +241,7 @@ def _send_missing(model: Any, op: Any) -> None:
 
 
 def _apply_exponential(op: Any, graph: Any) -> None:
+    """Insert an exponential between an operator and whatever reads its answer."""
     from onnx.helper import make_node
 
     answer, raw = op.output[0], f"{op.output[0]}_raw"

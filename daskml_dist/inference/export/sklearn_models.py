@@ -1,8 +1,9 @@
 """Twins: estimators of scikit-learn that predict as fitted estimators of this package do.
 
-The class of a twin is the one of the same name, or the one that `OTHER_KINDS` names. It gets the
-parameters that its constructor has, and copies of the fitted attributes; attributes that
-scikit-learn holds in another form are set by `sklearn_parts.finish`.
+The class of a twin is scikit-learn's of the same name, or the one that `OTHER_KINDS` names. It gets
+the parameters that its constructor has, and copies of the fitted attributes; attributes that
+scikit-learn has in another form are set by `sklearn_parts.finish`. `_Converter` does this wherever
+an estimator of this package occurs in pipelines, searches and scorers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.losses import Loss
 
 _PACKAGE = "daskml_dist"
-#: Fitted attributes that scikit-learn has no use for.
+#: Fitted attributes that only this package reads.
 _NOT_EXPORTED = {"history_", "_drawn_rows", "_feature_dtypes", "_first_row"}
 _REMEDY = (
     "Export the parts of the model that have one, keep this one in Python (pickle it), or apply it "
@@ -32,8 +33,8 @@ _REMEDY = (
 def to_sklearn(estimator: Any) -> Any:
     """Return scikit-learn's own estimator that answers as a fitted one of this package does.
 
-    What it returns needs neither this package nor Dask: pickle it, convert it, or give it to
-    whatever takes scikit-learn's. Of a pipeline, a ``ColumnTransformer`` or a search of
+    The result needs neither this package nor Dask: pickle it, convert it, or give it to any tool
+    for scikit-learn's estimators. In a pipeline, a ``ColumnTransformer`` or a search of
     scikit-learn's, all parts that are of this package become scikit-learn's; other parts are kept.
 
     Parameters
@@ -45,22 +46,22 @@ def to_sklearn(estimator: Any) -> Any:
     Returns
     -------
     estimator
-        Fitted; shares no memory with the first. Parameters of fitting that scikit-learn's does not
-        have, or values that it does not take, are left at its defaults.
+        Fitted; it shares no memory with the original. Parameters of fitting that scikit-learn's
+        class does not have, and values that it does not accept, are left at its defaults.
 
     Raises
     ------
     ExportError
-        scikit-learn has no such estimator, or the installed version's has other inner parts than
-        are known here.
+        scikit-learn has no such estimator, or the installed version has other private parts than
+        those known here.
     NotFittedError
         The estimator is not fitted.
 
     Notes
     -----
-    Predictions are equal to rounding, those of trees and boosting to the bit, with one exception:
-    scikit-learn's trees and forests (not its boosting) round rows to float32, so a float64 row
-    within such rounding of a threshold may go to its other side.
+    Predictions are equal up to rounding, those of trees and boosting to the bit, with one
+    exception: scikit-learn's trees and forests (not its boosting) round rows to float32, so a
+    float64 row within such rounding of a threshold may go to its other side.
 
     Examples
     --------
@@ -104,22 +105,28 @@ def check_fitted_if_ours(estimator: Any, what: str) -> None:
 
 
 class _Converter:
-    """Converter of estimators, and of objects that hold some, to twins; each is made once."""
+    """Converter of estimators, and of objects that hold some, to twins; each is made once.
+
+    Like `copy.deepcopy`, with a memo: parts that several estimators share are shared by the twins.
+    """
 
     def __init__(self) -> None:
-        self.made: dict[int, Any] = {}  # by the `id` of the original
-        self.kept: list[Any] = []  # originals, kept alive so that no other object gets their `id`
+        # Copies by the `id` of the original; and the originals, which are kept alive so that no
+        # other object gets the `id` of one.
+        self.made: dict[int, Any] = {}
+        self.kept: list[Any] = []
 
     def of(self, value: Any) -> Any:
         """Return a copy of a value with twins in place of this package's estimators."""
         if id(value) not in self.made:
             self.kept.append(value)
-            self.made[id(value)] = self._made(value)
+            self.made[id(value)] = self._convert(value)
         return self.made[id(value)]
 
-    def _made(self, value: Any) -> Any:
+    def _convert(self, value: Any) -> Any:
+        """Return a new copy of a value, by its kind."""
         if hasattr(value, "get_params") and not inspect.isclass(value):
-            return self._twin(value) if _is_ours(value) else self._copied(value)
+            return self._make_twin(value) if _is_ours(value) else self._copy(value)
         if type(value) in (list, tuple):
             return type(value)(self.of(one) for one in value)
         if isinstance(value, dict):
@@ -127,25 +134,27 @@ class _Converter:
             for name, one in value.items():
                 found[name] = self.of(one)
             return found
+        # Objects of scikit-learn that are no estimators hold some, such as scorers.
         if type(value).__module__.startswith("sklearn.") and hasattr(value, "__dict__"):
-            return self._copied(value)  # scorers hold estimators too
+            return self._copy(value)
         return copy.deepcopy(value)
 
-    def _copied(self, thing: Any) -> Any:
-        """Return a copy of an estimator of another package, with all that it holds."""
+    def _copy(self, thing: Any) -> Any:
+        """Return a copy of an object of another package, with its attributes converted."""
         found = copy.copy(thing)
         for name, value in vars(thing).items():
             vars(found)[name] = self.of(value)
         return found
 
-    def _twin(self, estimator: Any) -> Any:
+    def _make_twin(self, estimator: Any) -> Any:
+        """Return the twin of an estimator of this package; without a fit, with parameters alone."""
         from daskml_dist.inference.export.sklearn_parts import find_stand_in, finish
 
         _check_exact(estimator)
         if (inner := find_stand_in(estimator)) is not None:
             return self.of(inner)
         kind = _find_sklearn_class(estimator)
-        twin = kind(**self._params(estimator, kind))
+        twin = kind(**self._select_params(estimator, kind))
         if not is_fitted(estimator):
             return twin
         params = estimator.get_params(deep=False)
@@ -155,17 +164,19 @@ class _Converter:
             fitted = inherits or (name.endswith("_") and not name.startswith("_"))
             fitted |= name == "_sklearn_output_config"
             if fitted and name not in params and name not in _NOT_EXPORTED and not is_dask(value):
+                # A property of scikit-learn's class is computed from other attributes.
                 if not isinstance(inspect.getattr_static(kind, name, None), property):
                     setattr(twin, name, self.of(value))
         finish(estimator, twin)
         return twin
 
-    def _params(self, estimator: Any, kind: type) -> dict[str, Any]:
+    def _select_params(self, estimator: Any, kind: type) -> dict[str, Any]:
         """Return the estimator's parameters that scikit-learn's class has and accepts."""
         from daskml_dist.inference.export.sklearn_parts import find_loss_name
 
         known = inspect.signature(kind).parameters
         given = estimator.get_params(deep=False)
+        # A loss object becomes its name, and the estimator's parameters of it get its values.
         if isinstance(loss := given.get("loss"), Loss):
             given |= {"loss": find_loss_name(loss)} | {
                 n: v for n, v in vars(loss).items() if n in given
@@ -177,10 +188,12 @@ class _Converter:
 
 
 def _is_ours(value: Any) -> bool:
+    """Return whether a value's class is of this package, or derived from one of it."""
     return any(_is_of_package(kind) for kind in type(value).__mro__)
 
 
 def _is_of_package(kind: type) -> bool:
+    """Return whether a class is defined in this package."""
     return kind.__module__.partition(".")[0] == _PACKAGE
 
 
@@ -199,6 +212,8 @@ def _find_sklearn_class(estimator: Any) -> type:
     """Return the class of scikit-learn that predicts as an estimator of this package does."""
     from daskml_dist.inference.export.sklearn_parts import OTHER_KINDS
 
+    # A base class of the same name; else, by convention, the class of the same name in the
+    # subpackage of the same name.
     name = type(estimator).__name__
     for kind in type(estimator).__mro__:
         if kind.__name__ == name and kind.__module__.startswith("sklearn."):
@@ -220,6 +235,7 @@ def _accepts_parameter(kind: type, name: str, value: Any) -> bool:
     """Return whether scikit-learn's class accepts a value of a parameter."""
     from daskml_dist.sklearn_internals import SklearnParameterError, validate_parameter_constraints
 
+    # Without a constraint any value is accepted, but an object of this package would need it.
     constraints = getattr(kind, "_parameter_constraints", {})
     if name not in constraints:
         return not _is_of_package(type(value))

@@ -1,4 +1,8 @@
-"""Attributes of twins that scikit-learn holds in another form: trees, bins, losses, centroids."""
+"""Attributes of twins that scikit-learn has in another form: trees, bins, losses, centroids.
+
+Many are private, and may change with a release: layouts of nodes are compared with those known here
+before any is written (`check_fields`), and the tests compare all twins' predictions.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,13 @@ _FIELDS = {
 
 
 def set_tree(estimator: Any, twin: Any) -> None:
-    """Give a twin of a decision tree its nodes."""
+    """Set the nodes of a decision tree's twin."""
     twin.tree_ = _make_sklearn_tree(estimator.tree_)
 
 
 def set_forest(estimator: Any, twin: Any) -> None:
-    """Give a twin of a forest its trees."""
+    """Set the trees of a forest's twin."""
+    # As scikit-learn's forests make their trees: from a template, with the forest's parameters.
     kind = type(twin.estimator)
     params = {name: getattr(twin, name) for name in twin.estimator_params}
     twin.estimator_ = kind(**params)
@@ -42,13 +47,14 @@ def set_forest(estimator: Any, twin: Any) -> None:
         for name in ("classes_", "n_classes_", "n_features_in_", "n_outputs_"):
             if hasattr(ours, name):
                 setattr(tree, name, getattr(ours, name))
+        # scikit-learn's trees know it from their fit, which these have not had.
         tree.max_features_ = int(estimator.max_features_)
         tree.tree_ = _make_sklearn_tree(ours.tree_)
         twin.estimators_.append(tree)
 
 
 def _make_sklearn_tree(view: Any) -> Any:
-    """Return a tree of scikit-learn with the nodes of a view."""
+    """Return a tree of scikit-learn's with the nodes of a view of this package's."""
     from daskml_dist.sklearn_internals import tree_module
 
     dtype = tree_module.NODE_DTYPE
@@ -56,6 +62,7 @@ def _make_sklearn_tree(view: Any) -> Any:
     nodes = np.zeros(view.node_count, dtype)
     for field, name in _FIELDS.items():
         nodes[field] = getattr(view, name)
+    # A tree takes nodes only from its own growth or from a pickle, whose state is made here.
     tree = tree_module.Tree(view.n_features, view.n_classes.astype(np.intp), view.n_outputs)
     state = {
         "max_depth": view.max_depth,
@@ -80,6 +87,7 @@ def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
         )
 
 
+#: Fields of the nodes of scikit-learn's boosted trees.
 _BOOSTED_NODE_FIELDS = {
     "value", "count", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right", "gain",
     "depth", "is_leaf", "bin_threshold", "is_categorical", "bitset_idx",
@@ -87,9 +95,10 @@ _BOOSTED_NODE_FIELDS = {
 
 
 def set_boosting(estimator: Any, twin: Any) -> None:
-    """Give a twin its trees, bins, categories and loss."""
+    """Set the trees, bins, categories and loss of a twin of gradient boosting."""
     trees = estimator._trees
-    # scikit-learn numbers categorical features first.
+    # scikit-learn's encoder puts categorical features first: `order` are this package's numbers in
+    # that order, and `place` its inverse.
     order = _learn_categories(estimator, twin)
     twin.n_trees_per_iteration_ = trees.n_per_iteration
     twin._n_features = estimator.n_features_in_
@@ -103,6 +112,7 @@ def set_boosting(estimator: Any, twin: Any) -> None:
         twin._label_encoder = LabelEncoder().fit(estimator.classes_)
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))
+    # A list of trees for each iteration, one for each class.
     found = [_make_tree_predictor(trees.tree(number), place) for number in range(len(trees))]
     n = trees.n_per_iteration
     twin._predictors = [found[first : first + n] for first in range(0, len(found), n)]
@@ -111,18 +121,21 @@ def set_boosting(estimator: Any, twin: Any) -> None:
 
 
 def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
-    """Fit the encoder of a model of scikit-learn to rows that hold each category."""
+    """Fit the encoder of a twin to rows with each category; return the order of its features."""
     from daskml_dist.sklearn_internals import BinMapper
 
     bins = estimator._trees.bins
     mask = bins.categorical
     names = getattr(estimator, "feature_names_in_", None)
-    # As a mask, in whatever form the user gave it.
+    # The fit of the encoder is scikit-learn's own, so a user's forms of the parameter (names,
+    # "from_dtype") are replaced by a mask for it.
     given, twin.categorical_features = twin.categorical_features, mask if mask.any() else None
     twin._preprocess_X(_make_category_rows(estimator, names), reset=True)
     twin.categorical_features = given
     if names is not None:
         twin.feature_names_in_ = np.array(names)
+    # Bins are set in scikit-learn's order. The edges of a categorical feature are its categories,
+    # as the encoder numbers them.
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
     mapper = BinMapper(n_bins=bins.max_bins + 1, is_categorical=mask[order])
     mapper.is_categorical_ = mask[order].astype(np.uint8)
@@ -136,7 +149,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
 
 
 def _make_category_rows(estimator: Any, names: Any) -> Any:
-    """Return rows like those of the fit that contain every category."""
+    """Return rows like those of the fit that contain every category: an array or a frame."""
     bins, of_frame = estimator._trees.bins, estimator._categories
     d = bins.n_features
     labels = np.arange(d) if names is None else names
@@ -146,22 +159,28 @@ def _make_category_rows(estimator: Any, names: Any) -> Any:
             known[label] = np.asarray(of_frame.get(label, edges) if of_frame else edges)
     n = max((len(values) for values in known.values()), default=1) or 1
     columns = {
-        label: _repeat_nodes(known[label], n) if label in known else np.zeros(n) for label in labels
+        label: _repeat_values(known[label], n) if label in known else np.zeros(n)
+        for label in labels
     }
     if names is None and not of_frame:
         return np.column_stack([np.asarray(column, np.float64) for column in columns.values()])
     return load_pandas().DataFrame(columns)
 
 
-def _repeat_nodes(values: NDArray[Any], n: int) -> NDArray[Any]:
+def _repeat_values(values: NDArray[Any], n: int) -> NDArray[Any]:
+    """Return values repeated up to a length; NaN without any."""
     return np.resize(values, n) if len(values) else np.full(n, np.nan)
 
 
 def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
-    """Return a tree of scikit-learn's boosting with the nodes of this package's."""
+    """Return a tree of scikit-learn's boosting with the nodes of this package's tree.
+
+    `place` has scikit-learn's number of each feature.
+    """
     from daskml_dist.sklearn_internals import PREDICTOR_RECORD_DTYPE, TreePredictor
 
     check_fields(PREDICTOR_RECORD_DTYPE, _BOOSTED_NODE_FIELDS, "boosting")
+    # Leaves have no feature and no children, which are zeros in scikit-learn's records.
     leaf = tree.feature < 0
     nodes = np.zeros(len(leaf), PREDICTOR_RECORD_DTYPE)
     nodes["value"] = tree.value[:, 0]
@@ -184,18 +203,21 @@ def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
 
 def finish(estimator: Any, twin: Any) -> None:
     """Set the remaining attributes of a twin that has all parameters and copied attributes."""
-    FINISH.get(type(estimator).__name__, _nothing)(estimator, twin)
+    if (set_rest := FINISH.get(type(estimator).__name__)) is not None:
+        set_rest(estimator, twin)
 
 
 def find_stand_in(estimator: Any) -> Any:
     """Return the estimator to export in place of another; None where it is exported itself."""
     if hasattr(estimator, "_as_sklearns"):
         return estimator._as_sklearns()
-    return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
+    is_blockwise = type(estimator).__name__ == "Blockwise"
+    return getattr(estimator, "transformer_", None) if is_blockwise else None
 
 
 def find_loss_name(loss: Loss) -> str | None:
     """Return scikit-learn's name of a loss with the same predictions; None where it has none."""
+    # A user's subclass has the predictions of its base unless it overrides the link.
     kind = type(loss)
     base = next((one for one in kind.__mro__ if LOSSES.get(vars(one).get("name", "")) is one), None)
     links = ("predict_proba", "write_proba", "inverse_link")
@@ -204,27 +226,22 @@ def find_loss_name(loss: Loss) -> str | None:
     return base.name
 
 
-def _name(estimator: Any) -> str:
-    return type(estimator).__name__
-
-
-def _nothing(estimator: Any, twin: Any) -> None:
-    pass
-
-
 # --- classes ---------------------------------------------------------------------------------
 
 
-def _refuse_many_classes(estimator: Any) -> tuple[str, str] | None:
-    """Refuse multinomial log loss, which scikit-learn's SGD does not have."""
+def _find_kind_of_sgd_classifier(estimator: Any) -> tuple[str, str] | None:
+    """Return LogisticRegression for multinomial log loss, which scikit-learn's SGD lacks."""
     several = np.size(getattr(estimator, "intercept_", ())) > 1
     if several and find_loss_name(estimator._loss()) == "log_loss":
         return "linear_model", "LogisticRegression"
     return None
 
 
-def _refuse_many_targets(estimator: Any) -> tuple[str, str] | None:
-    """Refuse several targets, which scikit-learn's SGD does not have."""
+def _find_kind_of_sgd_regressor(estimator: Any) -> tuple[str, str] | None:
+    """Return LinearRegression for several targets; raise for losses with a link.
+
+    scikit-learn's SGD has neither.
+    """
     loss = estimator._loss()
     if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
         raise ExportError(
@@ -238,14 +255,15 @@ def _refuse_many_targets(estimator: Any) -> tuple[str, str] | None:
 
 #: Functions that return the module and class of the twin where these differ, else None.
 OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
-    "SGDClassifier": _refuse_many_classes,
-    "SGDRegressor": _refuse_many_targets,
+    "SGDClassifier": _find_kind_of_sgd_classifier,
+    "SGDRegressor": _find_kind_of_sgd_regressor,
 }
 
-# --- inner parts -----------------------------------------------------------------------------
+# --- attributes ------------------------------------------------------------------------------
 
 
-def _set_centres(estimator: Any, twin: Any) -> None:
+def _set_centroids(estimator: Any, twin: Any) -> None:
+    """Set the threads and the dtype of the centroids of a k-means' twin."""
     from daskml_dist.sklearn_internals import count_openmp_threads
 
     twin._n_threads = count_openmp_threads()
@@ -254,11 +272,14 @@ def _set_centres(estimator: Any, twin: Any) -> None:
         twin.cluster_centers_ = twin.cluster_centers_.astype(np.float32)
 
 
-def _set_bisecting(estimator: Any, twin: Any) -> None:
+def _set_bisecting_tree(estimator: Any, twin: Any) -> None:
+    """Set the tree of splits by which a twin of bisecting k-means assigns rows."""
     from daskml_dist.sklearn_internals import BisectingTree
 
-    _set_centres(estimator, twin)
+    _set_centroids(estimator, twin)
     leaves, labels = estimator._tree.leaves, estimator._tree.labels
+    # Split number i is of the node `split[i]`, and made nodes 2 i + 1 and 2 i + 2; 0 is the root,
+    # whose centroid no prediction reads.
     centre = None if len(leaves.centroids) == 0 else leaves.centroids[0].mean(axis=0)
     nodes = [BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
     for number, node in enumerate(leaves.split):
@@ -272,10 +293,12 @@ def _set_bisecting(estimator: Any, twin: Any) -> None:
 
 
 def _set_loss(estimator: Any, twin: Any) -> None:
+    """Set the loss of a generalized linear model's twin, whose link it predicts by."""
     twin._base_loss = twin._get_loss()
 
 
 def _set_factors(estimator: Any, twin: Any) -> None:
+    """Set the settings of NMF's twin that its fit derives from parameters."""
     from daskml_dist.sklearn_internals import convert_beta_loss
 
     twin._n_components = len(estimator.components_)
@@ -283,6 +306,7 @@ def _set_factors(estimator: Any, twin: Any) -> None:
 
 
 def _set_labels(estimator: Any, twin: Any) -> None:
+    """Set the label encoder of a network's twin; an identity matrix has it learn multilabel."""
     from sklearn.preprocessing import LabelBinarizer
 
     labels = np.eye(estimator.n_outputs_, dtype=int) if estimator._several else estimator.classes_
@@ -290,6 +314,7 @@ def _set_labels(estimator: Any, twin: Any) -> None:
 
 
 def _set_signs(estimator: Any, twin: Any) -> None:
+    """Set the label encoder of a ridge classifier's twin, which codes classes as -1 and 1."""
     from sklearn.preprocessing import LabelBinarizer
 
     labels = estimator.classes_
@@ -300,7 +325,7 @@ def _set_signs(estimator: Any, twin: Any) -> None:
 
 #: Functions that set the remaining attributes of a twin, by the name of the estimator's class.
 FINISH: dict[str, Callable[[Any, Any], None]] = {
-    "BisectingKMeans": _set_bisecting,
+    "BisectingKMeans": _set_bisecting_tree,
     "DecisionTreeClassifier": set_tree,
     "DecisionTreeRegressor": set_tree,
     "ExtraTreesClassifier": set_forest,
@@ -308,9 +333,9 @@ FINISH: dict[str, Callable[[Any, Any], None]] = {
     "GammaRegressor": _set_loss,
     "HistGradientBoostingClassifier": set_boosting,
     "HistGradientBoostingRegressor": set_boosting,
-    "KMeans": _set_centres,
+    "KMeans": _set_centroids,
     "MLPClassifier": _set_labels,
-    "MiniBatchKMeans": _set_centres,
+    "MiniBatchKMeans": _set_centroids,
     "NMF": _set_factors,
     "PoissonRegressor": _set_loss,
     "RandomForestClassifier": set_forest,

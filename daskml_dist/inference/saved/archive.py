@@ -1,4 +1,10 @@
-"""Archives: zip files whose manifest tells the checksum of each other member."""
+"""Archives of model files: zip files whose manifest states the checksum of each other member.
+
+A file of skops is a zip file already; `pack` adds the manifest and, beside scikit-learn's twin, an
+archive of the estimator itself. Checksums find damage. Forged files have right checksums, so bounds
+are checked too, before anything is made: members are stored, do not overlap, and do not expand
+beyond bounds, and no part refers to others so often that skops would never end.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +20,23 @@ from typing import Any
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved.manifest import FORMAT
 
+#: Key of a part's number in the schema of skops.
 _ID = "__id__"
-#: Parts that are looked at, each as often as it is used, and more by those that the file tells.
-_LEAST, _MOST = 20_000, 50
+#: Parts that skops may visit, each as often as it is used: so many in any file, and so many for
+#: each part that the file has.
+_MIN_VISITS, _MAX_VISITS_PER_PART = 20_000, 50
 
 
 def check_references(archive: bytes, name: str) -> None:
-    """Refuse a file whose parts are used so often that looking at all would never end.
+    """Raise where a file's parts refer to each other so often that skops would never end.
 
-    skops looks at a part wherever it is used, before it makes anything. Of lists that hold the
-    one before them twice, forty are as many as a million million parts.
+    skops visits a part wherever it is used, before it makes anything. Forty lists, each of which
+    holds the one before it twice, are a million million visits.
     """
     with zipfile.ZipFile(io.BytesIO(archive)) as whole:
         schema = json.loads(whole.read("schema.json"))
     parts = list(_find_parts(schema))
-    if _Uses(parts).of(schema) > _LEAST + _MOST * len(parts):
+    if _VisitCounter(parts).of(schema) > _MIN_VISITS + _MAX_VISITS_PER_PART * len(parts):
         raise ModelFileError(
             f"{name} is damaged: its parts hold each other more often than those of any estimator. "
             "Save the model again, or restore the file from a copy."
@@ -36,6 +44,7 @@ def check_references(archive: bytes, name: str) -> None:
 
 
 def _find_parts(told: Any) -> Iterable[dict[str, Any]]:
+    """Yield the objects of JSON at any depth, which are the parts of a schema of skops."""
     if isinstance(told, dict):
         yield told
         told = told.values()
@@ -45,17 +54,18 @@ def _find_parts(told: Any) -> Iterable[dict[str, Any]]:
         yield from _find_parts(one)
 
 
-class _Uses:
-    """Parts that are met in a part and in all that it refers to, each as often as it is used."""
+class _VisitCounter:
+    """Counter of the visits of a part and of all that it refers to, each as often as it is used."""
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
+        # Visits by the number of a part; -1 while they are being counted.
         self._known: dict[Any, int] = {}
         self._of_id: dict[Any, list[dict[str, Any]]] = {}
         for part in parts:
             self._of_id.setdefault(_key(part), []).append(part)
 
     def of(self, told: Any) -> int:
-        """Number of parts."""
+        """Return the visits of some JSON."""
         if isinstance(told, list):
             return sum(map(self.of, told))
         if not isinstance(told, dict):
@@ -65,7 +75,8 @@ class _Uses:
             return 1 + self.of([*told.values()])
         if key not in self._known:
             self._known[key] = -1
-            # Which of those that have this number is meant depends on who reads: the largest.
+            # Several parts may have the number, and which one is meant depends on the reader: the
+            # one with the most visits counts.
             self._known[key] = max(1 + self.of([*one.values()]) for one in self._of_id[key])
         if self._known[key] < 0:
             raise ValueError(f"part {key} holds itself")
@@ -73,18 +84,20 @@ class _Uses:
 
 
 def _key(part: dict[str, Any]) -> str | None:
+    """Return the number of a part as text, of whatever type it is, as skops does; or None."""
     number = part.get(_ID)
-    return str(number) if number else None  # as skops does, and of whatever type
+    return str(number) if number else None
 
 
 #: Name of the manifest in the archive.
 MANIFEST = "daskml_dist/manifest.json"
 _ARRAY = ".npy"
-#: Bytes that a compressed matrix may become, and more by those that it has.
-_LEAST_INFLATED, _MOST_INFLATED = 2**26, 200
+#: Bytes that any compressed member may become, and further bytes for each of its own: sparse
+#: matrices are stored compressed, and those of few distinct values shrink by far.
+_MIN_INFLATED_BYTES, _MAX_INFLATION = 2**26, 200
 #: First bytes of a zip file, and of one without members.
 _ZIP = b"PK\x03\x04", b"PK\x05\x06"
-#: What reading a damaged one raises.
+#: Exceptions that reading a damaged zip file raises.
 _DAMAGED = (
     zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError, RuntimeError,
     OverflowError, struct.error,
@@ -92,7 +105,7 @@ _DAMAGED = (
 
 
 def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -> bytes:
-    """Add members and the manifest to an archive."""
+    """Return an archive with further members, and with the manifest and checksums of all."""
     buffer = io.BytesIO(whole)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
         sums = {name: compute_checksum(archive.read(name)) for name in archive.namelist()}
@@ -105,7 +118,7 @@ def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -
 
 
 def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read an archive, each member checked against its checksum."""
+    """Return the manifest and the other members of an archive, checked against its checksums."""
     members = _read_members(data, name)
     if MANIFEST not in members:
         raise ModelFileError(
@@ -123,7 +136,11 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def take_out_arrays(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
-    """Take the arrays out of an archive that another one, which it will lie in, has too."""
+    """Return an archive without the arrays that another one has too, and where these are there.
+
+    The mapping is from the name of a member to that of the equal one. Each member of `outer` stands
+    for one at most, so that nobody can make a small file expand (`put_back_arrays`).
+    """
     parts = _read_members(inner, "the estimator")
     there = {compute_checksum(data): one for one, data in _read_members(outer, "its twin").items()}
     same = {
@@ -140,13 +157,14 @@ def put_back_arrays(inner: bytes, same: Any, members: Mapping[str, bytes], name:
     parts = _read_members(inner, name)
     if not isinstance(same, dict) or not {*map(str, same.values())} <= {*members}:
         raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
+    # One array for many names could fill the memory from a small file.
     if len({*same.values()}) < len(same) or {*same} & {*parts}:
-        # Else a small file could fill the memory.
         raise ModelFileError(f"{name} is damaged: it asks for an array twice. {REMEDY}")
     return _write_archive(parts | {n: members[at] for n, at in same.items()}) if same else inner
 
 
 def _write_archive(members: Mapping[str, bytes]) -> bytes:
+    """Return a zip file of some members, stored as they are."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
@@ -155,7 +173,7 @@ def _write_archive(members: Mapping[str, bytes]) -> bytes:
 
 
 def _read_members(data: bytes, name: str) -> dict[str, bytes]:
-    """Return the members of a zip file that unpacks to no more than it should."""
+    """Return the members of a zip file, after checks that they take no more memory than it does."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             told = archive.infolist()
@@ -172,36 +190,40 @@ def _read_members(data: bytes, name: str) -> dict[str, bytes]:
         raise ModelFileError(
             f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
+    # Members that are zip files themselves are told by these bytes, as their readers do.
     for part in found.values():
-        if part.startswith(_ZIP):  # whatever its name: readers go by these bytes
+        if part.startswith(_ZIP):
             _check_inflated(part, name)
     return found
 
 
 def _check_inflated(data: bytes, name: str) -> None:
-    """Refuse compressed arrays, as those of sparse matrices, that fill the memory."""
+    """Raise where compressed arrays, such as those of sparse matrices, would fill the memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(one.file_size for one in archive.infolist())
     except _DAMAGED as error:
         raise ModelFileError(f"{name} is damaged ({error}). {REMEDY}") from error
-    if size > _LEAST_INFLATED + _MOST_INFLATED * len(data):
+    if size > _MIN_INFLATED_BYTES + _MAX_INFLATION * len(data):
         raise ModelFileError(
             f"{name} holds {len(data)} bytes that would become {size}, which save() writes nowhere."
         )
 
 
-#: What to do about a file that is damaged.
+#: Remedy for a file that is damaged, the end of messages.
 REMEDY = "Save the model again, or restore the file from a copy."
 
 
 def compute_checksum(data: bytes) -> str:
-    """Return the checksum of some bytes."""
+    """Return the checksum of some bytes: SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def check_checksums(manifest: Any, found: Mapping[str, str], name: str) -> None:
-    """Check a manifest, and checksums of the parts of its file against those that it tells."""
+    """Raise where a manifest is not whole, of a later format, or has other checksums than `found`.
+
+    `found` are the checksums of the file's parts by name: all of them, and no others.
+    """
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):
         raise ModelFileError(f"{name} has a manifest without checksums or format. {REMEDY}")

@@ -1,4 +1,10 @@
-"""Manifests: what a model file says of itself, in JSON."""
+"""Manifests: the account that a model file gives of its estimator, in JSON.
+
+A manifest has the class, the features (number, names, dtypes), the classes, facts of the training,
+the versions of packages and, added by the file's format, checksums of its parts. Servers, MLflow
+and users read it without loading the model. The functions below find these facts in estimators of
+this package, of scikit-learn, and in pipelines, searches and ensembles of them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +24,18 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import ModelFileError
 from daskml_dist.errors.stack_level import user_stack_level
 
-#: Parameters that belong to a fit, and may hold anything.
-_OF_FITS = ("callbacks", "checkpoint")
-#: Values of which others may be the same object.
-_SHARED = (type(None), str, int, float, tuple)
+#: Parameters that only a fit needs, and that may hold anything, such as open files.
+_FIT_PARAMS = ("callbacks", "checkpoint")
+#: Types of which one object may be the value of many attributes: to replace it by its `id` for one
+#: attribute would replace it everywhere.
+_SHARED_TYPES = (type(None), str, int, float, tuple)
 
 
 def find_replacements(estimator: Any) -> dict[int, Any]:
-    """Return values that stand in a file for parts of an estimator, and of those that it holds.
+    """Return the values that replace parts of an estimator in a file, by the `id` of the part.
 
-    Callbacks and checkpoints are left out. An estimator may have a method ``_in_files()``, which
-    tells the values of attributes that it wants otherwise there.
+    Callbacks and checkpoints become None, also those of estimators that it holds. An estimator may
+    have a method ``_in_files()``, which returns the values of attributes that are others in a file.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
@@ -44,21 +51,24 @@ def find_replacements(estimator: Any) -> dict[int, Any]:
             left.extend(one.values())
         elif hasattr(one, "get_params") and hasattr(one, "__dict__"):
             parts = vars(one)
-            told = {n: None for n in _OF_FITS if not isinstance(parts.get(n), _SHARED)}
+            replaced = {n: None for n in _FIT_PARAMS if not isinstance(parts.get(n), _SHARED_TYPES)}
             if hasattr(one, "_in_files"):
-                told |= one._in_files()
-            found |= {id(parts[name]): value for name, value in told.items() if name in parts}
-            left.extend(value for name, value in parts.items() if name not in told)
+                replaced |= one._in_files()
+            found |= {id(parts[name]): value for name, value in replaced.items() if name in parts}
+            left.extend(value for name, value in parts.items() if name not in replaced)
     return found
 
 
-#: Packages of which another minor release may answer otherwise.
-_MATTER = ("daskml-dist", "scikit-learn")
+#: Packages of which another minor release may predict otherwise from the same attributes.
+_WARNED_PACKAGES = ("daskml-dist", "scikit-learn")
 
 
 @contextmanager
 def explain_old_versions(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Tell of other versions where reading a file fails whose parts are whole."""
+    """Raise failures of reading a file whose checksums are right with the versions that wrote it.
+
+    Such a file is whole, so it is the installed versions that do not fit.
+    """
     try:
         yield
     except ModelFileError:
@@ -76,7 +86,7 @@ def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
     here, there = find_versions(), manifest.get("versions", {})
     others = [
         f"{one} {there[one]} (here {here.get(one)})"
-        for one in _MATTER
+        for one in _WARNED_PACKAGES
         if one in there and _minor(there[one]) != _minor(here.get(one, ""))
     ]
     if others:
@@ -89,19 +99,22 @@ def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
 
 
 def _minor(version: str) -> list[str]:
+    """Return major and minor number of a version."""
     return version.split(".")[:2]
 
 
-#: Latest version of the layout of model files; a reader refuses a later one. The second, of skops
-#: alone, keeps arrays that a twin has too only there.
+#: Latest version of the layout of model files; a reader refuses a later one. Version 2, of skops
+#: alone, stores arrays that an estimator shares with its twin only once, in the twin.
 FORMAT = 2
 
+#: Packages whose versions a manifest names, besides this one and Python.
 _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 
 
 def make_manifest(estimator: Any) -> dict[str, Any]:
-    """Return facts of a fitted estimator that its users must know."""
+    """Return the manifest of a fitted estimator, without checksums."""
     kind = type(estimator)
+    # Files of version 1 can be read by the first release; `skops_file.write` raises it to 2.
     return {
         "format": 1,
         "estimator": f"{_find_public_module(kind.__module__)}.{kind.__name__}",
@@ -114,12 +127,13 @@ def make_manifest(estimator: Any) -> dict[str, Any]:
 
 
 def _find_public_module(module: str) -> str:
-    """Return the room of the package that a class is imported from; elsewhere its module."""
+    """Return the subpackage that users import a class from; of other packages its module."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "daskml_dist" else module
 
 
 def _describe_inputs(estimator: Any) -> dict[str, Any]:
+    """Return number, names and dtypes of the features; None for what the fit did not learn."""
     names = getattr(estimator, "feature_names_in_", None)
     n_features = getattr(estimator, "n_features_in_", None)
     return {
@@ -139,6 +153,7 @@ def needed_names(estimator: Any) -> list[str] | None:
     if names is None:
         return None
     names = [str(name) for name in names]
+    # Private, but scikit-learn's only record of the columns as numbers, however they were selected.
     if isinstance(estimator, ColumnTransformer):
         chosen = estimator._transformer_to_input_indices
         kept = {
@@ -148,6 +163,7 @@ def needed_names(estimator: Any) -> list[str] | None:
             for at in chosen.get(name, ())
         }
         return [name for at, name in enumerate(names) if at in kept]
+    # The first step of a pipeline reads the rows, or the members of an ensemble or a search do.
     steps = getattr(estimator, "steps", None)
     readers = [steps[0][1]] if steps else members_given_rows(estimator)
     if not readers:
@@ -157,7 +173,7 @@ def needed_names(estimator: Any) -> list[str] | None:
 
 
 def members_given_rows(estimator: Any) -> list[Any]:
-    """Return the fitted members that are given an estimator's rows just as they came."""
+    """Return the fitted members that an estimator passes its rows to unchanged."""
     for name in ("best_estimator_", "regressor_"):
         if (one := getattr(estimator, name, None)) is not None:
             return [one]
@@ -165,10 +181,11 @@ def members_given_rows(estimator: Any) -> list[Any]:
         return [one.estimator for one in calibrated]
     if isinstance(estimator, FeatureUnion):
         return [one for _, one in estimator.transformer_list if not isinstance(one, str)]
-    # Voting and stacking hand rows on; a bagging ensemble looks at all columns before.
-    hands_on = hasattr(estimator, "named_estimators_")
-    passes_rows = getattr(estimator, "passthrough", False)  # to the final estimator of a stack
-    return list(estimator.estimators_) if hands_on and not passes_rows else []
+    # Voting and stacking pass rows on, but a stack with `passthrough` reads all columns itself, for
+    # its final estimator, and so does a bagging ensemble.
+    passes_rows = hasattr(estimator, "named_estimators_")
+    reads_rows = getattr(estimator, "passthrough", False)
+    return list(estimator.estimators_) if passes_rows and not reads_rows else []
 
 
 def _find_dtypes(estimator: Any) -> list[str] | None:
@@ -179,6 +196,8 @@ def _find_dtypes(estimator: Any) -> list[str] | None:
     own: list[str] | None = getattr(estimator, "_feature_dtypes", None)
     if own is not None:
         return own
+    # scikit-learn's estimators keep no dtypes; a member of this package that saw the same columns
+    # knows them.
     width = getattr(estimator, "n_features_in_", None)
     alike = (
         one for one in _find_members(estimator) if getattr(one, "n_features_in_", None) == width
@@ -187,7 +206,7 @@ def _find_dtypes(estimator: Any) -> list[str] | None:
 
 
 def _find_members(estimator: Any) -> list[Any]:
-    """Return fitted estimators that this one holds: of a search its best, of an ensemble all."""
+    """Return the fitted estimators within this one: a search's best, all of an ensemble."""
     for name in ("best_estimator_", "estimator_", "regressor_"):
         if (one := getattr(estimator, name, None)) is not None:
             return [one]
@@ -200,11 +219,13 @@ def _find_members(estimator: Any) -> list[Any]:
 
 
 def _describe_outputs(estimator: Any) -> dict[str, Any]:
+    """Return classes and their dtype as JSON; of several outputs, lists of both."""
     classes = getattr(estimator, "classes_", None)
     if classes is None:
         return {"classes": None}
     several = isinstance(classes, list)
     found = [np.asarray(one) for one in (classes if several else [classes])]
+    # Dates and times have no form in JSON but text.
     found = [one.astype(str) if one.dtype.kind in "mM" else one for one in found]
     lists = [[_encode_label(label) for label in one.tolist()] for one in found]
     dtypes = [str(one.dtype) for one in found]
@@ -222,7 +243,7 @@ def _encode_label(label: Any) -> Any:
 
 
 def _describe_training(estimator: Any) -> dict[str, Any]:
-    """Return facts of the last fit, where it left a history; of several estimators, sums."""
+    """Return facts of the last fit, if it left a history; of an ensemble, sums of its members'."""
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
     history: Any = getattr(last, "history_", None)
@@ -235,22 +256,22 @@ def _describe_training(estimator: Any) -> dict[str, Any]:
             "seconds": _encode_number(sum(record.get("seconds") or 0.0 for record in records)),
             "policy": history.extra.get("policy"),
         }
-    told = [facts for one in _find_members(last) if (facts := _describe_training(one))]
-    return told[0] if len(told) == 1 else _sum_trainings(told)
+    fits = [facts for one in _find_members(last) if (facts := _describe_training(one))]
+    return fits[0] if len(fits) == 1 else _sum_trainings(fits)
 
 
-def _sum_trainings(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return facts of the fits of several estimators: sums, the most rows, and no one loss."""
-    if not told:
+def _sum_trainings(fits: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return facts of several fits: sums, the most rows, a policy that all have, and no loss."""
+    if not fits:
         return {}
-    rows = [one["rows"] for one in told if one["rows"] is not None]
-    policies = {one["policy"] for one in told}
+    rows = [one["rows"] for one in fits if one["rows"] is not None]
+    policies = {one["policy"] for one in fits}
     return {
-        "fits": sum(one.get("fits", 1) for one in told),
-        "passes": sum(one["passes"] for one in told),
+        "fits": sum(one.get("fits", 1) for one in fits),
+        "passes": sum(one["passes"] for one in fits),
         "rows": max(rows, default=None),
         "loss": None,
-        "seconds": _encode_number(sum(one["seconds"] or 0.0 for one in told)),
+        "seconds": _encode_number(sum(one["seconds"] or 0.0 for one in fits)),
         "policy": policies.pop() if len(policies) == 1 else None,
     }
 
@@ -263,7 +284,7 @@ def _encode_number(value: Any) -> Any:
 
 
 def find_versions() -> dict[str, str]:
-    """Return versions of this package, Python, and the packages that a file depends on."""
+    """Return the installed versions of this package, Python, and packages that files depend on."""
     found = {"daskml-dist": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -1,4 +1,10 @@
-"""Model files by their suffix: save, load, and the manifest alone."""
+"""Model files by their suffix: save, load, and the manifest alone.
+
+A format is a module ``*_file`` beside this one, with ``SUFFIX``, ``RANK`` and the functions
+``write(estimator)``, ``read(data, name, trusted, **given)``, ``read_manifest(data, name)``,
+``code_of(estimator)`` and ``types_asked(data)``, all of bytes: reading and writing of files is done
+here, once for all formats.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +20,16 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.sklearn_models import check_is_estimator
 from daskml_dist.inference.saved.storage import path_to_text, read_bytes, write_bytes
 
-_ROOM = __name__.rpartition(".")[0]
+#: Subpackage in which the modules of formats are looked for.
+_PACKAGE = __name__.rpartition(".")[0]
 
 
 @cache
 def load_formats() -> dict[str, ModuleType]:
     """Return the modules of file formats by suffix, the preferred one first."""
-    names = [one.name for one in pkgutil.iter_modules(import_module(_ROOM).__path__)]
-    modules = [import_module(f"{_ROOM}.{name}") for name in names if name.endswith("_file")]
-    found = [one for one in modules if hasattr(one, "SUFFIX")]
+    names = [one.name for one in pkgutil.iter_modules(import_module(_PACKAGE).__path__)]
+    modules = [import_module(f"{_PACKAGE}.{name}") for name in names if name.endswith("_file")]
+    found = [one for one in modules if hasattr(one, "SUFFIX")]  # this module has none
     return {one.SUFFIX: one for one in sorted(found, key=lambda one: one.RANK)}
 
 
@@ -85,8 +92,8 @@ def save(estimator: Any, path: Any) -> None:
 def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     """Read an estimator that :func:`save` wrote.
 
-    Nothing of a file is run: it holds arrays, numbers, and objects of the classes of this package,
-    scikit-learn and NumPy that only hold such.
+    Nothing of a file is run: it holds arrays, numbers, and objects of those classes of this
+    package, scikit-learn and NumPy that hold data alone.
 
     Parameters
     ----------
@@ -136,13 +143,14 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
 
 @suggest_arguments
 def read_manifest(path: Any) -> dict[str, Any]:
-    """Read what a model file says of itself; its parts are checked against their checksums."""
+    """Return a model file's manifest; the file's parts are checked against its checksums."""
     path = path_to_text(path)
     found: dict[str, Any] = _find_format(path).read_manifest(read_bytes(path), path)
     return found
 
 
 def _find_format(path: str) -> ModuleType:
+    """Return the format of a path's suffix; raise with all suffixes where it has another."""
     for suffix, module in load_formats().items():
         if path.endswith(suffix):
             return module

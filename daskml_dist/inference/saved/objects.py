@@ -1,7 +1,13 @@
 """Objects as JSON and named arrays, and back: attributes are set, and no code of a file is called.
 
 Values that JSON has no form for (tuples, arrays, objects, NaN) are mappings with the key ``"$"``,
-whose value names the kind.
+whose value names the kind. Arrays stand beside the JSON, under the path of attributes to them, such
+as ``coef_`` or ``_trees.bins.edges.0``; an array that several attributes share is there once.
+
+A file may be forged. So an object is made only of a class that is known to hold data alone, or that
+the reader trusts; it is made without its constructor, and nothing of a class is called; and no
+array may take far more memory than its bytes in the file. The same list of classes serves files of
+skops, which has an own one that is too narrow for this package.
 """
 
 from __future__ import annotations
@@ -27,7 +33,8 @@ _TRUSTED_SUBPACKAGES = (
     "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "ps.shard_state",
     "recommender", "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
 )  # fmt: skip
-#: Names of scikit-learn and NumPy that hold data alone, and that skops does not trust by itself.
+#: Classes and functions of scikit-learn and NumPy that hold data alone, and that skops does not
+#: trust by itself.
 _TRUSTED_NAMES = frozenset(
     (
         "builtins.object",  # columns are selected by such
@@ -84,6 +91,7 @@ def check_findable(types: Iterable[str], name: str) -> None:
 
 
 def _can_be_found(name: str) -> bool:
+    """Return whether a class can be imported by its full name."""
     module, _, short = name.rpartition(".")
     try:
         return hasattr(import_module(module), short)
@@ -92,6 +100,7 @@ def _can_be_found(name: str) -> bool:
 
 
 def _is_known(name: str) -> bool:
+    """Return whether a type is known to hold data alone."""
     ours = any(name.startswith(f"daskml_dist.{room}.") for room in _TRUSTED_SUBPACKAGES)
     return (
         ours
@@ -111,6 +120,7 @@ def _list_score_functions() -> frozenset[str]:
     return frozenset(f"{one.__module__}.{one.__qualname__}" for one in functions)
 
 
+#: Key of the mappings that stand for values without a form in JSON.
 _KIND = "$"
 _PACKAGE = "daskml_dist"
 #: Error handler of UTF-8: names of columns and labels may hold lone surrogates.
@@ -144,6 +154,7 @@ class Writer:
     def of(self, value: Any, name: str) -> Any:
         """Return the JSON of an attribute's value; `name` is the path of attributes to it."""
         value = self._replaced.get(id(value), value)
+        # Types are compared exactly: a subclass, such as an enum of integers, would not come back.
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
@@ -164,6 +175,7 @@ class Writer:
         return self._object(value, name)
 
     def _mapping(self, value: dict[Any, Any], name: str) -> Any:
+        """Return the JSON of a dict: an object of JSON where all keys are texts, else pairs."""
         if all(type(key) is str for key in value) and _KIND not in value:
             return {key: self.of(one, f"{name}.{key}") for key, one in value.items()}
         pairs = [
@@ -173,11 +185,14 @@ class Writer:
         return {_KIND: "dict", "items": pairs}
 
     def _object(self, value: Any, name: str) -> Any:
+        """Return the JSON of an object of this package: its class and attributes."""
         kind = type(value)
         ours = any(one.__module__.partition(".")[0] == _PACKAGE for one in kind.__mro__)
         state = value.__getstate__() if ours else None
+        # Objects of other packages, with slots, or of a class within another have no form.
         if not ours or not isinstance(state, dict | None) or "." in kind.__qualname__:
             raise _cannot_write(value, name)
+        # Cached properties are computed again when they are asked for.
         cached = [n for n in state or () if _is_cached(kind, n)]
         kept = {n: v for n, v in (state or {}).items() if n not in cached}
         return {
@@ -187,14 +202,18 @@ class Writer:
         }
 
     def _array(self, value: NDArray[Any], name: str) -> Any:
+        """Return the JSON of an array, which is added to the tensors where it is not there yet."""
         if id(value) in self._names:
             return self._names[id(value)][0]
-        found = self._named(value, name)
+        found = self._add_array(value, name)
         self._names[id(value)] = found, value
         return found
 
-    def _named(self, value: NDArray[Any], name: str) -> Any:
+    def _add_array(self, value: NDArray[Any], name: str) -> Any:
+        """Add an array to the tensors by its kind; return its JSON."""
         told: dict[str, Any] = {_KIND: "array", "tensor": name, "dtype": value.dtype.str}
+        # Numbers as they are, dates as integers, texts as UTF-8 with the end of each, and arrays of
+        # other objects as lists.
         if value.dtype.kind in "biuf" and value.itemsize <= 8:
             if value.flags.f_contiguous and not value.flags.c_contiguous:
                 told["order"] = "F"
@@ -214,6 +233,7 @@ class Writer:
         return told
 
     def _add(self, name: str, value: NDArray[Any]) -> None:
+        """Add a tensor; two paths may give one name, as keys of dicts may hold dots."""
         if name in self.tensors:
             raise ModelFileError(f"Two arrays have the name {name}. Save the model as .skops.")
         self.tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
@@ -237,6 +257,7 @@ def list_classes(told: Any) -> set[str]:
 
 
 def _cannot_write(value: Any, name: str) -> ModelFileError:
+    """Return the error of a value that has no form here."""
     return ModelFileError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which has no form in "
         ".safetensors. Make the estimator without it, or save it as .skops."
@@ -244,6 +265,7 @@ def _cannot_write(value: Any, name: str) -> ModelFileError:
 
 
 def _is_cached(kind: type, name: str) -> bool:
+    """Return whether an attribute is a cached property of its class."""
     return isinstance(inspect.getattr_static(kind, name, None), cached_property)
 
 
@@ -263,8 +285,9 @@ class Reader:
         self, tensors: Mapping[str, NDArray[Any]], trusted: Collection[str], name: str
     ) -> None:
         self._tensors, self._trusted, self._name = tensors, trusted, name
+        # Arrays that have been made, by name: attributes that shared one share it again.
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._ways: dict[str, Callable[[dict[str, Any]], Any]] = {
+        self._decoders: dict[str, Callable[[dict[str, Any]], Any]] = {
             "float": lambda told: _FLOATS[told["value"]],
             "scalar": lambda told: self._array(told["value"])[()],
             "dtype": lambda told: np.dtype(told["value"]),
@@ -285,15 +308,17 @@ class Reader:
             return told
         if _KIND not in told:
             return {name: self.of(one) for name, one in told.items()}
-        return self._ways[told[_KIND]](told)
+        return self._decoders[told[_KIND]](told)
 
     def _array(self, told: dict[str, Any]) -> NDArray[Any]:
+        """Return an array, which is made at its first use."""
         name = told["tensor"]
         if name not in self._arrays:
-            self._arrays[name] = self._made(name, told)
+            self._arrays[name] = self._make_array(name, told)
         return self._arrays[name]
 
-    def _made(self, name: str, told: dict[str, Any]) -> NDArray[Any]:
+    def _make_array(self, name: str, told: dict[str, Any]) -> NDArray[Any]:
+        """Return a new array from its tensors; raise where its JSON does not fit them."""
         dtype = np.dtype(told["dtype"])
         if told[_KIND] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
@@ -311,20 +336,24 @@ class Reader:
             raise ValueError(f"{name} as {dtype}, which no array of a file is")
         found = self._tensors[name]
         found = found.view(dtype) if dtype.kind in "mM" else found.astype(dtype)
-        # A writable copy, in the order that it had: the order decides the last digits of products.
+        # A writable copy, in the memory order of the fit, by which BLAS rounds products.
         return np.array(found, order=told.get("order", "C"))
 
     def _objects(self, told: dict[str, Any]) -> NDArray[Any]:
+        """Return an array of objects; assigned, as NumPy would look into lists among them."""
         found: NDArray[Any] = np.empty(len(told["items"]), object)
         found[:] = [self.of(one) for one in told["items"]]
         return found.reshape(told["shape"])
 
     def _object(self, told: dict[str, Any]) -> Any:
+        """Return an object with its attributes set, without a call of its class's code."""
         found: Any = object.__new__(self._class(told["class"]))
         vars(found).update({name: self.of(one) for name, one in told["state"].items()})
         return found
 
     def _class(self, name: str) -> type:
+        """Return a trusted class; raise where it is not trusted, or the name is of no class."""
+        # A module may have another object under the name, or import the class from elsewhere.
         check_trusted([name], self._trusted, self._name)
         module, _, short = name.rpartition(".")
         kind = getattr(import_module(module), short, None)

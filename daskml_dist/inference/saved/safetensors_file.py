@@ -2,8 +2,8 @@
 
 Arrays become tensors named after the estimator's attributes. The metadata of the file holds two
 JSON texts: the manifest (class, versions, checksums) and the state (all attributes that are no
-arrays). `write` and `read` are the two ways; classes and functions are not saved, and are given
-to `read` again.
+arrays, and where each array belongs). Classes and functions are not saved, and are given to `read`
+again.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
                 f"{name} is of {manifest['estimator']}, which is no public estimator of "
                 "daskml_dist. Install the version that wrote it."
             )
+        # Parameters that are code come from the caller, all else from the file.
         _check_given(payload["left_out"], given, name)
         state = Reader(tensors, trusted, name).of(payload["state"])
         # The state is that of a checked, fitted estimator: `__init__` is not called.

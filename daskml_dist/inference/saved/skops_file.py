@@ -1,4 +1,10 @@
-"""Files of skops: scikit-learn's own twin for everybody, and the estimator itself."""
+"""Model files in the format of skops.
+
+Where scikit-learn has an equal estimator (the twin, `to_sklearn`), the file is that of the twin,
+which plain ``skops.io.load`` reads, with the estimator itself as an archive within it. Large arrays
+are in both; those of the inner archive are left out of it, and put back from the twin's when it is
+read. Without a twin the file is the estimator's own. The manifest is a further member.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +32,37 @@ from daskml_dist.inference.saved.manifest import (
 from daskml_dist.inference.saved.objects import check_findable, check_trusted, find_untrusted
 
 SUFFIX = ".skops"
-#: Of the formats, the one that is tried and named first.
+#: Position in the list of model formats: tried, and named in errors, first.
 RANK = 0
 #: Member that holds the estimator where the file itself is of its twin.
 _INNER = "daskml_dist/estimator.skops"
 
 
 def write(estimator: Any) -> bytes:
-    """Return the file of a fitted estimator, as bytes."""
+    """Return a fitted estimator serialized as a file of skops."""
     sio = _load_skops()
     own = _dump_with_skops(sio, estimator)
+    # Errors of reading are found now, while the estimator can still be saved otherwise.
     types = sio.get_untrusted_types(data=own)
     check_findable(types, type(estimator).__name__)
     if others := find_untrusted(types):
         _check_readable(sio, own, types, others, type(estimator).__name__)
     try:
         twin = sio.dumps(to_sklearn(estimator))
-    except ExportError:  # scikit-learn has none
+    except ExportError:
         twin = None
     manifest = {**make_manifest(estimator), "twin": twin is not None}
     if twin is None:
         return pack(own, {}, manifest)
     own, same = take_out_arrays(own, twin)
+    # Readers of format 1 know no shared arrays, and refuse format 2.
     if same:
         manifest |= {"format": 2, "shared": same}
     return pack(twin, {_INNER: own}, manifest)
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """Return the estimator of a file."""
+    """Return the estimator of a file; `given` is refused, as the file holds all parameters."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     sio = _load_skops()
@@ -62,7 +70,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
         raise ModelFileError(f"{name} holds {min(given)} itself, as all parameters. Leave it out.")
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
-    own = _dump_estimator(manifest, members, data, name)
+    own = _find_own_archive(manifest, members, data, name)
     with explain_old_versions(manifest, name):
         check_references(own, name)
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
@@ -70,6 +78,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
             # Of each part; of the file there is one warning.
             warnings.simplefilter("ignore", InconsistentVersionWarning)
             found = sio.loads(own, types)
+    # A manifest may be of another file: its checksums are not of itself.
     told = manifest.get("estimator")
     if str(told).rpartition(".")[2] != type(found).__name__:
         raise ModelFileError(
@@ -79,34 +88,33 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
-    """Return the manifest of a file, whose parts are checked."""
+    """Return the manifest of a file, after its checksums were verified."""
     return unpack(data, name)[0]
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
-    """Return parameters that a file does not hold and `read` needs: none."""
+    """Return the parameters that `read` needs to be given: none."""
     return {}
 
 
 def types_asked(data: bytes) -> list[str]:
-    """Return the types that `read` takes only where they are trusted."""
-    return find_untrusted(
-        _load_skops().get_untrusted_types(
-            data=_dump_estimator(*unpack(data, "the file"), data, "the file")
-        )
-    )
+    """Return the names of the types in a file that `read` refuses unless they are trusted."""
+    own = _find_own_archive(*unpack(data, "the file"), data, "the file")
+    return find_untrusted(_load_skops().get_untrusted_types(data=own))
 
 
-def _dump_estimator(
+def _find_own_archive(
     manifest: dict[str, Any], members: dict[str, bytes], data: bytes, name: str
 ) -> bytes:
-    """Return the archive of the estimator itself, beside that of scikit-learn's."""
+    """Return the archive of the estimator itself: the one within the twin's file, or the file."""
     if not manifest.get("twin") or _INNER not in members:
         return data
     return put_back_arrays(members[_INNER], manifest.get("shared", {}), members, name)
 
 
 def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
+    """Return an estimator as skops writes it, without the parts that files leave out."""
+    # `find_replacements` is a memo of deepcopy's: by `id`, what a part is copied to.
     try:
         data: bytes = sio.dumps(copy.deepcopy(estimator, find_replacements(estimator)))
     except Exception as error:  # of many kinds, among them TypeError and UnsupportedTypeException
@@ -119,7 +127,7 @@ def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
 
 
 def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], name: str) -> None:
-    """Check that objects of others' classes can be read, too: some are written and then lost."""
+    """Raise where objects of other packages' classes were written, and cannot be read again."""
     try:
         sio.loads(data, types)
     except Exception as error:  # of whatever their classes raise
@@ -130,6 +138,7 @@ def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], 
 
 
 def _load_skops() -> Any:
+    """Return the module `skops.io`; raise with a remedy where it is not installed."""
     try:
         import skops.io
     except ImportError as error:

@@ -1,4 +1,8 @@
-"""Bytes of model files, local or on any file system that fsspec knows; written whole or not."""
+"""Bytes of model files, local or on any file system that fsspec knows; written whole or not at all.
+
+A local file is written beside its place, flushed to the disk, and renamed, which is atomic. Object
+stores show a file only once it is whole.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from daskml_dist.errors import InvalidTypeError, ModelFileError
 
 
 def path_to_text(path: Any) -> str:
-    """Return the path as text."""
+    """Return a path as text; raise where it is neither a text nor a path."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise InvalidTypeError(
             f"path is a {type(path).__name__}. Pass the name of a file: a str, a path or a URL."
@@ -21,18 +25,20 @@ def path_to_text(path: Any) -> str:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a file; who reads it meanwhile finds the one before or this one."""
+    """Write a file; a reader finds the file before or this one, never a part."""
     fs, name, is_local = _open_file_system(path)
     try:
         if not is_local:
             fs.pipe_file(name, data)
             return
-        name = os.path.realpath(name)  # a link stays one
-        # No number of a process: machines that share a folder have the same ones, and threads one.
+        # The target of a symbolic link is replaced, not the link.
+        name = os.path.realpath(name)
+        # Random, rather than a process's number, which threads share, and other machines may have.
         new = f"{name}.{uuid.uuid4().hex[:12]}.new"
         try:
             with open(new, "xb") as file:
-                with suppress(OSError):  # who may read the one before may read this, and no others
+                # The permissions of the file before, if there is one.
+                with suppress(OSError):
                     os.fchmod(file.fileno(), stat.S_IMODE(os.stat(name).st_mode))
                 file.write(data)
                 file.flush()
@@ -50,11 +56,10 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the content of a file."""
+    """Return the content of a file; a pipe or a device, which may have no end, is refused."""
     fs, name, is_local = _open_file_system(path)
     try:
         if is_local and not stat.S_ISREG(os.stat(name).st_mode):
-            # A pipe or a device may have no end.
             raise OSError("it is no regular file")
         return bytes(fs.cat_file(name))
     except Exception as error:
@@ -64,7 +69,8 @@ def read_bytes(path: str) -> bytes:
 
 
 def _open_file_system(path: str) -> tuple[Any, str, bool]:
-    """Return the file system, the name there, and whether it is this machine's own."""
+    """Return a path's file system, its name there, and whether that is this machine's own."""
+    # Packages of other file systems are imported by fsspec, and may be missing.
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
         from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
