@@ -155,8 +155,11 @@ def test_other_losses_and_losses_without_hessian(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-7)
 
 
-def test_searches_of_newtons_method_take_the_kernels_of_many_rows() -> None:
+def test_searches_of_newtons_method_take_the_kernels_of_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Targets and weights that a kernel reads lie side by side."""
+    monkeypatch.undo()  # thousands of short runs of rows would take most of the time
     rows = np.tile(X, (8, 1)).astype(np.float32)
     labels = np.tile(BINARY, 8)
     scores = [
