@@ -1,6 +1,6 @@
-"""`GaussianMixture`: parameters, given components, and functions of rows under the fitted mixture.
+"""`GaussianMixture`: parameters, initial components, and functions of rows under the fitted model.
 
-The steps of EM are in `solvers/em.py`, the densities in `backends/mixture.py`.
+EM is in `solvers/em.py`, its M-step in `models/mixture.py`, the densities in `backends/mixture.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 
 def _check_weights_init(weights: Any, k: int) -> Array:
-    """Return given weights of the components, checked."""
+    """Return the initial weights of the components as an array, checked."""
     found = _check_numbers("weights", weights, (k,))
     if (found < 0).any() or (found > 1).any():
         raise InvalidParameterError(
@@ -52,13 +52,14 @@ def _check_weights_init(weights: Any, k: int) -> Array:
 
 
 def _compute_covariances_init(precisions: Any, kind: str, k: int, d: int) -> Array:
-    """Return the covariances of given precisions, checked."""
+    """Return the covariances of initial precisions, which are checked."""
     shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
     found = _check_numbers(f"{kind} precision", precisions, shape)
     if kind in ("diag", "spherical"):
         if not (found > 0).all():
             raise InvalidParameterError(f"'{kind} precision' should be positive. Give all above 0.")
         return np.asarray(1 / found)
+    # One matrix for "tied", else one a component.
     for one in found.reshape(-1, d, d):
         if not (np.allclose(one, one.T) and (np.linalg.eigvalsh(one) > 0).all()):
             raise InvalidParameterError(
@@ -69,6 +70,7 @@ def _compute_covariances_init(precisions: Any, kind: str, k: int, d: int) -> Arr
 
 
 def _check_numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
+    """Return values as a finite float64 array of a shape, or raise `InvalidParameterError`."""
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -89,13 +91,16 @@ def _check_numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class MixtureFunction:
-    """Function of rows by way of their log-densities under each component.
+    """Function of rows that is computed from their log-densities under each component.
 
     Parameters
     ----------
     shift : ndarray of shape (n_features,)
-        Subtracted from rows and means, so that float32 rows far from 0 keep their digits.
-    constants, means, factors : ndarrays
+        Subtracted from the rows, so that float32 rows far from 0 keep their digits.
+    constants, factors : ndarrays
+        As :meth:`Mixture.terms` returns them.
+    means : ndarray of shape (n_components, n_features)
+        Means minus the shift.
     then : callable
         Takes the weighted log-densities, of shape (n_rows, n_components).
     """
@@ -108,24 +113,25 @@ class MixtureFunction:
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the value of each row."""
+        # Products in the dtype of the rows; logarithms are then added in float64.
         terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
         near = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
         return self.then(log_densities(near, *terms).astype(np.float64))
 
 
-def _find_labels(found: NDArray[Any]) -> NDArray[Any]:
-    """Return the number of the most probable component of each row."""
-    return np.asarray(found.argmax(axis=1))
+def _find_components(log_densities: NDArray[Any]) -> NDArray[Any]:
+    """Return the index of the most probable component of each row."""
+    return np.asarray(log_densities.argmax(axis=1))
 
 
-def _sum_densities(found: NDArray[Any]) -> NDArray[Any]:
+def _sum_densities(log_densities: NDArray[Any]) -> NDArray[Any]:
     """Return the log-likelihood of each row."""
-    return np.asarray(logsumexp(found, axis=1))
+    return np.asarray(logsumexp(log_densities, axis=1))
 
 
-def _find_probabilities(found: NDArray[Any]) -> NDArray[Any]:
-    """Return the probability of each component at each row."""
-    return np.asarray(np.exp(found - logsumexp(found, axis=1, keepdims=True)))
+def _compute_responsibilities(log_densities: NDArray[Any]) -> NDArray[Any]:
+    """Return the posterior probability of each component for each row (the E-step)."""
+    return np.asarray(np.exp(log_densities - logsumexp(log_densities, axis=1, keepdims=True)))
 
 
 _COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")
@@ -133,10 +139,10 @@ _INIT_METHODS = ("kmeans", "k-means++", "random", "random_from_data")
 
 
 class GaussianMixture(DensityMixin, BaseUnlabelled):
-    """Mixture of normal distributions over all rows, by EM.
+    """Mixture of normal distributions, fitted to all rows by expectation maximisation (EM).
 
-    Each step is one pass, whose sum is of the size of the components: rows stay where they are, in
-    memory or streamed, and a lost worker costs the sum that it was at.
+    A step is one pass over the rows, whose sums have the size of the components. Rows stay where
+    they are, in memory or streamed, and a lost worker costs the sum that it was computing.
 
     Parameters
     ----------
@@ -144,20 +150,21 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     covariance_type : {"full", "tied", "diag", "spherical"}, default="full"
         As in scikit-learn.
     tol : float, default=1e-3
-        A run has converged where the mean log-likelihood changes by less.
+        A run has converged when the mean log-likelihood changes by less than this.
     reg_covar : float, default=1e-6
         Added to all variances.
     max_iter, n_init : int, default=100, 1
-        Steps of a run, and runs, of which the best is kept.
+        Most steps of a run, and number of runs, of which the best is kept.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
-        Centres whose nearest rows make the first components: those of k-means, of k-means++ or
-        any rows. ``"random"``: shares that each row draws.
+        How the first components are found. Each has the moments of the rows nearest to a centroid:
+        of k-means, of k-means++, or a row drawn at random (``"random_from_data"``). ``"random"``:
+        each row draws its shares in the components.
     weights_init, means_init, precisions_init : array-like or None, default=None
-        Components to begin with, in the shapes of the attributes.
+        Initial components, in the shapes of the attributes.
     random_state : int, RandomState instance or None, default=None
         With the same chunks, draws are the same on any number of workers.
     warm_start : bool, default=False
-        Whether another fit goes on from the components of the last.
+        Whether a fit continues from the components of the last one.
     verbose_interval : int, default=10
         Ignored.
 
@@ -233,12 +240,12 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
-        """:meth:`fit`, and :meth:`predict` of the same rows; parameters as there."""
+        """Fit the mixture and :meth:`predict` the same rows; parameters as :meth:`fit`."""
         return self.fit(X, None, sample_weight, client=client).predict(X)
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Return whether a fit goes on from the last."""
+        """Return whether a fit continues from the last one."""
         return bool(self.warm_start) and hasattr(self, "converged_")
 
     def _check_params(self) -> None:
@@ -267,6 +274,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             k=k,
             kind=self.covariance_type,
             init=self.init_params,
+            # From given components every run would be the same.
             n_init=1 if self._continues_last_fit else int(self.n_init),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
@@ -278,7 +286,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return Unlabelled(survey.n_features), solver
 
     def _initial_components(self, k: int, d: int) -> dict[str, Any]:
-        """Return the components to begin with: the last fit's (`warm_start`), or given ones."""
+        """Return the initial components: the last fit's (`warm_start`), or the user's."""
         if self._continues_last_fit:
             last = (self.weights_, self.means_, self.covariances_)
             if len(self.weights_) != k or self._kind != self.covariance_type:
@@ -288,6 +296,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
                     "asked for. Use a new estimator."
                 )
             names = ("weights", "means", "covariances")
+            # With the last bound, so that a converged mixture stops after one step.
             return {**dict(zip(names, last, strict=True)), "bound": self.lower_bound_}
         weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
         kind = self.covariance_type
@@ -320,7 +329,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     # -- functions of rows ---------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
-        """Predict the number of the most probable component of each row.
+        """Return the index of the most probable component of each row.
 
         Parameters
         ----------
@@ -330,10 +339,10 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         -------
         ndarray or lazy dask Array of int64 of shape (n_rows,)
         """
-        return self._map_function(_find_labels, X, np.int64, None)
+        return self._map_function(_find_components, X, np.int64, None)
 
     def predict_proba(self, X: Any) -> Any:
-        """Predict the probability of each component at each row.
+        """Return the posterior probability of each component for each row.
 
         Parameters
         ----------
@@ -344,7 +353,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
         """
         return self._map_function(
-            _find_probabilities, X, np.float64, len(self._fitted_mixture().weights)
+            _compute_responsibilities, X, np.float64, len(self._fitted_mixture().weights)
         )
 
     def score_samples(self, X: Any) -> Any:
@@ -375,6 +384,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     def bic(self, X: Any, sample_weight: Any = None) -> float:
         """Return the Bayesian information criterion (lower is better); see :meth:`score`."""
         total, weight = self._sum_and_weight(X, sample_weight)
+        # The weight of the rows takes the place of their number.
         return -2 * total + self._count_parameters() * float(np.log(weight))
 
     def aic(self, X: Any, sample_weight: Any = None) -> float:
@@ -392,7 +402,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         -------
         X : ndarray of float64 of shape (n_samples, n_features)
         y : ndarray of int64 of shape (n_samples,)
-            Numbers of the components that they are from.
+            Index of the component that each row was drawn from.
         """
         mixture = self._fitted_mixture()
         if n_samples < 1:
@@ -401,7 +411,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             )
         rng = check_random_state(self.random_state)
         k, d = mixture.means.shape
-        # How many rows each component gives, then its rows, in scikit-learn's order of draws.
+        # The number of rows of each component, then its rows, in scikit-learn's order of draws.
         counts = rng.multinomial(n_samples, mixture.weights)
         found = []
         for c, count in enumerate(counts):
@@ -432,12 +442,14 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return self._make_function(_sum_densities)
 
     def _make_function(self, then: Any) -> MixtureFunction:
+        """Return the function of rows that is `then` of their weighted log-densities."""
         mixture = self._fitted_mixture()
-        # Rounded to float32, so that both dtypes subtract the same point.
+        # Rounded to float32, so that rows of either dtype are shifted by the same point.
         shift = mixture.means.mean(axis=0).astype(np.float32).astype(np.float64)
         constants, factors = mixture.terms(self.precisions_cholesky_)
         return MixtureFunction(shift, constants, mixture.means - shift, factors, then)
 
     def _map_function(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        """Return a function of the rows' log-densities; lazy where X is."""
         self._check_fitted(X)
         return self._map_rows(self._make_function(then), X, dtype, n_outputs)

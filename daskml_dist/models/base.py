@@ -1,4 +1,11 @@
-"""Base classes of models (objective functions), and the batches of rows that they are given."""
+"""Base classes of models (objective functions), and the batches of rows that they are given.
+
+A model is what is fitted: how rows and targets are preprocessed (`Model`), and for gradient steps a
+loss and its gradient as functions of parameters and a batch (`StepModel`). It knows nothing of
+workers, optimizers or Dask. All parameters are one matrix (`Parameters`), of which the engine moves
+slices of rows. The other classes are what a model adds to be cut: by layers for a pipeline
+(`StagedModel`), by features (`ColumnModel`, `ColumnPart`).
+"""
 
 from __future__ import annotations
 
@@ -40,6 +47,7 @@ def identity_of(thing: Any) -> dict[str, Any]:
     The values are the same in every process. A fit resumes from a checkpoint only if the stored
     values equal its own.
     """
+    # `repr=False` marks what follows from other fields or from the rows, and caches.
     if is_dataclass(thing):
         names = [field.name for field in fields(thing) if field.repr]
     else:
@@ -66,12 +74,14 @@ def _plain_value(value: Any) -> Any:
         if value.dtype == object:
             return [_plain_value(one) for one in value.tolist()]
         return [str(value.dtype), list(value.shape), crc32(np.ascontiguousarray(value).data)]
+    # Containers by their items, in their own order.
     if isinstance(value, Mapping):
         return {str(name): _plain_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain_value(one) for one in value]
     if hasattr(value, "__qualname__"):  # classes and functions
         return value.__qualname__
+    # The default repr holds an address, which differs from process to process.
     if is_dataclass(value) or getattr(type(value), "__repr__", None) is object.__repr__:
         return identity_of(value)
     return repr(value)
@@ -152,6 +162,7 @@ class Parameters:
     def rows(self) -> dict[str, slice]:
         """Slice of the matrix's rows that holds each part, by the part's name."""
         found, start = {}, 0
+        # Parts lie one behind the other.
         for part in self.parts:
             stop = start + prod(part.shape) // self.width
             found[part.name] = slice(start, stop)
@@ -236,6 +247,7 @@ class BatchRows:
     (2, 3)
     """
 
+    # A batch has one for each piece, so it is a plain class with slots, not a dataclass.
     __slots__ = ("X", "block", "first", "key", "places", "state", "weight", "y")
 
     def __init__(
@@ -266,6 +278,7 @@ class BatchRows:
         )
         # Places count from the same row in every slice.
         first = self.first + at.start if places is None else self.first
+        # The key is extended by the position, so that slices draw different numbers.
         return BatchRows(
             backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state,
             places,
@@ -273,6 +286,7 @@ class BatchRows:
 
     def draw(self) -> np.random.Generator:
         """Return a new generator seeded by `key`: the same rows draw the same on any worker."""
+        # Counter-based (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.key)))
 
 
@@ -439,6 +453,7 @@ class StepModel(Model):
         It saves the addition of :meth:`add_gradient`. The caller may use the buffer until the next
         gradient of the same lane. None, the default: the caller uses :meth:`add_gradient`.
         """
+        # For models whose library computes gradients in memory of its own, as torch does.
         return None
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
@@ -483,6 +498,7 @@ class StepModel(Model):
         ValueError
             `origin` is not one of such a model.
         """
+        # A checkpoint of another kind of model may have an origin; here it means a wrong file.
         if origin is not None:
             raise ValueError("its parameters are relative to nothing")
         return w.copy()
@@ -582,6 +598,7 @@ class StagedModel(StepModel):
         """Return the summed weighted loss, and its gradient with respect to the last output."""
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        # Without a pipeline: one stage of all layers.
         layers = range(len(self.layers))
         output, memory = self.forward(w, rows.X, layers, rows, backend)
         loss, gradient = self.loss_gradient(output, rows, backend)

@@ -1,4 +1,9 @@
-"""Mixtures of normal distributions: their parameters, and what M-steps make of sums."""
+"""Mixtures of normal distributions: their parameters, the M-step, and terms of the densities.
+
+References
+----------
+C. M. Bishop, "Pattern Recognition and Machine Learning", Springer 2006, section 9.2.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ from daskml_dist.errors import DivergedError
 
 Array = NDArray[np.float64]
 
-#: Weight of a component without rows, so that no logarithm is infinite; scikit-learn's.
-_LEAST = 10 * float(np.finfo(np.float64).eps)
+#: Added to the weight of each component, so that one without rows has a logarithm; scikit-learn's.
+_MIN_WEIGHT = 10 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,41 +43,55 @@ class Mixture:
     @property
     def factors(self) -> Array:
         """Factors F of the precisions ``F @ F.T``, in the shape of the covariances."""
-        return precision_factors(self.covariances, self.kind)
+        return _factor_precisions(self.covariances, self.kind)
 
     def moved(self, by: Array) -> Mixture:
         """Return the mixture with its means moved by `by`."""
         return replace(self, means=self.means + by)
 
     def of_moments(self, moments: Array, reg_covar: float) -> Mixture:
-        """Return the mixture of the M-step, given moments of the responsibilities."""
+        """Return the mixture of the M-step (Bishop, equations 9.24 to 9.26).
+
+        `moments` are a row for each component, weighted by its responsibilities: their sum, and
+        first and second moments of the rows about the old means, of shape (k, 1 + d + d * d), or
+        (k, 1 + 2 * d) for diagonals.
+        """
         k, d = self.means.shape
-        # Moments are about the old means: `apart` is the step of the means, and second moments lose
-        # its outer product.
-        weight = moments[:, 0] + _LEAST
-        apart = moments[:, 1 : 1 + d] / weight[:, None]
+        weight = moments[:, 0] + _MIN_WEIGHT
+        # The step of the means. Second moments about the new means are those about the old ones
+        # less the outer product of the step, which cancels little as steps become short.
+        step = moments[:, 1 : 1 + d] / weight[:, None]
         seconds = moments[:, 1 + d :]
         if self.kind in ("full", "tied"):
             seconds = seconds.reshape(k, d, d)
-            centred = seconds - weight[:, None, None] * apart[:, :, None] * apart[:, None, :]
+            centred = seconds - weight[:, None, None] * step[:, :, None] * step[:, None, :]
+            # Rounding leaves them asymmetric.
             centred = (centred + centred.transpose(0, 2, 1)) / 2
             covariances = (
-                centred / weight[:, None, None] if self.kind == "full" else centred.sum(axis=0)
+                centred / weight[:, None, None]
+                if self.kind == "full"
+                # Tied: pooled over the components.
+                else centred.sum(axis=0) / weight.sum()
             )
-            covariances = covariances if self.kind == "full" else covariances / weight.sum()
             covariances[..., range(d), range(d)] += reg_covar
         else:
-            covariances = np.maximum(seconds / weight[:, None] - apart**2, 0.0) + reg_covar
+            covariances = np.maximum(seconds / weight[:, None] - step**2, 0.0) + reg_covar
             if self.kind == "spherical":
                 covariances = covariances.mean(axis=1)
-        return Mixture(weight / weight.sum(), self.means + apart, covariances, self.kind)
+        return Mixture(weight / weight.sum(), self.means + step, covariances, self.kind)
 
     def terms(self, factors: Array | None = None) -> tuple[Array, Array]:
-        """Return constants of the weighted log-densities, and precision factors for each
-        component.
+        """Return the constants of the weighted log-densities, and a precision factor a component.
+
+        log(w) + log N(x) is the constant minus ``|(x - mean) @ factor|**2 / 2``.
         """
         k, d = self.means.shape
-        factors = expand_factors(self.factors if factors is None else factors, self.kind, k, d)
+        factors = self.factors if factors is None else factors
+        if self.kind == "tied":
+            factors = np.repeat(factors[None], k, axis=0)
+        elif self.kind == "spherical":
+            factors = np.repeat(factors[:, None], d, axis=1)
+        # The determinant of a triangular factor is the product of its diagonal.
         diagonal = factors if factors.ndim == 2 else np.diagonal(factors, axis1=1, axis2=2)
         with np.errstate(divide="ignore"):  # a weight of zero that the user gave
             weights = np.log(self.weights)
@@ -80,7 +99,7 @@ class Mixture:
         return constants, factors
 
     def packed(self) -> Array:
-        """Return all parameters in one array, a row for each component."""
+        """Return all parameters in one array, a row for each component (tied ones repeated)."""
         k = len(self.weights)
         of_each = (
             np.broadcast_to(self.covariances, (k, *self.covariances.shape))
@@ -91,7 +110,7 @@ class Mixture:
 
     @classmethod
     def of_packed(cls, packed: Array, kind: str, d: int) -> Mixture:
-        """Undo :meth:`packed`."""
+        """Return the mixture of an array that :meth:`packed` made."""
         k = len(packed)
         shapes = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}
         found = packed[:1, 1 + d :] if kind == "tied" else packed[:, 1 + d :]
@@ -99,11 +118,8 @@ class Mixture:
         return cls(packed[:, 0].copy(), packed[:, 1 : 1 + d].copy(), covariances, kind)
 
 
-def precision_factors(covariances: Array, kind: str) -> Array:
-    """Return upper triangular factors F of the precisions ``F @ F.T``.
-
-    Of variances the inverse roots.
-    """
+def _factor_precisions(covariances: Array, kind: str) -> Array:
+    """Return upper triangular factors F of the precisions ``F @ F.T``; of variances 1 / roots."""
     if kind == "full":
         return np.array(
             [_factor_precision(one, f"component {c}") for c, one in enumerate(covariances)]
@@ -111,32 +127,27 @@ def precision_factors(covariances: Array, kind: str) -> Array:
     if kind == "tied":
         return _factor_precision(covariances, "all components together")
     low = covariances.reshape(len(covariances), -1).min(axis=1)
+    # Not `low <= 0`, which NaN would pass.
     if not (low > 0).all():
-        raise _degenerate_error(f"component {int((~(low > 0)).argmax())}")
+        raise _make_degenerate_error(f"component {int((~(low > 0)).argmax())}")
     return np.asarray(1 / np.sqrt(covariances))
 
 
 def _factor_precision(covariance: Array, of: str) -> Array:
     """Return the precision factor of one covariance, by its Cholesky factor."""
+    # C = L L.T, so the precision is L^-T L^-1, and F = L^-T is upper triangular.
     try:
         root = linalg.cholesky(covariance, lower=True)
     except (linalg.LinAlgError, ValueError) as error:
-        raise _degenerate_error(of) from error
+        raise _make_degenerate_error(of) from error
     unit = np.eye(len(covariance))
     return np.asarray(linalg.solve_triangular(root, unit, lower=True).T)
 
 
-def _degenerate_error(of: str) -> DivergedError:
+def _make_degenerate_error(of: str) -> DivergedError:
     """Return the error for a covariance that is not positive definite."""
     return DivergedError(
         "Fitting the mixture model failed because some components have ill-defined empirical "
         "covariance (for instance caused by singleton or collapsed samples). Try to decrease the "
         f"number of components, increase reg_covar, or scale the input data. It is that of {of}."
     )
-
-
-def expand_factors(factors: Array, kind: str, k: int, d: int) -> Array:
-    """Return factors for each component, of shape (k, d, d), or (k, d) for diagonals."""
-    if kind == "tied":
-        return np.repeat(factors[None], k, axis=0)
-    return np.repeat(factors[:, None], d, axis=1) if kind == "spherical" else factors

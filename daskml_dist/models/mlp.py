@@ -1,4 +1,9 @@
-"""Multi-layer perceptrons: forward pass and backpropagation through fully connected layers."""
+"""Multi-layer perceptrons: forward pass and backpropagation through fully connected layers.
+
+`MLP` is the whole network. Its layers can be cut into stages of a pipeline (`forward` and
+`backward` of some layers), its first layer into shards of features (`MLPColumns`): there the
+products of the shards are summed before the first activation.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +68,9 @@ def _apply_identity(*arrays: Any) -> None:
     """Leave the arrays as they are: the identity activation."""
 
 
+# On the CPU the functions write to their argument; other array libraries have no `out`.
+
+
 def _apply_relu(z: Any) -> None:
     if is_host(z):
         np.maximum(z, 0, out=z)
@@ -71,6 +79,7 @@ def _apply_relu(z: Any) -> None:
 
 
 def _pull_back_relu(gradient: Any, a: Any) -> None:
+    # The subgradient at 0 is 0.
     gradient *= a > 0 if is_host(a) else cast(a > 0, a.dtype)
 
 
@@ -82,6 +91,7 @@ def _apply_tanh(z: Any) -> None:
 
 
 def _pull_back_tanh(gradient: Any, a: Any) -> None:
+    # tanh' = 1 - tanh**2
     gradient *= 1 - a * a
 
 
@@ -93,9 +103,11 @@ def _apply_logistic(z: Any) -> None:
 
 
 def _pull_back_logistic(gradient: Any, a: Any) -> None:
+    # s' = s (1 - s)
     gradient *= a * (1 - a)
 
 
+#: Activations by scikit-learn's names, with its factors of the initial weights.
 ACTIVATIONS: dict[str, Activation] = {
     "identity": Activation(_apply_identity, _apply_identity),
     "logistic": Activation(_apply_logistic, _pull_back_logistic, factor=2.0),
@@ -104,8 +116,9 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-#: Rows that go through the layers together on a CPU: their activations stay in its cache.
-_ROWS_TOGETHER = 512
+#: Rows that go through the layers together on a CPU, so that their activations stay in its cache:
+#: 512 rows of 100 units in float32 are 200 kB a layer.
+_MIN_ROWS_AT_ONCE = 512
 
 #: Weights and intercepts of each layer.
 _Arrays = list[tuple[Any, Any]]
@@ -181,6 +194,7 @@ class MLP(StagedModel, ColumnModel):
         """Return weights and intercepts of the layers (None: all), as views of their rows `w`."""
         layers = range(len(self.layers)) if layers is None else layers
         xp, start, found = namespace(w), 0, []
+        # Positions count from the first row of `w`, which has the rows of these layers only.
         for pair in pairwise(self.sizes[layers.start : layers.stop + 1]):
             middle = start + pair[0] * pair[1]
             stop = middle + pair[1]
@@ -200,6 +214,7 @@ class MLP(StagedModel, ColumnModel):
         `rng` must have drawn all layers before them.
         """
         w = np.zeros((self.rows_of(layers).stop - self.rows_of(layers).start, 1), dtype)
+        # In scikit-learn's order of draws, in float64 whatever the dtype.
         for weights, shift in self.arrays(w, layers):
             bound = ACTIVATIONS[self.activation].bound_of(*weights.shape)
             weights[...] = rng.uniform(-bound, bound, weights.shape)
@@ -209,6 +224,7 @@ class MLP(StagedModel, ColumnModel):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return targets, class indices, or -1/+1 for two classes and for multilabel indicators."""
         if classes is None:
+            # A column of one target becomes a vector: losses are elementwise.
             column = y[:, 0] if y.ndim > self.n_outputs == 1 else y
             return column.astype(dtype, copy=False)
         if not self.several and self.n_outputs > 1:
@@ -253,6 +269,7 @@ class MLP(StagedModel, ColumnModel):
         loss: Any = 0.0
         for at in row_slices(rows.X.shape[0], self._rows_at_once(backend)):
             part = rows.part(at, backend)
+            # "layer" and "below" name buffers: activations live until the backward pass is done.
             outputs = self._forward(arrays, part.X, layers, backend, "layer")
             found, slope = self.loss_gradient(outputs[-1], part, backend)
             memory = [part.X, *outputs]
@@ -262,7 +279,7 @@ class MLP(StagedModel, ColumnModel):
 
     def _rows_at_once(self, backend: Backend) -> int:
         """Return the number of rows that go through the layers together; more on a GPU."""
-        return max(_ROWS_TOGETHER, backend.entries_at_once // max(self.sizes))
+        return max(_MIN_ROWS_AT_ONCE, backend.entries_at_once // max(self.sizes))
 
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
@@ -287,6 +304,7 @@ class MLP(StagedModel, ColumnModel):
 
         Return the gradient with respect to their input, if `wants_input`.
         """
+        # New arrays, not the backend's buffers: other micro-batches pass between the two calls.
         arrays, gradients = self.arrays(w, layers), self.arrays(out, layers)
         slope = self._backward(arrays, gradients, memory, gradient, layers, backend, None)
         return backend.matmul(slope, arrays[0][0].T, None) if wants_input else None
@@ -308,9 +326,9 @@ class MLP(StagedModel, ColumnModel):
         use: str | None,
         product: Callable[..., Any] | None = None,
     ) -> list[Any]:
-        """Return the outputs of each layer.
+        """Return the outputs of each layer, in the backend's buffers named `use` (None: new ones).
 
-        They are written to the backend's buffers of the name `use`; None: to new arrays.
+        The next call with the same name overwrites them.
         """
         outputs: list[Any] = []
         for layer, (weights, shift) in zip(layers, arrays, strict=True):
@@ -345,6 +363,8 @@ class MLP(StagedModel, ColumnModel):
             # The last layer of the network has no activation.
             if layers[i] < len(self.layers) - 1:
                 ACTIVATIONS[self.activation].pull_back(slope, memory[i + 1])
+            # `slope` is now the gradient by X @ W + b: dW = X.T @ slope, db = sum of its rows, and
+            # the gradient by X, the output of the layer below, is slope @ W.T.
             to_weights, to_shift = gradients[i]
             to_shift += cast(total(slope, axis=0), to_shift.dtype)
             _add_transposed_product(memory[i], slope, to_weights, backend)
@@ -376,6 +396,7 @@ class MLP(StagedModel, ColumnModel):
     def scored(self, raw: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Return the sums of :meth:`validation_sums`, given raw outputs."""
         xp, y = namespace(raw), rows.y
+        # In float64: sums over all held-out rows.
         weight = ones((y.shape[0],), np.float64, y) if rows.weight is None else rows.weight
         weight = cast(weight, xp.float64)
         if self.n_classes:
@@ -443,7 +464,7 @@ def _add_transposed_product(X: Any, slope: Any, out: Any, backend: Backend) -> N
         backend.add_tdot(X, slope, out)
 
 
-#: Random numbers drawn at once (8 MiB), so that those of other parts need little memory.
+#: Random numbers drawn at once (8 MiB): a shard draws the numbers of all shards before it.
 _DRAWS_AT_ONCE = 1 << 20
 
 
@@ -556,6 +577,7 @@ class MLPColumns(StepModel, ColumnPart):
 
         Applies the first layer's activation and all further layers.
         """
+        # Without hidden layers the products are the raw outputs.
         if not self.has_head:
             return self.model.loss_gradient(total, rows, backend)
         self.activation.apply(total)

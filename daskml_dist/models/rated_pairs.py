@@ -1,7 +1,14 @@
-"""Factors of users and items: a rating is the product of two short vectors, and biases.
+"""Matrix factorisation: a rating is the product of a user's and an item's factors, plus biases.
 
-:class:`FactorModel` is for alternating least squares. :class:`RatedPairs` is fitted by gradient
-steps, of which each rating touches two rows of the parameters.
+:class:`FactorModel` is fitted by alternating least squares. :class:`RatedPairs` is fitted by
+gradient steps, in which each rating touches two rows of the parameters.
+
+References
+----------
+Y. Koren, R. Bell and C. Volinsky, "Matrix factorization techniques for recommender systems", IEEE
+Computer 42(8), 2009. Y. Zhou et al., "Large-scale parallel collaborative filtering for the Netflix
+prize", AAIM 2008 (ALS-WR). S. Rendle et al., "BPR: Bayesian personalized ranking from implicit
+feedback", UAI 2009.
 """
 
 from __future__ import annotations
@@ -17,25 +24,25 @@ from daskml_dist.backends.als import Regressors
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel, distinct
-from daskml_dist.models.bins import hash_numbers  #
+from daskml_dist.models.bins import hash_numbers
 
 
 @dataclass(frozen=True)
 class FactorModel(Model):
-    """A vector for each user and each item, whose product is a rating or a preference.
+    """Factors of each user and item, whose product is a rating or a preference.
 
-    With biases the last entry of a vector is what its user or item adds to every rating, beside
-    the mean of all.
+    With biases the last entry of a user's or item's vector is its bias, which is added to the mean
+    of all ratings.
 
     Parameters
     ----------
     rank : int
-        Length of the vectors, biases apart.
+        Number of factors, without the bias.
     implicit : bool, default=False
-        Whether ratings are counts of what was seen, and a pair without one is a weak "no".
+        Whether ratings are counts of interactions, and a pair without one is a weak "no".
     biased : bool, default=False
     dtype : {"float32", "float64"}, default="float32"
-        Of the factors.
+        Dtype of the factors.
     """
 
     rank: int
@@ -45,7 +52,7 @@ class FactorModel(Model):
 
     @property
     def width(self) -> int:
-        """Numbers of a user or an item."""
+        """Length of a user's or an item's vector, with the bias."""
         return self.rank + int(self.biased)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
@@ -53,7 +60,11 @@ class FactorModel(Model):
         return y
 
     def start(self, at: slice, seed: int) -> NDArray[Any]:
-        """Return initial factors of expected length 1, hashed from the numbers of the ids."""
+        """Return initial factors, of expected squared length 1, of a range of users or items.
+
+        They are hashed from the positions, so that they do not depend on the process that holds the
+        range.
+        """
         column = np.arange(self.rank, dtype=np.uint64)
         factors = np.zeros((at.stop - at.start, self.width), self.dtype)
         for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
@@ -63,15 +74,14 @@ class FactorModel(Model):
             draw = hash_numbers(
                 hash_numbers(number) + column + hash_numbers(np.array([seed], np.uint64))
             )
+            # The high 53 bits as a number in [0, 1), whose variance is 1 / 12.
             uniform = (draw >> np.uint64(11)) * 2.0**-53
             own[:] = (uniform - 0.5) * np.sqrt(12 / self.rank)
         return factors
 
     def gram(self, factors: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the Gram matrix of some factors.
-
-        Those of all parts add up to that of all factors.
-        """
+        """Return the Gram matrix of some factors; those of all parts are added."""
+        # In float64, since all users or items are summed.
         total = np.zeros((self.width, self.width))
         for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
             part = factors[start : start + _FACTOR_ROWS_AT_ONCE].astype(np.float64)
@@ -84,47 +94,50 @@ class FactorModel(Model):
         """Return the factors as regressors of the other side's ratings."""
         if not self.biased:
             return Regressors(factors, np.empty(0, factors.dtype), gram).padded(factors.dtype)
+        # A bias of this side is the coefficient of a constant regressor; the other side's bias and
+        # the mean are an offset of the ratings.
         ones = factors.copy()
         ones[:, -1] = 1
         offsets = factors[:, -1] + factors.dtype.type(mean)
         return Regressors(ones, offsets, gram).padded(factors.dtype)
 
 
-#: Users or items whose factors are drawn, or squared in float64, at once.
+#: Users or items whose factors are drawn, or cast to float64, at once: 8 MiB at a rank of 64.
 _FACTOR_ROWS_AT_ONCE = 1 << 14
 
 
-#: Standard deviation of the first factors, times the root of the rank.
-_START = 0.1
+#: Root mean square length of the initial vectors of `RatedPairs`: small beside the ratings, but not
+#: 0, a saddle point at which the gradient of all factors vanishes.
+_INITIAL_LENGTH = 0.1
 
 
 @dataclass(frozen=True)
 class RatedPairs(StepModel):
-    """A loss of ``offset + p_u @ q_i``, with biases ``+ b_u + c_i``, of a user and an item.
+    """Model of pairs of a user and an item, predicted by ``offset + p_u @ q_i (+ b_u + c_i)``.
 
-    The parameters are a row for each user and, after these, for each item: factors and, with
-    biases, what the user or item adds to every rating. Rows of data are the numbers of two rows of
-    the parameters.
+    The parameters have a row for each user, then a row for each item: its factors and, with biases,
+    its bias. A row of data is a pair of indices of such rows.
 
     Parameters
     ----------
     n_users, n_items : int
     rank : int
-        Length of the factors.
+        Number of factors.
     loss : Loss
     reg : float
-        Half the penalty, in each rating, of the squares of the two rows that it touches: over all
-        ratings each user and item is penalised times the number of its own (ALS-WR).
+        Each rating adds ``reg / 2`` times the squares of the two rows that it touches. Over all
+        ratings, each user and item is thus penalised in proportion to its number of ratings
+        (ALS-WR).
     biased : bool, default=True
     offset : float, default=0.0
         Prediction of a pair of which nothing is known.
     negatives : int, default=0
-        Items drawn at random beside each pair, which are not what its user chose.
+        Number of items drawn at random for each pair, as negative examples.
     pairwise : bool, default=False
-        Whether the loss is of the order of a pair and each of these: of the difference of their
-        predictions, which is to be positive.
+        Whether the loss is of the difference between the predictions of a pair and of each of its
+        negatives (BPR), rather than of each prediction.
     n_drawn : int or None
-        Items that others are drawn from, the first ones; None: all.
+        Negatives are drawn from this many first items; None: all.
     """
 
     n_users: int
@@ -163,31 +176,35 @@ class RatedPairs(StepModel):
         return self.init_rows(slice(None), seed, dtype)
 
     def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
-        """Return normal factors, hashed from the numbers of users and items, and biases of 0."""
+        """Return normal factors, hashed from the positions of users and items, and biases of 0."""
         number = np.arange(*at.indices(self.parameters.shape[0]))
+        # Users and items have streams of their own, so that adding users leaves items unchanged.
         is_item = (number >= self.n_users).astype(np.int64)
         keys = hash_numbers(np.array([2 * seed, 2 * seed + 1], np.uint64))
         own = (number - is_item * self.n_users).astype(np.uint64)
         column = np.arange(self.rank, dtype=np.uint64)
         draw = hash_numbers(hash_numbers(own + keys[is_item])[:, np.newaxis] + column)
-        # Box and Muller 1958.
+        # Normal numbers from two uniform ones (Box and Muller 1958).
         radius, angle = _uniform(draw), _uniform(hash_numbers(draw))
         w = np.zeros((len(number), self.parameters.shape[1]), dtype)
         normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
-        w[:, : self.rank] = normal * (_START / np.sqrt(self.rank))
+        w[:, : self.rank] = normal * (_INITIAL_LENGTH / np.sqrt(self.rank))
         return w
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Return the rows of the batch's users and items, drawn ones too; renumber the pieces."""
+        """Return the parameter rows of the batch's users and items, and renumber the pieces.
+
+        Negatives are drawn here: the pieces then have a column for each.
+        """
         index, places = distinct([backend.to_numpy(self.drawn(p, backend)) for p in pieces])
         for piece, at in zip(pieces, places, strict=True):
             piece.X = backend.to_device(at)
         return index
 
     def drawn(self, rows: BatchRows, backend: Backend) -> Any:
-        """Return the numbers of users, of items, and of the negative items that are drawn."""
+        """Return columns of users, items and drawn negative items, as indices of parameter rows."""
         X = rows.X
-        if not self.negatives or X.shape[1] > 2:
+        if not self.negatives or X.shape[1] > 2:  # none, or drawn by `touched`
             return X
         n_drawn = self.n_items if self.n_drawn is None else self.n_drawn
         others = rows.draw().integers(n_drawn, size=(X.shape[0], self.negatives))
@@ -198,6 +215,7 @@ class RatedPairs(StepModel):
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of some pairs to `out`; return the summed loss without the penalty."""
         at, given = self.drawn(rows, backend), (rows.weight, out, backend)
+        # The penalty's gradient is added with each pair's; its value is not part of the loss.
         loss: Any = 0.0 if self.pairwise else self._add_pointwise(w, at[:, :2], rows.y, *given)
         others = None if at.shape[1] == 2 else self._negative_targets(rows.y)
         for c in range(2, at.shape[1]):
@@ -217,11 +235,20 @@ class RatedPairs(StepModel):
         self, w: Any, at: Any, y: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         """Add the gradient of pairs and their targets; return the sum of their losses."""
-        if is_host(w) and (found := self._add_compiled(w, at, y, weight, out)) is not None:
-            return found
+        if is_host(w):
+            from daskml_dist.backends.pair_kernels import add_pair_gradients
+
+            # One compiled loop over the pairs; None for a loss that it does not know.
+            found = add_pair_gradients(
+                self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out
+            )
+            if found is not None:
+                return found
         users, items = at[:, 0], at[:, 1]
         of_user, of_item = self._take_rows(w, users), self._take_rows(w, items)
         losses, slope, reg = self._compute_slopes(y, self._predict_raw(of_user, of_item), weight)
+        # Chain rule: the gradient of p_u is the slope times q_i, plus the penalty's reg * p_u; a
+        # user of several pairs gets the sum.
         backend.add_rows(
             slope * self._partner_derivative(of_item) + reg * of_user, users, None, out
         )
@@ -233,7 +260,10 @@ class RatedPairs(StepModel):
     def _add_pairwise(
         self, w: Any, at: Any, others: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
-        """Add the gradient of the order of items and drawn items (BPR, Rendle et al. 2009)."""
+        """Add the gradient of BPR (Rendle et al. 2009, figure 4); return the sum of the losses.
+
+        The loss of ``x_uij = x_ui - x_uj``, with i an item of the user and j a drawn one.
+        """
         of_user, of_item = self._take_rows(w, at[:, 0]), self._take_rows(w, at[:, 1])
         of_other = self._take_rows(w, others)
         apart = self._predict_raw(of_user, of_item) - self._predict_raw(of_user, of_other)
@@ -247,20 +277,12 @@ class RatedPairs(StepModel):
         return losses
 
     def _compute_slopes(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any, Any]:
-        """Return the sum of the losses, slopes as a column, and penalties."""
+        """Return the sum of the losses, their slopes as a column, and the factor of the penalty."""
         losses, slope = self.loss.value_and_gradient(y, raw)
         reg: Any = self.reg
         if weight is not None:
             losses, slope, reg = losses * weight, slope * weight, reg * weight[:, None]
         return scalar(total(losses, dtype=namespace(losses).float64)), slope[:, None], reg
-
-    def _add_compiled(self, w: Any, at: Any, y: Any, weight: Any, out: Any) -> float | None:
-        """Add the gradient of pairs in one compiled loop; return None where there is none."""
-        from daskml_dist.backends.pair_kernels import add_pair_gradients
-
-        return add_pair_gradients(
-            self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out
-        )
 
     def _take_rows(self, w: Any, at: Any) -> Any:
         """Return some rows of the parameters."""
@@ -277,7 +299,8 @@ class RatedPairs(StepModel):
         return raw
 
     def _partner_derivative(self, row: Any) -> Any:
-        """Return the derivative of the raw prediction by the other row of the pair."""
+        """Return the derivative of the raw prediction with respect to the pair's other row."""
+        # The other's factors; of its bias the derivative is 1.
         if self.biased:
             row = namespace(row).asarray(row, copy=True)
             row[:, self.rank] = 1
@@ -293,20 +316,20 @@ class RatedPairs(StepModel):
         }  # fmt: skip
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Return the sum of weights, and of squared errors or correct signs times weights; (2,)."""
+        """Return the weight, and the weighted squared errors or correct signs; of shape (2,)."""
         at = self.drawn(rows, backend)
         of_user = self._take_rows(w, at[:, 0])
         raws = [
             self._predict_raw(of_user, self._take_rows(w, at[:, c])) for c in range(1, at.shape[1])
         ]
         ys = [rows.y, *(self._negative_targets(rows.y) for _ in raws[1:])]
-        if self.pairwise:
+        if self.pairwise:  # the difference to each negative, which should be positive
             raws, ys = [raws[0] - raw for raw in raws[1:]], [-y for y in ys[1:]]
         sums = [self._sum_scores(y, raw, rows.weight) for y, raw in zip(ys, raws, strict=True)]
         return np.array(np.sum(sums, axis=0), np.float64)
 
     def _sum_scores(self, y: Any, raw: Any, weight: Any) -> list[float]:
-        """Return the sum of weights, and of squared errors or correct signs."""
+        """Return the sums of :meth:`validation_sums` for some pairs."""
         xp = namespace(raw)
         weight = ones(y.shape, np.float64, y) if weight is None else cast(weight, xp.float64)
         if self.loss.kind == "classification":
@@ -324,6 +347,6 @@ class RatedPairs(StepModel):
 
 
 def _uniform(draw: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return numbers strictly between 0 and 1, made of 64 random bits each."""
+    """Return numbers strictly between 0 and 1 (for a logarithm), of 64 random bits each."""
     found: NDArray[np.float64] = ((draw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return found

@@ -1,4 +1,8 @@
-"""A module over one flat vector: its parameters and buffers are views, bound once."""
+"""A torch module over one flat vector: its parameters, gradients and buffers are views of vectors.
+
+The engine's matrix is copied into the vector by one operation a step (`FlatModule.enter`), however
+many tensors the module has, and the vector of gradients is handed on without a copy.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ def torch_dtype(dtype: Any) -> Any:
 
 
 def lay_out_parameters(module: Any) -> Parameters:
-    """Return the layout of a module's parameters and buffers."""
+    """Return the layout of a module's parameters and buffers; raise if none is trained."""
     named = named_tensors(module)
     if not any(n.trained for n in named):
         raise InvalidParameterError(
@@ -38,6 +42,7 @@ def flatten_parameters(module: Any, dtype: Any) -> Any:
     for n in named_tensors(module):
         value = n.tensor.detach().cpu().numpy().ravel()
         parts.append(value.astype(dtype))
+        # Integer buffers (counts of batches) travel as floats, which must be exact.
         if not n.trained and not np.array_equal(parts[-1], value, equal_nan=True):
             raise InvalidParameterError(
                 f"The buffer {n.name!r} holds numbers that {np.dtype(dtype).name} cannot. Where "
@@ -47,7 +52,7 @@ def flatten_parameters(module: Any, dtype: Any) -> Any:
 
 
 def find_convolution_kernels(module: Any) -> list[tuple[Any, str]]:
-    """Return the trained kernels of image convolutions: their owners, and names there."""
+    """Return the kernels of image convolutions: the modules that hold them, and their names."""
     convolutions = load_torch().nn.Conv2d, load_torch().nn.ConvTranspose2d
     return [
         (part, "weight")
@@ -57,7 +62,9 @@ def find_convolution_kernels(module: Any) -> list[tuple[Any, str]]:
 
 
 def to_channels_last(kernel: Any) -> Any:
-    """Return a copy of a kernel in channels-last memory format, also where it has one channel."""
+    """Return a copy of a kernel in channels-last memory format."""
+    # By a copy: `Tensor.to(memory_format=...)` leaves kernels of one channel as they are, whose
+    # format is ambiguous.
     return load_torch().empty_like(kernel, memory_format=load_torch().channels_last).copy_(kernel)
 
 
@@ -68,14 +75,14 @@ class FlatModule:
     ----------
     module : nn.Module
     parameters : Parameters
-        That the module must have.
+        Layout that the module must have.
     like : array of shape (n, 1)
-        On whose device, and in whose dtype, it computes.
+        Gives the device and the dtype of the computation.
     trained : bool
         Whether gradients are wanted.
     pixelwise : bool, default=False
-        On the host, kernels of convolutions lie pixel after pixel (torch's ``channels_last``), with
-        which these take a quarter less time. They are then copies, beside the vector.
+        Whether kernels of convolutions on the CPU are in ``channels_last`` memory format, with
+        which convolutions take a quarter less time. They are then copies beside the vector.
     """
 
     def __init__(
@@ -91,7 +98,7 @@ class FlatModule:
         self.dtype = torch_dtype(str(like.dtype))
         self.device = None if is_host(like) else torch.from_dlpack(like).device
         named = named_tensors(module)
-        _check_same(module, named, parameters)
+        _check_same_layout(module, named, parameters)
         if self.device is not None:
             module.to(self.device)
             named = named_tensors(module)
@@ -108,12 +115,14 @@ class FlatModule:
             self._lay_out_kernels()
 
     def _bind(self, named: Sequence[NamedTensor]) -> None:
+        """Make the module's tensors views of the vector."""
+        #: Trained parameters and their gradients.
         self.trained: list[tuple[Any, Any]] = []
-        #: Buffers: their owner, name, and where a new value must come to lie.
+        #: Buffers: their module's dictionary, their name in it, and the view of the vector.
         self._buffers: list[tuple[dict[str, Any], str, Any]] = []
-        #: Ranges of the vector whose numbers are of another dtype, which is kept beside it.
+        #: Slices of the vector, and tensors of another dtype (integers) that hold their numbers.
         self._beside: list[tuple[Any, Any]] = []
-        #: Ranges of the vector that have no gradients.
+        #: Slices of the vector without gradients (running means and other buffers).
         self.means: list[slice] = []
         for rows, alike in _group_adjacent(named):
             if not alike[0].trained:
@@ -128,11 +137,13 @@ class FlatModule:
                 at += size
 
     def _add_mean(self, rows: slice) -> None:
+        # Adjacent slices become one.
         if self.means and self.means[-1].stop == rows.start:
             rows = slice(self.means.pop().start, rows.stop)
         self.means.append(rows)
 
     def _values(self, rows: slice, dtype: Any) -> Any:
+        """Return the memory of tensors of a dtype: a slice of the vector, or a tensor beside it."""
         if dtype == self.dtype:
             return self._flat[rows]
         store = load_torch().zeros(rows.stop - rows.start, dtype=dtype, device=self.device)
@@ -140,8 +151,9 @@ class FlatModule:
         return store
 
     def _bind_one(self, n: NamedTensor, values: Any, rows: slice) -> None:
-        # A count of changes of its own: autograd refuses a backward where what a forward pass has
-        # looked at has changed since, and it would see the change of any buffer as one of all.
+        # `.data` gives each view a version counter of its own. Autograd refuses a backward pass if
+        # a tensor that it saved has changed since: with one counter for all views, the change of
+        # one buffer would count as a change of all.
         view = values.view(n.tensor.shape).data
         if n.is_buffer:
             n.owner._buffers[n.key] = view
@@ -153,6 +165,7 @@ class FlatModule:
             self.trained.append((n.tensor, n.tensor.grad))
 
     def _lay_out_kernels(self) -> None:
+        """Replace convolution kernels by channels-last copies, with gradients beside the vector."""
         kernels = [getattr(owner, key) for owner, key in find_convolution_kernels(self.module)]
         for n, (kernel, gradient) in enumerate(self.trained):
             if any(kernel is one for one in kernels):
@@ -168,21 +181,23 @@ class FlatModule:
             kernel.grad.zero_()
 
     def gather(self) -> None:
-        """Put gradients beside the vector into it."""
+        """Copy the gradients of channels-last kernels into the vector."""
         for kernel, _, gradient in self._kernels:
             gradient.copy_(kernel.grad)
 
     def enter(self, w: Any) -> None:
-        """Take parameters and buffers from a matrix."""
+        """Set parameters and buffers to those of a matrix."""
         self.flat[...] = namespace(w).reshape(w, (-1,)) if not is_host(w) else w.reshape(-1)
+        # Integers are means over lanes: rounded.
         for values, store in self._beside:
             store.copy_(values.round())
         for kernel, values, _ in self._kernels:
             kernel.data.copy_(values)
 
     def collect(self) -> None:
-        """Put what a forward pass made of the buffers back into the vector."""
+        """Copy buffers that a forward pass has changed into the vector."""
         for owned, key, view in self._buffers:
+            # Assigned anew rather than changed in place: bound again.
             if owned[key] is not view:
                 view.copy_(owned[key])
                 owned[key] = view
@@ -190,14 +205,14 @@ class FlatModule:
             values.copy_(store)
 
     def is_bound(self) -> bool:
-        """Return True if parameters and their gradients are still views of the flat vectors."""
+        """Return whether parameters and their gradients are still those that were bound."""
         now = {id(p) for p in self.module.parameters() if p.requires_grad}
         bound = all(p.grad is grad and p.shape == grad.shape for p, grad in self.trained)
         return bound and now == {id(p) for p, _ in self.trained}
 
 
 def _group_adjacent(named: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[NamedTensor]]]:
-    """Yield adjacent tensors of one dtype that are all trained, or none of them."""
+    """Yield runs of adjacent tensors of one dtype, all trained or none, and their slices."""
     run: list[NamedTensor] = []
     start = stop = 0
     for n in named:
@@ -215,7 +230,8 @@ def _share_memory(tensor: Any, like: Any) -> Any:
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
 
 
-def _check_same(module: Any, named: Sequence[NamedTensor], parameters: Parameters) -> None:
+def _check_same_layout(module: Any, named: Sequence[NamedTensor], parameters: Parameters) -> None:
+    """Raise `InvalidParameterError` if the module has other names or shapes than the client's."""
     found = {n.name: tuple(n.tensor.shape) for n in named}
     expected = {part.name: part.shape for part in parameters.parts}
     if found != expected:

@@ -1,4 +1,4 @@
-"""PyTorch where it is installed: loaded when a network first needs it."""
+"""PyTorch, an optional dependency, imported when a network first needs it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from daskml_dist.errors import InvalidParameterError
 
 
 def check_torch(name: str) -> None:
-    """Check that PyTorch is installed, without loading it."""
+    """Raise `InvalidParameterError` if PyTorch is not installed; does not import it."""
+    # To find it is fast; to import it is slow.
     if importlib.util.find_spec("torch") is None:
-        raise _missing(name)
+        raise _make_missing_error(name)
 
 
 def load_torch() -> Any:
-    """Return the module `torch`."""
+    """Return the module `torch`; raise `InvalidParameterError` if it cannot be imported."""
     try:
         import torch
     except ImportError as error:
+        # Another module's name: torch is there, but a library that it needs is not.
         if error.name == "torch":
-            raise _missing("This") from error
+            raise _make_missing_error("This") from error
         raise InvalidParameterError(
             f"PyTorch is installed here and cannot be imported: {error}. Install what it lacks, or "
             "PyTorch anew."
@@ -31,7 +33,7 @@ def load_torch() -> Any:
     return torch
 
 
-def _missing(name: str) -> InvalidParameterError:
+def _make_missing_error(name: str) -> InvalidParameterError:
     return InvalidParameterError(
         f"{name} needs PyTorch, which is not installed here: pip install "
         '"daskml-dist[torch]". For CPUs alone, which is far smaller, before that: pip install '
@@ -41,7 +43,10 @@ def _missing(name: str) -> InvalidParameterError:
 
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """Let torch train with so many threads meanwhile; of several fits, the last one decides."""
+    """Limit torch to `count` threads while the context is open.
+
+    The limit is global to the process: of several fits side by side, the last one decides.
+    """
     torch = load_torch()
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -1,4 +1,10 @@
-"""Any `torch.nn.Module` as a model that is trained by steps."""
+"""A `torch.nn.Module` as a model that is trained by gradient steps.
+
+The engine keeps one vector of parameters and knows nothing of torch. A `TorchModel` holds what is
+needed to make the module in any process; each lane makes one (`_Lane`), whose parameters and
+gradients are views of flat vectors (`FlatModule`). A step copies the engine's vector into it, runs
+forward and backward, and returns the vector of the gradients.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +28,35 @@ from daskml_dist.models.torch_modules.flat import FlatModule, flatten_parameters
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
 from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, explain_errors
 
-#: Steps of a lane between two copies of parameters whose loss was finite.
-_KEPT_EVERY = 32
+#: Steps of a lane between copies of its parameters, which the error of a fit that diverges holds.
+_STEPS_PER_COPY = 32
 
 
 @dataclass(frozen=True, eq=False)
 class TorchModel(StepModel):
-    """A module of torch, its criterion, and how rows and targets reach them.
+    """A torch module, its criterion, and the conversion of rows and targets to tensors.
 
     Parameters
     ----------
     source : ModuleSource
     parameters : Parameters
-        Of the module: parameters that are trained, and as buffers all else that it saves.
+        Layout of the module's trained parameters and, as buffers, all else in its state.
     inputs : TorchInputs
     target : {"labels", "binary", "numbers"}
-        Numbers of the classes, 0 and 1 as the outputs are, or the targets themselves.
+        Form of the targets: class indices (int64), 0 and 1 in the dtype of the outputs, or
+        regression targets.
     threshold : float
-        Output above which a single one tells of the second class.
+        Output of a single unit above which the second class is predicted.
     precision : {"bf16", "fp16"} or None
-        What products are computed in; parameters and sums stay in the fit's dtype.
+        Precision of products (autocast); parameters and sums stay in the fit's dtype.
     start : ndarray or None
-        Parameters to begin with; None: as the module draws them.
+        Initial parameters; None: those that the module draws.
     checksum : int or None
-        Of those that the client's own module begins with.
+        CRC-32 of the initial parameters on the client, which workers compare with theirs.
     fewest_rows : int
-        Rows that a batch must have.
+        Least number of rows of a batch.
     pixelwise : bool
-        Whether kernels of convolutions lie pixel after pixel.
+        Whether kernels of convolutions are in channels-last memory format.
     """
 
     source: ModuleSource
@@ -62,10 +69,10 @@ class TorchModel(StepModel):
     checksum: int | None = None
     fewest_rows: int = 1
     pixelwise: bool = False
-    #: Modules with parameters of their own, by the number of their lane, or by their layers.
+    #: Modules made in this process, by lane; for a pipeline by the layers of a stage.
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    #: Torch's are those of OpenMP, of which one thread alone needs no others.
+    #: torch starts OpenMP threads, but none where a lane computes with one thread.
     starts_threads = False
     flushes = True
 
@@ -74,10 +81,11 @@ class TorchModel(StepModel):
         return threads_of_torch(n_threads)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Each process makes its own modules.
         return {**self.__dict__, "_made": {}}
 
     def at_rest(self) -> TorchModel:
-        """Return the model without the parts that only fits need."""
+        """Return the model without what only a fit needs, to be kept by a fitted estimator."""
         return replace(self, start=None, checksum=None, _made={})
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
@@ -87,6 +95,7 @@ class TorchModel(StepModel):
         w: NDArray[Any] = flatten_parameters(
             self.source.make_seeded(seed, torch_dtype(dtype)), dtype
         )
+        # Lanes must begin with the same bits: another torch, or NumPy draws in __init__, differ.
         if self.checksum is not None and zlib.crc32(w.tobytes()) != self.checksum:
             raise InvalidParameterError(
                 f"{self.source.name} begins with other parameters here than on the client. Draw "
@@ -105,15 +114,16 @@ class TorchModel(StepModel):
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return the targets in the dtype that the criterion takes."""
-        if self.target == "numbers":
-            return y.astype(dtype)
-        if y.ndim == 2:  # of 0 and 1, for each of several labels
+        if self.target == "numbers" or y.ndim == 2:  # two-dimensional: multilabel indicators
             return y.astype(dtype)
         assert classes is not None
         return encode_labels(y, classes, np.int64 if self.target == "labels" else dtype)
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """Return floats in the fit's dtype; bytes, tokens and mixed columns unchanged."""
+        """Return floats in the fit's dtype; bytes, tokens and mixed columns unchanged.
+
+        `TorchInputs` casts these batch by batch: a block of bytes would grow fourfold here.
+        """
         if X.dtype.kind != "f" or X.dtype == dtype or self.inputs.columns is not None:
             return X
         return X.astype(dtype)
@@ -125,10 +135,11 @@ class TorchModel(StepModel):
         return loss
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Return the gradient in the array in which torch has put it, and the summed loss."""
+        """Return the gradient in the memory to which torch has written it, and the summed loss."""
         return self._lane(rows, w).gradient_of(w, rows)
 
     def _lane(self, rows: BatchRows, w: Any) -> _Lane:
+        """Return the module of the rows' lane, made at its first step."""
         number = rows.key[1] if len(rows.key) > 1 else 0
         lane = self._made.get(number)
         if lane is None or lane.flat.dtype != w.dtype:
@@ -136,9 +147,10 @@ class TorchModel(StepModel):
         return lane
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Return sums of weights, and of correct classes, or of errors and targets.
+        """Return weighted sums from which :meth:`validation_score` computes accuracy or R^2.
 
-        (2,) or (4,).
+        Classification: the weight, and the weight of correct rows, of shape (2,). Regression: the
+        weight, squared errors, targets and squared targets, means over the outputs, of shape (4,).
         """
         raw = self._lane(rows, w).outputs(w, rows)
         y, weight = backend.to_numpy(rows.y), np.ones(len(raw))
@@ -161,6 +173,7 @@ class TorchModel(StepModel):
             return math.nan
         if self.target != "numbers":
             return float(first / total)
+        # Total sum of squares: that of the targets' deviations from their mean.
         spread = sums[3] - sums[2] ** 2 / total
         return float(1 - first / spread) if spread > 0 else math.nan
 
@@ -171,12 +184,12 @@ class TorchModel(StepModel):
 
 
 class _Lane(FlatModule):
-    """The module of one lane, which has gradients. Used by one thread at a time."""
+    """The module of one lane, with gradients. Used by one thread at a time."""
 
     def __init__(self, model: TorchModel, w: Any) -> None:
         self.model = model
         dtype = torch_dtype(str(w.dtype))
-        # Its parameters are overwritten; the seed only leaves the stream alone.
+        # Seeded only so that torch's stream is left as it was: the parameters are overwritten.
         module = model.source.make_seeded(0, dtype)
         super().__init__(module, model.parameters, w, trained=True, pixelwise=model.pixelwise)
         self.criterion = model.source.make_criterion(self.dtype)
@@ -186,10 +199,13 @@ class _Lane(FlatModule):
         self._cast = autocast(model.precision, self.device)
         self._drawing = Drawing(self.device is not None)
         self._steps = 0
-        self._good: Any = None
+        self._last_finite: Any = None
 
     def gradient_of(self, w: Any, rows: BatchRows) -> tuple[Any, Any]:
-        """Return the gradient, in the memory of the parameters' own gradients, and the loss."""
+        """Return the gradient and the summed loss of a batch.
+
+        The gradient is a view of the vector of gradients, valid until the next step of the lane.
+        """
         torch = load_torch()
         with self._on_stream(w), torch.enable_grad():
             self.enter(w)
@@ -197,26 +213,36 @@ class _Lane(FlatModule):
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
             with explain_errors(f"The backward pass of {self.model.source.name}"):
                 self._backward(loss)
-            if self._steps == 0:
-                self._check_bound()
+            # In the first step only: it walks over all parameters.
+            if self._steps == 0 and not self.is_bound():
+                raise InvalidParameterError(
+                    f"{self.model.source.name} replaced or reshaped its parameters while it "
+                    "computed. Make them in __init__, and change them by training alone."
+                )
             self.collect()
-        found = loss.item() if self.device is None else _shared_loss(loss, w)
+        # On a GPU the loss stays there: to look at it would wait for the step.
+        found = loss.item() if self.device is None else namespace(w).from_dlpack(loss.detach())
         if self.device is None and not math.isfinite(found):
-            raise self._diverged(found, rows)
-        self._keep(w)
+            raise self._make_divergence_error(found, rows)
+        # The last parameters known to have a finite loss, for the error of a later step.
+        if self._steps % _STEPS_PER_COPY == 0 and is_host(w):
+            self._last_finite = w.copy()
+        self._steps += 1
         return self._gradient_at(w, rows.X.shape[0]), found
 
     def _backward(self, loss: Any) -> None:
-        """Make the gradient; in float16 of the loss times a factor that is as large as it can be.
+        """Run the backward pass into the vector of gradients.
 
-        Each step tries the same factors, so nothing is remembered, no row is left out, and
-        whoever makes the step again after a loss makes the same.
+        In float16 with loss scaling (Micikevicius et al. 2018): the largest factor of which no
+        gradient overflows. torch's `GradScaler` adapts its factor from step to step and skips steps
+        that overflow. Here each step tries the same factors: it has no state, drops no rows, and a
+        step that is repeated after the loss of a worker gives the same bits.
         """
         if self.model.precision != "fp16":
             loss.backward()
             self.gather()
             return
-        for factor in LOSS_FACTORS:
+        for factor in _LOSS_FACTORS:
             self.clear()
             (loss * factor).backward(retain_graph=True)
             self.gather()
@@ -225,7 +251,7 @@ class _Lane(FlatModule):
         self._gradient /= factor
 
     def _loss(self, rows: BatchRows, seed: Seed) -> Any:
-        """Sum of the weighted losses, as a tensor."""
+        """Return the sum of the weighted losses, as a tensor with its graph."""
         seed(rows.key)
         positional, named = self.model.inputs(rows.X, self.dtype, self.device)
         y = to_tensor(rows.y)
@@ -241,7 +267,10 @@ class _Lane(FlatModule):
         return losses.sum()
 
     def _gradient_at(self, w: Any, n_rows: int) -> Any:
-        """Return the whole gradient; for a buffer it is the change of its running mean."""
+        """Return the whole gradient, of the shape of `w`.
+
+        That of a buffer is ``rows * (old - new)``: see `Part.buffer`.
+        """
         xp = np if is_host(w) else namespace(w)
         before = xp.reshape(w, (-1,))
         for at in self.means:
@@ -249,7 +278,7 @@ class _Lane(FlatModule):
         return xp.reshape(self.gradient, w.shape)
 
     def outputs(self, w: Any, rows: BatchRows) -> NDArray[Any]:
-        """Return the outputs for rows that are not trained on, on the host."""
+        """Return the outputs of held-out rows, in evaluation mode, as float32 on the host."""
         torch = load_torch()
         self.module.eval()
         try:
@@ -265,7 +294,9 @@ class _Lane(FlatModule):
         return found
 
     def _on_stream(self, w: Any) -> AbstractContextManager[Any]:
-        """Let torch compute on the stream of the library of `w`, so that neither waits.
+        """Return a context in which torch computes on the CUDA stream of `w`'s library.
+
+        Both libraries' kernels are then in order without a synchronisation.
 
         CuPy's null stream has the address 0, from which torch would make a new stream of its own
         pool that nothing orders (pytorch issue 182960); torch's default stream is the null stream.
@@ -280,20 +311,8 @@ class _Lane(FlatModule):
         on: AbstractContextManager[Any] = cuda.stream(stream)
         return on
 
-    def _check_bound(self) -> None:
-        if not self.is_bound():
-            raise InvalidParameterError(
-                f"{self.model.source.name} replaced or reshaped its parameters while it computed. "
-                "Make them in __init__, and change them by training alone."
-            )
-
-    def _keep(self, w: Any) -> None:
-        """Keep parameters whose loss was finite, now and then."""
-        if self._steps % _KEPT_EVERY == 0 and is_host(w):
-            self._good = w.copy()
-        self._steps += 1
-
-    def _diverged(self, loss: float, rows: BatchRows) -> DivergedError:
+    def _make_divergence_error(self, loss: float, rows: BatchRows) -> DivergedError:
+        # The key of a batch: seed, lane, step, position.
         lane, clock = (*rows.key, 0, 0)[1:3]
         whole = bool(np.isfinite(self.flat).all())
         X = np.asarray(rows.X.toarray() if hasattr(rows.X, "toarray") else rows.X)
@@ -302,30 +321,27 @@ class _Lane(FlatModule):
             f"rows between {X.min():.3g} and {X.max():.3g}; the parameters before it are "
             f"{'finite' if whole else 'not finite any more'}. Lower learning_rate, set clip=1.0, "
             "or scale the inputs.",
-            self._good,
+            self._last_finite,
             clock,
         )
 
 
-def _shared_loss(loss: Any, w: Any) -> Any:
-    return namespace(w).from_dlpack(loss.detach())
-
-
-#: How bytes of images lie in a row.
+#: Orders of the dimensions of images.
 IMAGES = ("channels_last", "channels_first")
 
 
 @dataclass(frozen=True)
 class InputColumns:
-    """Columns of a dataframe that are one input of a module.
+    """Columns of a dataframe that are one argument of a module.
 
     Parameters
     ----------
     at : tuple of int
-        Positions of the columns; those of a single one by its name give a tensor of shape (n,).
+        Positions of the columns.
     single : bool
+        Whether it is one column given by its name, which becomes a tensor of shape (n,).
     whole : bool
-        Whether they hold whole numbers, which come as int64.
+        Whether the columns hold integers, which become int64.
     """
 
     at: tuple[int, ...]
@@ -335,17 +351,17 @@ class InputColumns:
 
 @dataclass(frozen=True)
 class TorchInputs:
-    """Tensors that a module is called with, of rows.
+    """Conversion of rows to the tensors that a module is called with.
 
-    Rows of floats come in the dtype of the parameters, bytes and bools as they are, and other whole
-    numbers (tokens) as int64.
+    Floats become the dtype of the parameters, bytes and bools stay, and other integers (tokens)
+    become int64.
 
     Parameters
     ----------
     images : {"channels_last", "channels_first"} or None
-        Rows are images of bytes, which come as floats between 0 and 1, channels first.
-    columns : mapping of str to Columns, or None
-        The module's arguments, of columns of a dataframe; None: it takes the rows.
+        Whether rows are images, whose bytes become floats between 0 and 1, channels first.
+    columns : mapping of str to InputColumns, or None
+        Columns of a dataframe for each argument of the module; None: it takes the rows.
     """
 
     images: str | None = None
@@ -363,7 +379,7 @@ class TorchInputs:
         return [_convert_input(rows, dtype)], {}
 
     def _image(self, rows: Any, dtype: Any) -> Any:
-        if rows.ndim == 3:  # grey ones
+        if rows.ndim == 3:  # grey images without a dimension of channels
             rows = rows[:, None]
         elif rows.ndim == 4 and self.images == "channels_last":
             rows = rows.movedim(3, 1)
@@ -382,8 +398,9 @@ def to_tensor(array: Any) -> Any:
     if not is_host(array):
         return torch.from_dlpack(array)
     if array.dtype.kind == "u" and array.itemsize > 1:
-        # Few of torch's functions take these.
+        # Few of torch's functions take uint16, uint32 and uint64.
         array = array.astype("int64")
+    # torch refuses byte-swapped arrays and negative strides, and warns of read-only memory.
     if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     try:
@@ -400,11 +417,9 @@ def _convert_input(rows: Any, dtype: Any) -> Any:
 
 
 def cross_entropy(output: Any, y: Any) -> Any:
-    """Return the cross-entropy of logits.
-
-    One for each class, or one for the second of two classes.
-    """
+    """Return the cross-entropy of logits: one a class, or a single one for the second of two."""
     functional = load_torch().nn.functional
+    # Float targets are of a single logit, or of one for each of several labels.
     if y.is_floating_point():
         return functional.binary_cross_entropy_with_logits(output, y, reduction="none")
     return functional.cross_entropy(output, y, reduction="none")
@@ -418,7 +433,7 @@ def squared_error(output: Any, y: Any) -> Any:
 def compute_row_losses(criterion: Any, output: Any, y: Any, name: str) -> Any:
     """Return the loss of each row, as a tensor of shape (n,)."""
     first = output[0] if isinstance(output, tuple) else output
-    # A column beside a vector would make torch compare each output with each target.
+    # Outputs of shape (n, 1) and targets of shape (n,) would broadcast to (n, n).
     if y.is_floating_point() and first.shape != y.shape:
         first = _match_shape(first, y, name)
         output = (first, *output[1:]) if isinstance(output, tuple) else first
@@ -431,6 +446,7 @@ def compute_row_losses(criterion: Any, output: Any, y: Any, name: str) -> Any:
             f"The criterion gives a loss of shape {tuple(losses.shape)} for {y.shape[0]} rows, and "
             'each row needs its own. Return it without a mean (reduction="none").'
         )
+    # A regression criterion would broadcast class indices against all outputs of a row.
     if not y.is_floating_point() and losses.numel() != y.numel():
         raise InvalidParameterError(
             f"The criterion compares each of the outputs of shape {tuple(first.shape)} with the "
@@ -448,18 +464,18 @@ def _match_shape(output: Any, y: Any, name: str) -> Any:
     return output.reshape(y.shape)
 
 
-#: Names of the dtypes, and torch's.
+#: Precisions, and torch's names of their dtypes.
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-#: What a loss is multiplied by before the backward pass in float16, one after the other until
-#: nothing overflows: a gradient below 6e-8 would be 0 (Micikevicius et al., "Mixed precision
+#: Factors of the loss before the backward pass in float16, tried from the largest until nothing
+#: overflows: without one, gradients below 6e-8 would be 0 (Micikevicius et al., "Mixed precision
 #: training", ICLR 2018).
-LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))
+_LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))
 
 
 def autocast(precision: str | None, device: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a maker of contexts in which torch computes products in a precision."""
+    """Return a factory of contexts in which torch computes products in a precision (autocast)."""
     if precision is None:
         return nullcontext
     torch = load_torch()

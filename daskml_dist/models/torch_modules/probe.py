@@ -61,10 +61,15 @@ def probe_module(
     n_targets: int | None,
     chained: bool,
 ) -> ProbeResult:
-    """Return what calls of a module and its criterion on a few rows show; the module is changed."""
+    """Return the properties of a module, by calls of it and its criterion on a few rows.
+
+    The module is changed: its mode, gradients, buffers and memory formats.
+    """
     torch, float_dtype = load_torch(), torch_dtype(dtype)
     positional, named = inputs(rows, float_dtype)
+    # Dropout may draw: torch's stream is left as it was.
     with seeded(0), torch.enable_grad():
+        # Not in training mode: a batch normalisation might refuse so few rows.
         module.eval()
         subject = (
             f"{source.name}.forward, tried on rows of shape {rows.shape[1:]} and {rows.dtype},"
@@ -73,6 +78,7 @@ def probe_module(
             output = module(*positional, **named)
         prediction = output[0] if isinstance(output, tuple) else output
         _check_output(source.name, prediction, len(rows), n_classes)
+        # The criterion on targets of zeros: whether shapes and dtypes fit does not depend on them.
         y = _make_zero_targets(prediction, len(rows), n_classes, n_targets)
         loss = compute_row_losses(source.make_criterion(float_dtype), output, y, source.name).sum()
         if not loss.requires_grad:
@@ -80,6 +86,7 @@ def probe_module(
                 f"No parameter of {source.name} has a part in the loss, so that there is no "
                 "gradient. Compute it from the module's outputs, without detach() or no_grad()."
             )
+        # `_make_zero_targets` chose the dtype by the number of outputs.
         target = "labels" if n_classes and not y.is_floating_point() else "binary"
         min_batch_rows = _find_min_batch_rows(module, inputs, rows, float_dtype)
         chain = split_chain(source.name, module.eval(), positional, named) if chained else None
@@ -102,6 +109,7 @@ def _accepts_channels_last(
     It does not where the module depends on the memory order of a tensor, as ``Tensor.view`` does.
     """
     torch, kernels = load_torch(), find_convolution_kernels(module)
+    # The convolutions that gain from the format are of float32.
     if dtype != torch.float32 or not kernels:
         return False
     positional, named = inputs(rows, dtype)
@@ -113,10 +121,12 @@ def _accepts_channels_last(
     try:
         with torch.no_grad():
             after = module(*positional, **named)
+        # A backward pass too: `Tensor.view` of a gradient may fail where the forward pass does not.
         output = module.train()(*positional, **named)
         compute_row_losses(source.make_criterion(dtype), output, y, source.name).sum().backward()
     except (RuntimeError, ValueError, InvalidParameterError):
         return False
+    # Sums in another order: equal up to rounding, unless the module mixed up its dimensions.
     before, after = (o[0] if isinstance(o, tuple) else o for o in (before, after))
     return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-4))
 
@@ -133,6 +143,7 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
             f"{name} gives outputs of shape {tuple(output.shape)} for {n_rows} rows. Keep the "
             "first dimension, which counts rows, as it is."
         )
+    # A vector of outputs counts as one logit a row.
     width = output.shape[1] if output.ndim == 2 else 1
     if n_classes is None or (output.ndim <= 2 and width in _valid_output_widths(n_classes)):
         return

@@ -1,4 +1,9 @@
-"""A chain of torch's layers, of which each stage of a pipeline computes some."""
+"""A sequential torch module cut into stages of a pipeline (`StagedModel`).
+
+A stage holds the parameters of some adjacent layers. It keeps autograd's graph of a micro-batch's
+forward pass until the gradient of its output comes back from the next stage; nothing is computed
+twice.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ from daskml_dist.models.torch_modules.source import Drawing, Seed, explain_error
 
 @dataclass(frozen=True, eq=False)
 class TorchChain(TorchModel, StagedModel):
-    """A module of torch whose children form a chain.
+    """A torch module whose children are called one after the other.
 
     Parameters
     ----------
     chain : tuple of tuple of str
-        Paths of the children of each layer.
+        Paths of the children of each layer, as :func:`split_chain` returns them.
     """
 
     chain: tuple[tuple[str, ...], ...] = ()
@@ -46,7 +51,7 @@ class TorchChain(TorchModel, StagedModel):
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """Return the output of some layers, and memory for :meth:`backward`."""
+        """Return the output of some layers, and what :meth:`backward` needs of this pass."""
         return self._stage(layers, w).forward(w, x, rows)
 
     def backward(
@@ -61,15 +66,17 @@ class TorchChain(TorchModel, StagedModel):
         *,
         wants_input: bool,
     ) -> Any:
-        """Add the gradient of some layers to `out`.
+        """Add the gradient of some layers to `out`, and return that of their input.
 
-        Return the gradient by their input, if wanted.
+        None for the first layers, whose input has none.
         """
         return self._stage(layers, w).backward(memory, gradient, out)
 
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Return the sum of the weighted losses, and its gradient by the output."""
+        """Return the sum of the weighted losses, and its gradient with respect to the output."""
         torch = load_torch()
+        # A leaf of its own: the graph of the last stage ends here, and `backward` goes on from the
+        # gradient.
         leaf = to_tensor(output).detach().requires_grad_()
         device = None if is_host(output) else leaf.device
         criterion = self._criterion(leaf)
@@ -81,6 +88,7 @@ class TorchChain(TorchModel, StagedModel):
         loss = losses.sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = loss.item()
+        # The key of a batch: seed, lane, step, position.
         if not math.isfinite(found):
             lane, clock = (*rows.key, 0, 0)[1:3]
             raise DivergedError(
@@ -91,6 +99,7 @@ class TorchChain(TorchModel, StagedModel):
         return found, _to_library_of(gradient, output)
 
     def _criterion(self, leaf: Any) -> Any:
+        """Return the criterion, made once a dtype, on the device of `leaf`."""
         key = "criterion", leaf.dtype
         if key not in self._made:
             made = self.source.make_criterion(leaf.dtype)
@@ -98,6 +107,7 @@ class TorchChain(TorchModel, StagedModel):
         return self._made[key]
 
     def _stage(self, layers: range, w: Any) -> _Stage:
+        """Return the module of some layers, made at its first batch."""
         stage = self._made.get(layers)
         if stage is None or stage.flat.dtype != w.dtype:
             stage = self._made[layers] = _Stage(self, layers, w)
@@ -105,9 +115,10 @@ class TorchChain(TorchModel, StagedModel):
 
 
 class _Stage(FlatModule):
-    """Some neighbouring layers. Used by one thread."""
+    """Some adjacent layers, with their parameters and gradients. Used by one thread."""
 
     def __init__(self, model: TorchChain, layers: range, w: Any) -> None:
+        # The whole module is made once, and what belongs to other stages is dropped.
         module = model.source.make_seeded(0, torch_dtype(str(w.dtype)))
         paths = {path for layer in layers for path in model.chain[layer]}
         names = {name for layer in layers for name in model.layers[layer]}
@@ -121,58 +132,68 @@ class _Stage(FlatModule):
         self._cast = autocast(model.precision, self.device)
 
     def forward(self, w: Any, x: Any, rows: BatchRows) -> tuple[Any, Any]:
-        """Return the output, and as memory input, output and the gradients of the buffers."""
+        """Return the output, and (input, output with its graph, gradients of the buffers)."""
         leaf = None
         if self._begins:
             ((value,), _) = self._model.inputs(x, self.dtype, self.device)
         else:
-            leaf = self._across(to_tensor(x)).detach().requires_grad_()
-            # A layer may work in place, which nothing may that has gradients of its own.
+            # The input is a leaf, so that its gradient, which the stage before needs, is kept.
+            leaf = self._normalize(to_tensor(x)).detach().requires_grad_()
+            # Autograd refuses layers that work in place on a leaf: they get a copy.
             value = leaf.clone()
         self.enter(w)
         with load_torch().enable_grad(), explain_errors(f"{self._model.source.name}.forward"):
+            # If the pass turns out to draw random numbers it is repeated, from the same buffers.
             output = self._drawing.call(
-                partial(self._through, value, rows.key), lambda: self.enter(w)
+                partial(self._apply_layers, value, rows.key), lambda: self.enter(w)
             )
         self.collect()
+        # Buffers (running means) as gradients, see `Part.buffer`. Taken now: the next micro-batch's
+        # forward pass changes them again.
         n_rows, flat = x.shape[0], namespace(w).reshape(w, (-1,))
-        moved = [n_rows * (flat[at] - self.flat[at]) for at in self.means]
-        return _to_library_of(output.detach(), w), (leaf, output, moved)
+        by_buffer = [n_rows * (flat[at] - self.flat[at]) for at in self.means]
+        return _to_library_of(output.detach(), w), (leaf, output, by_buffer)
 
-    def _through(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
+    def _apply_layers(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
         for number, children in self._layers:
+            # Seeded by layer, so that draws do not depend on where the chain is cut.
             seed((*key, number))
             with self._cast():
                 for child in children:
                     value = child(value)
-            value = self._across(value)
+            value = self._normalize(value)
         return value
 
-    def _across(self, value: Any) -> Any:
-        """Return a layer's output in the form the next one gets it, at any cut of the chain."""
+    def _normalize(self, value: Any) -> Any:
+        """Return a layer's output in the dtype and memory format of the next layer's input.
+
+        The same between layers of one stage and of two, so that the bits do not depend on the cut.
+        """
         form = load_torch().contiguous_format
         if self._model.pixelwise and self.device is None and value.ndim == 4:
             form = load_torch().channels_last
         return value.to(self.dtype).contiguous(memory_format=form)
 
     def backward(self, memory: Any, gradient: Any, out: Any) -> Any:
-        """Add the gradient of the parameters; that of the input, where it has one."""
-        leaf, output, moved = memory
+        """Add the gradient of the parameters to `out`; return that of the input, or None."""
+        leaf, output, by_buffer = memory
         self.clear()
+        # Not so where none of the stage's layers has parameters that are trained.
         if output.requires_grad:
             output.backward(to_tensor(gradient))
             self.gather()
-        for at, change in zip(self.means, moved, strict=True):
+        for at, change in zip(self.means, by_buffer, strict=True):
             self.gradient[at] = change
         out += namespace(out).reshape(self.gradient, out.shape)
         if leaf is None:
             return None
+        # No gradient reaches the input where a layer detaches it.
         return _to_library_of(
             load_torch().zeros_like(leaf) if leaf.grad is None else leaf.grad, out
         )
 
 
 def _to_library_of(tensor: Any, like: Any) -> Any:
-    """Return a tensor as an array of the library of another array."""
+    """Return a tensor as an array of the library of `like`, of the same memory if contiguous."""
     tensor = tensor.contiguous()
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
