@@ -45,8 +45,9 @@ from daskml_dist.meta_estimators.members import (
     prepare_lazy_inputs,
 )
 from daskml_dist.metrics._runs import ScoreRun, make_score_run, merge_score_runs
-from daskml_dist.model_selection._fold_rows import TEST, FoldAssignment, count_rows_of_block
+from daskml_dist.model_selection._fold_rows import count_rows_of_block
 from daskml_dist.model_selection._validation import Splits
+from daskml_dist.models.batched import TEST, FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.sklearn_internals import (
     CalibratedClassifier,

@@ -27,8 +27,7 @@ from daskml_dist.estimators.unsupervised import BaseUnlabelled
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
-from daskml_dist.training.dataset_info import DataSummary
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 
 class BaseCentroidEstimator(

@@ -20,7 +20,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.bisecting_k_means import BisectingSolver, LeafAssignment
 from daskml_dist.solvers.k_means import KMeansSolver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class BisectingKMeans(BaseCentroidSolver):

@@ -14,7 +14,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_one_o
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.k_means import KMeansSolver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 _INITS = ("k-means||", "k-means++", "random")
 

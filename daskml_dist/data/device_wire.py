@@ -18,8 +18,6 @@ from daskml_dist.dask_internals.serialization import (
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.streamed_blocks import Bundle
 
-__all__: list[str] = []
-
 
 def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, Any], list[Any]]:
     """Return the header and the frames of parts; raise where none of their rows is on a GPU."""

@@ -21,7 +21,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_one_o
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.latent_dirichlet import LatentDirichletSolver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class LatentDirichletAllocation(BaseUnlabelledTransformer):

@@ -31,8 +31,7 @@ from daskml_dist.solvers.nmf import (
     NMFInitializer,
     solve_row_weights,
 )
-from daskml_dist.training.dataset_info import DataSummary
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 _INIT_METHODS = ("nndsvd", "nndsvda", "nndsvdar", "random", "custom")
 _BETAS_BY_NAME = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}

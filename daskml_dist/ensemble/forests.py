@@ -35,7 +35,7 @@ from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest_growth import count_draws
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 Array = NDArray[Any]

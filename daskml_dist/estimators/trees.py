@@ -46,9 +46,13 @@ from daskml_dist.parameters.checks import check_class_weight, check_number, chec
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest import ForestSolver
 from daskml_dist.solvers.forest_growth import ForestParams
-from daskml_dist.training.dataset_info import DataSummary, balanced_weights, named_weights
+from daskml_dist.training.dataset_info import (
+    DatasetInfo,
+    DataSummary,
+    balanced_weights,
+    named_weights,
+)
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.plan import DatasetInfo
 
 #: Split criteria by their names.
 CRITERIA: dict[str, Criterion] = {

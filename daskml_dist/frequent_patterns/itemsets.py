@@ -29,7 +29,7 @@ from daskml_dist.parameters.checks import check_count, check_flag, check_number,
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import RunSettings
 
 

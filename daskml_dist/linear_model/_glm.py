@@ -21,7 +21,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_some_
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 _LINKS = ("auto", "identity", "log")
 

@@ -14,7 +14,8 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
-from daskml_dist.training.plan import DatasetInfo, make_target_shift
+from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.plan import make_target_shift
 
 #: Most copies of the Gram matrix in one process: sums of its lanes, sums in transit, and factors.
 _MAX_GRAM_COPIES = 8

@@ -22,7 +22,7 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class ElasticNet(BaseLeastSquares):

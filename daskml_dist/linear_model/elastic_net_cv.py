@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -42,11 +43,11 @@ from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candida
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.penalty_paths import (
     AlphaGrid,
-    ElasticNetPath,
     FoldedReduction,
     PathErrorSums,
     append_intercepts,
     make_alpha_grid,
+    solve_elastic_path,
 )
 
 #: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
@@ -135,21 +136,19 @@ class _GramPaths(_ElasticPaths):
             self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
         else:
             self.alphas = make_alpha_grid(settings.grid, self._full_problem, self._n_rows)
-        path = ElasticNetPath(
-            max_iter=settings.max_iter,
-            tol=settings.tol,
-            positive=settings.positive,
-            selection=settings.selection,
+        path = partial(
+            solve_elastic_path, max_iter=settings.max_iter, tol=settings.tol,
+            positive=settings.positive, selection=settings.selection,
             random_state=settings.random_state,
-        )
+        )  # fmt: skip
         w, self.converged = [], True
         for problem, n in zip(split_problems, n_rows, strict=False):
             paths = [
                 path(problem, n, alphas, ratio)
                 for alphas, ratio in zip(self.alphas, settings.ratios, strict=True)
             ]
-            self.converged &= all(path_of_ratio.converged for path_of_ratio in paths)
-            coefs = np.concatenate([path_of_ratio.coefs for path_of_ratio in paths])[:, :, None]
+            self.converged &= all(converged for _, converged in paths)
+            coefs = np.concatenate([coefs for coefs, _ in paths])[:, :, None]
             w.append(append_intercepts(problem, coefs) if model.fit_intercept else coefs)
         self.w = np.array(w)
 

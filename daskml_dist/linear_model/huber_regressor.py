@@ -18,8 +18,8 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.lbfgs import HuberScale
 from daskml_dist.solvers.lock_step import combine_target_problems
-from daskml_dist.training.dataset_info import DataSummary
-from daskml_dist.training.plan import DatasetInfo, make_target_shift
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
+from daskml_dist.training.plan import make_target_shift
 
 
 class HuberRegressor(LinearRegressor, BaseRounds):

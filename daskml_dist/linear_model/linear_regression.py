@@ -10,7 +10,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class LinearRegression(BaseLeastSquares):

@@ -27,7 +27,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Names of scikit-learn's solvers for which L-BFGS is used.
 _SERVED = ("liblinear", "newton-cg", "sag", "saga")

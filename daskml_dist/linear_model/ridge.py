@@ -14,7 +14,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Names of scikit-learn's solvers, and the method of each for the reduced problem, of as many
 #: rows as features. All are exact; "lbfgs" is the name that goes with `positive`.

@@ -16,8 +16,7 @@ from daskml_dist.models.linear import LinearModel, SignedClasses, SignedLabels
 from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.training.dataset_info import DataSummary
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 
 def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:

@@ -30,7 +30,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.em import MixtureSolver
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 Array = NDArray[np.float64]
 

@@ -56,9 +56,6 @@ from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.estimators.transformer import fit_in_passes
 from daskml_dist.metrics.scorers import SCORERS, Scorer, find_top_k
 from daskml_dist.model_selection._fold_rows import (
-    TEST,
-    TRAIN,
-    FoldAssignment,
     FoldsByPlace,
     FoldsByRange,
     Ints,
@@ -74,6 +71,7 @@ from daskml_dist.model_selection._validation import (
     score_sides,
     takes_dask_collections,
 )
+from daskml_dist.models.batched import TEST, TRAIN, FoldAssignment
 from daskml_dist.parameters.checks import check_weighed
 from daskml_dist.solvers.batched_scores import (
     CANDIDATE_SCORES,

@@ -50,7 +50,6 @@ from daskml_dist.model_selection._batched_fits import (
     find_batched_score,
     list_score_parts,
 )
-from daskml_dist.model_selection._fold_rows import TEST, TRAIN
 from daskml_dist.model_selection._validation import (
     SplitFit,
     Splits,
@@ -58,6 +57,7 @@ from daskml_dist.model_selection._validation import (
     merge_fit_params,
     score_fitted,
 )
+from daskml_dist.models.batched import TEST, TRAIN
 from daskml_dist.solvers.batched_scores import ScoreParts
 
 if TYPE_CHECKING:

@@ -36,8 +36,6 @@ from daskml_dist.model_selection._batched_fits import (
     name_scores,
 )
 from daskml_dist.model_selection._fold_rows import (
-    TEST,
-    TRAIN,
     RowsOfSplits,
     count_rows_of_block,
     join_lazy_blocks,
@@ -50,6 +48,7 @@ from daskml_dist.model_selection._validation import (
     resolve_score_weights,
     takes_dask_collections,
 )
+from daskml_dist.models.batched import TEST, TRAIN
 
 
 @translate_errors()

@@ -39,34 +39,6 @@ from daskml_dist.data.reduce import PassGenerator, ReductionPass, concatenate_li
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 
-__all__ = [
-    "NEITHER",
-    "TEST",
-    "TRAIN",
-    "DigitRoles",
-    "FoldAssignment",
-    "FoldCodes",
-    "FoldsByGroup",
-    "FoldsByPlace",
-    "FoldsByRange",
-    "GivenCodes",
-    "Ints",
-    "RowOrder",
-    "RowsOfSplits",
-    "SpreadSplits",
-    "TableRoles",
-    "ThinnedCodes",
-    "TrainedRows",
-    "count_labels",
-    "count_rows",
-    "count_rows_of_block",
-    "count_training_rows",
-    "join_blocks",
-    "join_lazy_blocks",
-    "thin_rows",
-]
-
-
 #: Codes, places and counts of rows.
 Ints = NDArray[np.int64]
 

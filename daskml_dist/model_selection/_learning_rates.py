@@ -32,7 +32,7 @@ from daskml_dist.estimators.batched_fits.gradient_steps import (
 )
 from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.model_selection._fold_rows import TRAIN, FoldAssignment, Ints
+from daskml_dist.models.batched import AllRowsAssignment
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import count_step_rows, draw_sample_rows
@@ -272,16 +272,6 @@ def _suggest_rate(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> fl
 # --- short fits as one -------------------------------------------------------------------------
 
 
-class _WholeTraining(FoldAssignment):
-    """Assignment of a single split that trains on all rows."""
-
-    n_splits = 1
-
-    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
-        """Return the role of each code: trained on."""
-        return np.full(len(codes), TRAIN, np.int8)
-
-
 def _fit_batched_to_losses(
     shorts: Sequence[Any], block: Block, passes: int
 ) -> NDArray[np.float64] | None:
@@ -296,7 +286,7 @@ def _fit_batched_to_losses(
     collection = as_collection(block.rows, targets, block.sample_weight, multi_output=True)
     # With a tolerance a batch would be trained pass by pass, for the stopping rules.
     stack = BatchedSteps(
-        [short.set_params(tol=None) for short in shorts], _WholeTraining(), classes
+        [short.set_params(tol=None) for short in shorts], AllRowsAssignment(), classes
     )
     try:
         weighted = block.sample_weight is not None

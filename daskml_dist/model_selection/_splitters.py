@@ -29,11 +29,7 @@ from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_errors, translate_sklearn_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.model_selection._fold_rows import (
-    NEITHER,
-    TEST,
-    TRAIN,
     DigitRoles,
-    FoldAssignment,
     FoldCodes,
     FoldsByGroup,
     FoldsByPlace,
@@ -46,6 +42,7 @@ from daskml_dist.model_selection._fold_rows import (
     count_labels,
     count_rows,
 )
+from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 
 
 @translate_sklearn_errors

@@ -54,11 +54,7 @@ from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.block_mapping import current_client
 from daskml_dist.model_selection import _splitters
 from daskml_dist.model_selection._fold_rows import (
-    NEITHER,
-    TEST,
-    TRAIN,
     DigitRoles,
-    FoldAssignment,
     GivenCodes,
     RowsOfSplits,
     TableRoles,
@@ -70,7 +66,7 @@ from daskml_dist.model_selection._fold_rows import (
     thin_rows,
 )
 from daskml_dist.model_selection._splitters import DaskSplitter, KFold, StratifiedKFold
-from daskml_dist.models.batched import SingleSplitAssignment
+from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment, SingleSplitAssignment
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.sklearn_internals import take_rows_or_columns
 

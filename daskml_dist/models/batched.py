@@ -24,6 +24,7 @@ __all__ = [
     "NEITHER",
     "TEST",
     "TRAIN",
+    "AllRowsAssignment",
     "AssignmentWithAllRows",
     "BatchedLinear",
     "BatchedLoss",
@@ -81,6 +82,16 @@ class FoldAssignment(ABC):
         """Return how often (0 or 1 unless `counted`) a split trains on the rows of given codes."""
         times: NDArray[Any] = self.times(self.played(codes, split), TRAIN)
         return times
+
+
+class AllRowsAssignment(FoldAssignment):
+    """Assignment of one split, which trains on all rows."""
+
+    n_splits = 1
+
+    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+        """Return the role "train" for every row."""
+        return np.full(len(codes), TRAIN, np.int8)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.base import SinglePassSolver
 from daskml_dist.solvers.naive_bayes import ClassMoments
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 Array = NDArray[np.float64]
 

@@ -35,7 +35,7 @@ from daskml_dist.solvers.naive_bayes import (
     LargestCategory,
     merge_category_counts,
 )
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Least smoothing with ``force_alpha=False``; scikit-learn's.
 _MIN_ALPHA = 1e-10

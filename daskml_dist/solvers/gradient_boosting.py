@@ -40,8 +40,6 @@ from daskml_dist.solvers.boosting_scores import (
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
 from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 
-__all__ = ["GradientBoostingSolver", "GradientPacker", "StoppingRule"]
-
 #: Bits of a gradient and of a hessian: all digits of float32, or few where there are many rows.
 _EXACT_BITS, _ROUNDED_BITS = (30, 24), (12, 12)
 #: Mean squared gradient, and mean hessian, in units of the last bit, from which few bits suffice.

@@ -636,28 +636,32 @@ class CoordinateDescent(LeastSquaresSolver):
         self, gram: Array, xy: Array, square: float, start: Array
     ) -> tuple[Array, tuple[float, bool], int]:
         """Return one target's coefficients, dual gap and whether it is small enough, and cycles."""
-        # Slow to import, and other solvers do without.
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import enet_path
-
-        with warnings.catch_warnings():
-            # The estimator warns, in the user's process.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            _, coefs, gaps, n_iters = enet_path(
-                np.zeros((1, len(xy)), order="F"),
-                np.array([np.sqrt(square)]),
-                l1_ratio=self.l1_ratio,
-                alphas=[self.alpha],
-                precompute=gram,
-                Xy=xy,
-                coef_init=np.array(start),
-                return_n_iter=True,
-                positive=self.positive,
-                check_input=False,
-                max_iter=self.max_iter,
-                tol=self.tol,
-                selection=self.selection,
-                random_state=self.seed,
-            )
+        coefs, gaps, n_iters = follow_elastic_path(
+            gram, xy, square, [self.alpha], l1_ratio=self.l1_ratio, coef_init=np.array(start),
+            positive=self.positive, max_iter=self.max_iter, tol=self.tol,
+            selection=self.selection, random_state=self.seed,
+        )  # fmt: skip
         gap = float(gaps[0])
         return coefs[:, 0], (gap, gap <= self.tol * square), int(n_iters[0])
+
+
+def follow_elastic_path(
+    gram: Array, xy: Array, square: float, alphas: Any, **options: Any
+) -> tuple[Array, Array, list[int]]:
+    """Return coefficients (n_features, n_alphas), dual gaps and cycles for decreasing strengths.
+
+    By scikit-learn's `enet_path`, of which `options` are; the mean problem has one row, of which
+    the Gram matrix, the products with the target and its square tell all.
+    """
+    # Slow to import, and other solvers do without.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import enet_path
+
+    with warnings.catch_warnings():
+        # The estimator warns, once, in the user's process.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        _, coefs, gaps, n_iters = enet_path(
+            np.zeros((1, len(xy)), order="F"), np.array([np.sqrt(square)]), alphas=alphas,
+            precompute=gram, Xy=xy, return_n_iter=True, check_input=False, **options,
+        )  # fmt: skip
+    return coefs, gaps, n_iters

@@ -2,13 +2,12 @@
 
 The problem of a split is reduced to a small one (`least_squares.reduce_rows`), from which
 coefficients for every penalty follow without the rows: :func:`solve_ridge_path`,
-:class:`ElasticNetPath`. What folds share is summed once (:class:`FoldedReduction`).
+:func:`solve_elastic_path`. What folds share is summed once (:class:`FoldedReduction`).
 :class:`LeaveOneOutRidge` predicts each row by the model that was fitted without it.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,6 +27,7 @@ from daskml_dist.solvers.least_squares import (
     SINGULAR_CUTOFF,
     ReducedProblem,
     SecondMoments,
+    follow_elastic_path,
     reduce_rows,
 )
 from daskml_dist.solvers.rows import row_tiles, to_dense_float64, to_rows_dtype
@@ -56,75 +56,25 @@ def append_intercepts(reduced: ReducedProblem, coefs: Array) -> Array:
     return np.concatenate([coefs, intercept[..., None, :]], axis=-2)
 
 
-@dataclass(frozen=True)
-class PenaltyPath:
-    """Coefficients along a path of penalties.
+def solve_elastic_path(
+    reduced: ReducedProblem,
+    n_rows: float,
+    alphas: Array,
+    l1_ratio: float,
+    tol: float,
+    **options: Any,
+) -> tuple[Array, bool]:
+    """Return the coefficients for each strength, (n_alphas, n_features), and whether all converged.
 
-    Parameters
-    ----------
-    coefs : ndarray of float64 of shape (n_alphas, n_features)
-    gaps : ndarray of float64 of shape (n_alphas,)
-        Duality gaps of the mean objective.
-    n_iter : list of int
-    converged : bool
+    Coordinate descent on the Gram matrix of a problem of one target, from each strength to the
+    next; `tol` and `options` are those of :func:`follow_elastic_path`.
     """
-
-    coefs: Array
-    gaps: Array
-    n_iter: list[int]
-    converged: bool
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ElasticNetPath:
-    """Coordinate descent on the Gram matrix, from each strength to the next, by scikit-learn.
-
-    Parameters
-    ----------
-    max_iter : int
-        Cycles over the features at most, for each strength.
-    tol : float
-        Dual gap to stop at, as a share of the mean squared target.
-    positive : bool
-    selection : {"cyclic", "random"}
-    random_state : int, RandomState or None
-    """
-
-    max_iter: int
-    tol: float
-    positive: bool
-    selection: str
-    random_state: object
-
-    def __call__(
-        self, reduced: ReducedProblem, n_rows: float, alphas: Array, l1_ratio: float
-    ) -> PenaltyPath:
-        """Follow the path of a problem of one target."""
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import enet_path
-
-        R, z = reduced.R / np.sqrt(n_rows), reduced.z[:, 0] / np.sqrt(n_rows)
-        square = float(reduced.y_squares[0]) / n_rows
-        with warnings.catch_warnings():
-            # The estimator warns, once.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            # The mean problem has one row, of which the Gram matrix and the squares tell all.
-            _, coefs, gaps, n_iter = enet_path(
-                np.zeros((1, R.shape[1]), order="F"),
-                np.array([np.sqrt(square)]),
-                l1_ratio=l1_ratio,
-                alphas=alphas,
-                precompute=R.T @ R,
-                Xy=R.T @ z,
-                return_n_iter=True,
-                positive=self.positive,
-                check_input=False,
-                max_iter=self.max_iter,
-                tol=self.tol,
-                selection=self.selection,
-                random_state=self.random_state,
-            )
-        return PenaltyPath(coefs.T, gaps, list(n_iter), bool((gaps <= self.tol * square).all()))
+    R, z = reduced.R / np.sqrt(n_rows), reduced.z[:, 0] / np.sqrt(n_rows)
+    square = float(reduced.y_squares[0]) / n_rows
+    coefs, gaps, _ = follow_elastic_path(
+        R.T @ R, R.T @ z, square, alphas, l1_ratio=l1_ratio, tol=tol, **options
+    )
+    return coefs.T, bool((gaps <= tol * square).all())
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
 from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.solvers.newton import TubeNewton
-from daskml_dist.training.dataset_info import DataSummary
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 _LOSSES: dict[Any, type[EpsilonInsensitive]] = {
     "epsilon_insensitive": EpsilonInsensitive,

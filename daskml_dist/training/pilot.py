@@ -26,7 +26,7 @@ from daskml_dist.backends.entries import lift_to_arrays
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.backends.row_slices import run_over_threads
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.batched import TRAIN, BatchedStepLinear, FoldAssignment
+from daskml_dist.models.batched import AllRowsAssignment, BatchedStepLinear
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
@@ -780,7 +780,7 @@ class StackedPilot:
         """Return the linear model of several columns, made once."""
         if n_columns not in self._models:
             self._models[n_columns] = BatchedStepLinear(
-                self.pilot.model, _AllRowsAssignment(), None, (0,) * n_columns, (1.0,)
+                self.pilot.model, AllRowsAssignment(), None, (0,) * n_columns, (1.0,)
             )
         return self._models[n_columns]
 
@@ -864,16 +864,6 @@ class StackedPilot:
                 gradient[:k] += l2 * w[:k]
                 move(state, ..., gradient, rate, optimizer.coefficients(number))
         return w, opt_state
-
-
-class _AllRowsAssignment(FoldAssignment):
-    """Fold assignment of one split that trains on all rows."""
-
-    n_splits = 1
-
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """Return the role "train" for every row."""
-        return np.full(len(codes), TRAIN, np.int8)
 
 
 def _append_loss_row(w: Array) -> Array:

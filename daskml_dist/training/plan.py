@@ -38,20 +38,6 @@ from daskml_dist.training.spec import (
 )
 from daskml_dist.training.work import OwnRowsWork, RoundWork, StepWork
 
-__all__ = [
-    "DatasetInfo",
-    "check_column_settings",
-    "choose_batch_rows",
-    "count_lane_batch_rows",
-    "largest_batch_rows",
-    "make_fit",
-    "make_solver_fit",
-    "make_target_shift",
-    "policy_of_columns",
-    "policy_of_stages",
-]
-
-
 #: Steps of a pass at most, with automatic batches: a further step costs more than it gains. Of
 #: streamed rows fewer: trainers that meet more often wait for each other longer than for rows.
 _MAX_STEPS, _MAX_STREAMED_STEPS = 4096, 2048

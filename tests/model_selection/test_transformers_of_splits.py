@@ -18,8 +18,8 @@ from daskml_dist.impute import SimpleImputer
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection import KFold, ShuffleSplit, StratifiedKFold
 from daskml_dist.model_selection._batched_fits import _fit_transformers
-from daskml_dist.model_selection._fold_rows import TRAIN
 from daskml_dist.model_selection._validation import Splits
+from daskml_dist.models.batched import TRAIN
 
 RNG = np.random.default_rng(0)
 N = 90

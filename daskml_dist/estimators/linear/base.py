@@ -24,7 +24,7 @@ from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
-from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class BaseLinear(BaseOnRows):
