@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 
 __all__ = ["MAX_RATINGS_AT_ONCE", "LeastSquares", "Ratings", "Regressors", "System"]
 
-#: Numbers to whole ones of which factors are padded.
+#: Factors are padded with zeros to a multiple of this number, a 64-byte vector of float32, so that
+#: compiled loops have no rest.
 _FACTORS_PER_VECTOR = 16
-#: Bytes of a cache line, which a vector fills.
+#: Bytes of a cache line, which a vector fills: aligned factors never need two lines for a vector.
 _CACHE_LINE_BYTES = 64
-#: Ratings of a row above which it is worked on in pieces of so many.
+#: Ratings of a row above which its system is summed in float64, in pieces of as many ratings, whose
+#: factors are copied.
 MAX_RATINGS_AT_ONCE = 1 << 15
 #: By the bytes of a number: smallest pivot, as a part of its diagonal entry, and largest entry of
 #: the inverse, scaled to a unit diagonal, of systems that are solved in such numbers. An entry of
 #: 1e3 came with errors of 2e-4 of the solution's size in float32; such rows go to float64.
 _SOLVE_LIMITS = {4: (1e-3, 1e3), 8: (1e-13, np.inf)}
-#: Square of a residual, of the first one's, at which conjugate gradients end.
+#: By the bytes of a number: squared norm of the residual, relative to the first one's, at which
+#: conjugate gradients end, about the square of the dtype's precision.
 _GRADIENT_TOLERANCES = {4: 1e-13, 8: 1e-30}
 
 

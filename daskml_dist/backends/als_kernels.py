@@ -32,8 +32,9 @@ __all__ = [
     "solve_system",
 ]
 
-#: Entries to whole numbers of which rows are padded.
+#: float32 entries of a 64-byte vector, to a multiple of which rows are padded.
 FLOATS_PER_VECTOR = 16
+#: LLVM's fast-math flags of the sums: fused multiply-adds, any order of a sum, either sign of zero.
 _FAST_FLAGS = ("contract", "reassoc", "nsz")
 _INT64 = ir.IntType(64)
 
@@ -110,6 +111,8 @@ def _emit_loop(
     """Emit a loop over the numbers between two bounds whose totals stay in registers; return the
     totals.
     """
+    # A loop in SSA form: each total is a phi node of its value before the loop and after a turn, so
+    # that LLVM keeps it in a register. The loop is tested at its end, and once before its begin.
     before = builder.block
     body, after = (builder.append_basic_block(name) for name in ("rows", "rows.end"))
     start, stop = bounds
@@ -151,6 +154,8 @@ def _make_add_outer(height: int) -> Any:
             steps = [ir.Constant(_INT64, r) for r in range(height)]
             places = [A.place(A.at(builder.add(j, r), k)) for r in steps]
 
+            # A tile of `height` rows by a vector is held while all ratings go by, as in a register
+            # tile of a matrix product: a rating costs a load of a vector and `height` of a number.
             def more(i: Any, totals: Any) -> Any:
                 row = builder.sext(rows.entry(i), _INT64)
                 weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
@@ -291,6 +296,7 @@ def _emit_dot_fours(
     return types.void(x, Y, rows, out, stop, width), generate
 
 
+# Compiled functions, under the names by which the loops below call them.
 #: ``add_outer(A, j, k, Y, rows, weights, start, stop)`` of 8 rows of A, and of 4.
 add_outer_rows: Any = _make_add_outer(8)
 add_outer_four_rows: Any = _make_add_outer(4)
@@ -302,9 +308,11 @@ dot_vectors: Any = _emit_dot
 dot_four_rows: Any = _emit_dot_fours
 
 
-#: Ratings that go by together, and whose factors stay in a core's cache.
+#: Ratings of a chunk, whose factors stay in a core's cache while all tiles of the matrix pass over
+#: them.
 RATINGS_PER_CHUNK = 128
-#: Padded factors up to which conjugate gradients make a row's matrix.
+#: Padded factors up to which conjugate gradients make a row's matrix; wider ones multiply by the
+#: ratings' factors in each step instead, which is less work for few steps.
 _MAX_DENSE_WIDTH = 2 * FLOATS_PER_VECTOR
 #: Part of its diagonal entry above which no pivot asks for an estimate of the inverse: its scaled
 #: entries were then 450 at most (ranks 4 to 32, as many ratings or fewer, also positive factors).

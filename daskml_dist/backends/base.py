@@ -1,4 +1,10 @@
-"""Base class of the backends, the steps and sparse rows that they take, and nearest centres."""
+"""Base class of the backends, the steps and sparse rows that they take, and nearest centres.
+
+A backend is the arithmetic of models and solvers on one device. Abstract methods are what a model
+cannot do without. The others have a body in array API functions, or return None or False: "not
+here", after which the caller takes the plain way. So a faster way on one device is one method of
+its backend, and no model knows on which device it runs.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +75,11 @@ class Step:
         return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]
 
 
-#: Products of rows and centres that are made at once.
+#: Products of rows and centres that are made at once: 8 MiB of float64, the largest array of a
+#: pass over any number of rows.
 _PRODUCTS_AT_ONCE = 1 << 20
-#: Rows that are taken at once at least.
+#: Rows that are taken at once at least, however many centres there are: products of fewer rows
+#: read all centres for little work.
 _MIN_ROWS_AT_ONCE = 256
 
 
@@ -89,6 +97,7 @@ def assign_to_centres(
         each = ones((apart.shape[0], 1), apart.dtype, like=apart)
         backend.add_rows(each, labels, some, out[:, :1])
         backend.add_rows(rows, labels, some, out[:, 1:])
+        # In float64, and on the device: one transfer at the end instead of one for each slice.
         apart = cast(apart, out.dtype)
         inertia = inertia + total(apart if some is None else apart * some)
     return scalar(inertia)
@@ -114,6 +123,7 @@ def _iterate_shifted_rows(
     step = (backend.entries_at_once or _PRODUCTS_AT_ONCE) // max(width, 1)
     for at in row_slices(X.shape[0], max(step, _MIN_ROWS_AT_ONCE)):
         rows = X[at] if _is_sparse(X) else backend.rows(X, at)
+        # Near the origin the products of `_nearest` cancel fewer digits. Shifted rows are dense.
         if shift is not None:
             whole = rows.toarray() if _is_sparse(X) else rows
             rows = cast(whole, arithmetic_dtype(whole)) - shift
@@ -121,11 +131,12 @@ def _iterate_shifted_rows(
 
 
 def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
+    """Return the nearest centre of each row, and the squared distance to it."""
     xp, k = namespace(centres), centres.shape[0]
     # Argmin of |x - c|**2 / 2 without |x|**2, which is the same for all centres.
     half = total(centres * centres, axis=1) / 2
     apart = half - xp.reshape(backend.dot(X, centres.T), (-1, k))
-    # Rounding may make it negative.
+    # Rounding may make it negative. Compared, not clipped, so that NaN of the row becomes NaN.
     squared = _squared_norms(backend, X) + 2 * xp.min(apart, axis=1)
     return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
 
@@ -244,6 +255,7 @@ class Backend(ABC):
 
     def add_squares(self, X: Any, at: Any, weight: Any | None, mean: Any, out: Any) -> None:
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        # The second pass of a two-pass variance: sums of squares about 0 would lose digits.
         apart = X - namespace(X).take(mean, at, axis=0)
         apart *= apart
         self.add_rows(apart, at, weight, out)

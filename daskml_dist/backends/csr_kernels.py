@@ -1,5 +1,9 @@
 """Compiled loops over chosen rows of CSR blocks: products, sums, and gradients.
 
+Rows are chosen by their numbers (`rows`), so that a batch needs no copy of its entries. Where few
+columns are touched, `position` renumbers the columns to the rows of compact parameters. Sums go
+over the rows in their order, and so have the same bits whatever the blocks are.
+
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
 
@@ -29,7 +33,7 @@ __all__ = [
 ]
 
 
-# `_loss_at_row` stands for the function of a loss.
+# A placeholder: `compiled_with` compiles the loop with the function of a loss in its place.
 def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
@@ -71,7 +75,7 @@ def _add_row_gradients(
         first, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
         raw, other = number(0), number(0)
         k = first
-        # Two sums: neither waits for the other.
+        # Two sums: an addition takes several cycles, and neither sum waits for the other's.
         while k + np.uint64(1) < stop:
             raw += data[k] * w[np.uint64(position[np.uint64(indices[k])])]
             other += (
@@ -88,7 +92,9 @@ def _add_row_gradients(
         if len(weight):
             value, slope = value * weight[i], slope * weight[i]
         total += value
-        slopes += slope
+        slopes += slope  # in float64, for the intercept
+        # The second pass over the row's entries, which are still in the L1 cache: the gradient of
+        # loss(x'w) is slope * x.
         g = number(slope)
         k = first
         while k < stop:
@@ -106,11 +112,13 @@ def compile_row_gradients(kernel: str) -> Any:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Rows ahead whose entries are fetched; these come from anywhere in a block.
+#: Rows ahead whose entries are prefetched. Rows of a batch lie anywhere in a block, so that the
+#: processor's own prefetcher cannot know them.
 _ROWS_AHEAD = 8
 
 
 def _compile_gradient(function: F) -> F:
+    """Decorate a loop to be compiled at its first call, kept on disk, and run without the GIL."""
     compiled: Any = numba.njit(nogil=True, cache=True)(function)
     return cast("F", compiled)
 
@@ -136,6 +144,7 @@ def multiply_rows_at(
     width = w.shape[1]
     for i in range(len(rows)):
         row = rows[i]
+        # A single output is summed in a register, not in memory.
         if width == 1:
             total = out[i, 0]
             for k in range(indptr[row], indptr[row + 1]):
@@ -233,6 +242,7 @@ def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any)
 
     The entries are fetched on the way: what asks for the columns reads these next.
     """
+    # No more columns than entries, or than there are.
     room, n_rows = 0, len(rows)
     for i in range(n_rows):
         room += indptr[rows[i] + 1] - indptr[rows[i]]
@@ -240,6 +250,7 @@ def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any)
     columns, entries = indices.ctypes.data, data.ctypes.data
     n = 0
     for i in range(n_rows):
+        # A prefetch for each cache line (64 bytes) of the columns and of the values.
         if i + _ROWS_AHEAD < n_rows:
             first, stop = indptr[rows[i + _ROWS_AHEAD]], indptr[rows[i + _ROWS_AHEAD] + 1]
             for at in range(

@@ -225,10 +225,12 @@ def _convert_block(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> l
 
 
 def _address_of(array: Any) -> int:
+    """Return the address of an array; 0, a null pointer, for None."""
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
 
-#: Bytes of an entry's column, and those that processors pass to each other.
+#: Bytes of an entry's column (int32), and bytes that processors pass to each other at a time (two
+#: cache lines): what two members write lies in different ones.
 _COLUMN_BYTES, _COHERENCE_BYTES = 4, 128
 
 

@@ -1,4 +1,11 @@
-"""From arrays on a device to launches of the kernels."""
+"""From arrays on a device to launches of the kernels.
+
+A launch is made in two steps. `kernels.launch` chooses grid, block and shared memory from the shape
+alone, and `kernels.options` the compiler's definitions, by which a source is compiled for a dtype,
+a width and a loss; both need no GPU and are tested without one. `Calls` adds what a device has: the
+addresses of the arrays and the module that NVRTC made. A `KernelCall` is kept and launched again in
+each step of a fit, since to make one takes longer than to launch it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,7 @@ __all__ = ["Calls", "CsrRows", "DenseRows", "KernelCall"]
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel with all that its launch takes; it can be launched again."""
+    """Launch of a kernel with all its arguments; it can be made again and again."""
 
     function: Any
     at: kernels.Launch
@@ -98,6 +105,8 @@ class Calls:
         self.cupy = cupy
         self.address = address
 
+    # Facts of the current device, asked for once: each question takes microseconds.
+
     @functools.cached_property
     def _device(self) -> int:
         return int(self.cupy.cuda.Device().id)
@@ -134,6 +143,7 @@ class Calls:
         return contiguous and self._launch("linear_gradient", rows) is not None
 
     def _launch(self, function: str, rows: DenseRows | CsrRows) -> kernels.Launch | None:
+        """Return the launch of a kernel over rows; None where it has no version of their width."""
         alignment = rows.alignment if isinstance(rows, DenseRows) else 1
         n, d = rows.n, rows.d
         return kernels.launch(
@@ -171,11 +181,11 @@ class Calls:
             return self._call(source, rows.dtype, function, at, *arguments, d=rows.d, **chosen)
 
         partials = self.partials(rows) if partials is None else partials
-        intercept = w.shape[0] - rows.d
+        intercept = w.shape[0] - rows.d  # 1 where there is an intercept, else 0
         arrays = rows.X, rows.addresses, rows.y, rows.weight, w, partials
         numbers = rows.n, rows.d, intercept, parameter, count
         # Two launches: blocks write partial gradients, then one kernel adds them up in a fixed
-        # order.
+        # order. Atomic additions would need one launch, and give other bits in each run.
         total = kernels.launch("sum_partials", at.grid, rows.d, rows.dtype, self._n_sms)
         sums = partials, out, loss, at.grid, rows.d, intercept, int(add)
         return [
@@ -194,6 +204,7 @@ class Calls:
         add: bool,
         count: Any,
     ) -> list[KernelCall]:
+        """Return the launches of :meth:`gradient` for sparse rows."""
         chosen = {"loss": kernel, "result": out.dtype, "index": rows.index}
 
         def make(function: str, at: kernels.Launch | None, *arguments: Any) -> KernelCall:
@@ -216,6 +227,7 @@ class Calls:
             return None
         at = self._launch("linear_gradient", rows)
         assert at is not None
+        # A row for each block: the gradient of the features, that of the intercept, and the loss.
         return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
     def softmax_rows(self, rows: DenseRows, w: Any, out: Any, loss: Any) -> list[KernelCall] | None:
@@ -274,6 +286,7 @@ class Calls:
         :meth:`has_kmeans_tiles`.
         """
         (n, d), k = X.shape, centres.shape[0]
+        # The kernel for tensor cores subtracts the shift itself; the other one has none.
         source = "kmeans" if shift is None else "kmeans_tiles"
         at = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
         labels = self.cupy.empty(n, np.int32)
@@ -288,6 +301,8 @@ class Calls:
         n, width = step.w.size, step.w.shape[1]
         at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
         given = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
+        # The kernel has three places for state, of which an optimizer may use fewer. `numbers` on
+        # the device take the place of `given` where many steps are recorded at once.
         arrays = step.w, step.grad, *opt_state, *[None] * (3 - len(opt_state))
         return self._call(
             "optimizer_updates", step.w.dtype, "optimizer_update", at, *arrays, n,
@@ -335,6 +350,7 @@ class Calls:
         *arguments: Any,
         **chosen: Any,
     ) -> KernelCall:
+        """Return the launch of a function of a source, compiled for the chosen options."""
         assert at is not None
         options = kernels.options(source, dtype, **chosen)
         # None is a null pointer.
@@ -346,6 +362,7 @@ class Calls:
 
 @functools.cache
 def _load_function(cupy: Any, device: int, source: str, options: tuple[str, ...], name: str) -> Any:
+    """Return a function of a compiled source, remembered for each device, which loads its own."""
     function = _compile_module(cupy, source, options).get_function(name)
     if name == "kmeans_tiles":  # a block has 48 KiB without being asked for
         function.max_dynamic_shared_size_bytes = kernels.LARGEST_SHARED
@@ -354,4 +371,5 @@ def _load_function(cupy: Any, device: int, source: str, options: tuple[str, ...]
 
 @functools.cache
 def _compile_module(cupy: Any, source: str, options: tuple[str, ...]) -> Any:
+    """Return the module of a source, compiled by NVRTC, or read from CuPy's cache on disk."""
     return cupy.RawModule(code=kernels.source(source), options=options)

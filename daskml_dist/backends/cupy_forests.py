@@ -19,11 +19,11 @@ from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
 
 __all__ = ["CupyForests", "CupyLane", "ForestCalls", "NodeTable"]
 
-#: Lines, or rows, that a warp takes; the word of forest_nodes.cuh.
+#: Lines, or rows, that a warp takes; as in forest_nodes.cuh.
 LINES_PER_TILE = 512
-#: Numbers of a node there.
+#: Numbers (int64) of a node in the table; as in forest_nodes.cuh.
 _NUMBERS_PER_NODE = 10
-#: Entries of room for the draws of features, of all threads.
+#: Entries of the scratch in which all threads together draw features (int32, 64 MiB).
 _MAX_DRAW_ENTRIES = 1 << 24
 
 
@@ -72,6 +72,7 @@ class ForestCalls(Calls):
         firsts = np.zeros(nodes.tree.max(initial=0) + 1, np.int64) if firsts is None else firsts
         table = np.zeros((len(nodes), _NUMBERS_PER_NODE), np.int64)
         first = firsts[nodes.tree]
+        # Columns as forest_nodes.cuh names them: lines, path, tree, first tile, bounds, cut.
         table[:, 0], table[:, 1] = nodes.start + first, nodes.stop + first
         table[:, 2], table[:, 3] = nodes.path.view(np.int64), nodes.tree
         # A warp takes a tile of lines; nodes find their tiles by the number of the first.
@@ -81,6 +82,7 @@ class ForestCalls(Calls):
         if cuts is not None:
             table[:, 7:] = cuts
         found = NodeTable(self.cupy.asarray(table), int(tiles.sum()))
+        # A table with cuts is of one partition, after which the nodes are others.
         if cuts is None:
             self._told = nodes, firsts, found
         return found
@@ -174,6 +176,7 @@ class ForestCalls(Calls):
         return best
 
     def _forest(self, source: str, function: str, n: int, *arguments: Any) -> None:
+        """Launch a kernel over n tiles, threads or jobs."""
         at = kernels.launch(function, n, 1, "float32", self._n_sms)
         self._call(source, "float32", function, at, *arguments)()
 

@@ -38,12 +38,14 @@ __all__ = [
     "logarithm",
 ]
 
-#: log(2), and in two parts; any whole number of 11 bits times the first is exact.
+#: log(2); and log(2) in two parts (Cody and Waite), of which the first ends in so many zero bits
+#: that its product with any whole number of 11 bits is exact, as an exponent's is.
 LOG_2 = 0.6931471805599453
 _LOG_2, _LOG_2_REST = 0.693147180369123816490, 1.90821492927058770002e-10
-#: The bits of the root of a half.
+#: Bits of sqrt(1/2) as an integer: mantissas are reduced to [sqrt(1/2), sqrt(2)), so that their
+#: logarithm lies around 0.
 _ROOT_HALF = int(np.array(0.7071067811865476).view(np.int64))
-#: Of the powers of (f / (2 + f))**2.
+#: Coefficients 2 / (2 k + 1) of the powers of s**2 in the series of log(1 + f), s = f / (2 + f).
 _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9, _L10 = (2.0 / (2 * k + 1) for k in range(1, 11))
 
 
@@ -68,16 +70,20 @@ def logarithm(x: Any) -> float:
 
 _exact = compiled_entry()
 
-#: Numbers that stay in the nearest cache.
+#: Numbers of a tile: three arrays of 8 KiB stay in the L1 cache between the passes over them.
 _TILE_NUMBERS = 1024
 #: Numbers up to which NumPy's operations take some 50 microseconds, which is not worth compiling
 #: the loop for most of a second in the first fit on a machine.
 _MAX_NUMBERS_IN_NUMPY = 1 << 10
+#: log2(e) = 1 / log(2): x times it, rounded, is the power of two nearest to exp(x).
 _LOG2_E = 1.4426950408889634
-#: Adding it rounds to a whole number, which the lowest bits then hold.
+#: Adding it rounds a float64 to a whole number, which the lowest bits then hold.
 _SHIFT = 1.5 * 2.0**52
 _SHIFT_BITS = int(np.array(_SHIFT).view(np.int64))
+#: Arguments below and above which exp is 0 and infinite in float64: clipped there, so that the
+#: power of two fits in the bits of two exponents.
 _MIN_POWER, _MAX_POWER = -746.0, 710.0
+#: Taylor coefficients 1 / n! of exp; those of lower degree are 1/2, 1 and 1.
 (_C13, _C12, _C11, _C10, _C9, _C8, _C7, _C6, _C5, _C4, _C3) = (
     1.0 / factorial(n) for n in range(13, 2, -1)
 )
@@ -124,8 +130,7 @@ def exponentiate_in_place(x: Any) -> None:
     for start in range(0, len(x), _TILE_NUMBERS):
         part = x[start : start + _TILE_NUMBERS]
         for i in range(len(part)):
-            # What is not a number stays so, whatever its powers are.
-            # Written so that NaN passes both comparisons.
+            # Written so that NaN fails both comparisons, and stays NaN.
             value = part[i]
             value = _MIN_POWER if value < _MIN_POWER else value
             value = _MAX_POWER if value > _MAX_POWER else value
@@ -158,7 +163,8 @@ def exponentiate_in_place(x: Any) -> None:
             part[i] = total * first[i] * second[i]
 
 
-# No reassociation where digits are won from the order of operations.
+# Only contraction to fused multiply-adds: the error terms below depend on the order of operations,
+# which reassociation would change.
 CONTRACTED: Any = {"fastmath": {"contract"}, "error_model": "numpy"}
 # LLVM inlines these: where numba does (inline="always"), it takes several times as long.
 _INLINED: Any = {"forceinline": True, **CONTRACTED}
@@ -191,6 +197,7 @@ def _exp_float32(x: Any) -> Any:
 
 @_inlined
 def _exp_float64(x: Any) -> Any:
+    """Return ``exp(x)`` of x <= 0, as `_exp_float32` does, by a polynomial of degree 13."""
     x = -708.0 if x < -708.0 else x
     shifted = x * 1.4426950408889634 + 6755399441055744.0
     k = shifted - 6755399441055744.0
@@ -228,6 +235,7 @@ def _log1p_float32(e: Any) -> Any:
 
 @_inlined
 def _log1p_float64(e: Any) -> Any:
+    """Return ``log(1 + e)`` of 0 <= e <= 1: 17 terms of the series of `_log1p_float32`."""
     s = e / (2.0 + e)
     q = s * s
     p = 1 / 33 * q + 1 / 31
@@ -275,6 +283,7 @@ def _choose_log_loss(margin: Any) -> Any:
 
 @compiled_entry(inline="always", **CONTRACTED)
 def _log_loss_at_row(y: Any, raw: Any, parameters: Any) -> Any:
+    """Return the log loss of a row whose y is -1 or 1, and its derivative by the raw prediction."""
     value, slope = log_loss(y * raw)
     return value, y * slope
 
@@ -298,5 +307,5 @@ def _choose_curvature(margin: Any) -> Any:
     return _curvature_float32 if margin == types.float32 else _curvature_float64
 
 
-#: Of losses whose `at_row` calls functions that have no vector form: what takes their place.
+#: By the loss's kernel, functions that take the place of an `at_row` without a vector form.
 LOSSES_AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}

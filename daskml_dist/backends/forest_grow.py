@@ -214,9 +214,11 @@ def find_job_cuts(
 
 _inside = compiled_inside(error_model="numpy")
 
-#: Rows of a node below which only bins that hold some are looked at.
+#: Rows of a node below which only bins that hold rows are searched for a cut, found by a bit for
+#: each of the 256 bins.
 _MAX_SPARSE_ROWS = 192
-#: Position of the lowest bit of 2**k times this number.
+#: Position k of the only bit of 2**k, by the highest six bits of 2**k times a De Bruijn number: all
+#: 64 products have different ones (Leiserson, Prokop and Randall 1998).
 _LOWEST_BIT_TABLE = np.zeros(64, np.int64)
 _LOWEST_BIT_TABLE[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.arange(64)
 

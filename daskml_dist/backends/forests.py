@@ -1,4 +1,4 @@
-"""Door through which the trees of forests grow on a device: lines of drawn rows, sums, cuts.
+"""Interface by which the trees of forests grow on a device: lines of drawn rows, sums, cuts.
 
 All numbers that decide are sums of whole ones, or follow from those by the same operations in
 float64, so every device grows the same trees to the last bit.
@@ -37,9 +37,9 @@ def open_forest_device(device: str) -> ForestDevice:
 
 Array = NDArray[Any]
 
-#: What is told of a cut before the sums of the left child: worth and threshold (as bits), whether
-#: the feature varies, the last bin on the left, the first on the right, whether missing values go
-#: left.
+#: Numbers (int64) that describe a cut, before the sums of its left child: gain and threshold (bits
+#: of float64), whether the feature varies, the last bin on the left, the first on the right,
+#: whether missing values go left.
 N_CUT_FACTS = 6
 
 

@@ -1,4 +1,9 @@
-"""Growing the trees of forests in host memory: compiled loops over the lines of nodes."""
+"""Growing the trees of forests in host memory: compiled loops over the lines of nodes.
+
+A line is a drawn row of a tree: its number and what its target adds to the sums of a node. Lines of
+a node are neighbours, so that histograms read them in a row, and a split moves them within the
+node's range, as quicksort's partition does.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +58,7 @@ class HostForests:
         """Return facts of the cuts of some jobs."""
         from daskml_dist.backends.forest_grow import find_job_cuts
 
+        # A job is a feature of a node; `jobs` are those of which this trainer has the histograms.
         n, m = features.shape
         told = np.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
         node = np.arange(jobs.start, jobs.stop) // m
@@ -69,6 +75,7 @@ class HostForests:
         """Return the best cut of each node."""
         from daskml_dist.backends.forest_grow import choose_best_cuts
 
+        # The gains, kept as the bits of float64 among whole numbers, are read as float64 again.
         found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
         choose_best_cuts(
             told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found
@@ -104,11 +111,14 @@ class HostLane:
 
     def __init__(self, binned: Any, facts: ForestFacts, allocate: Any) -> None:
         self._binned, self._facts, self._allocate = binned, facts, allocate
-        #: Room for what partitions put aside, and for the lines of the trees that grow together.
+        #: Memory for the lines that partitions put aside (the first), and for those of each tree
+        #: that grows at the same time; kept, since new pages cost more than writing them.
         self._spaces: list[Array] = []
+        #: Lines of each tree.
         self._lines: list[Array] = []
 
     def _space(self, number: int) -> Array:
+        """Return the memory of a number, for as many lines as the lane has rows."""
         while len(self._spaces) <= number:
             shape = len(self._binned.numbers), self._facts.n_line
             self._spaces.append(self._allocate(shape, np.int64))
@@ -140,6 +150,7 @@ class HostLane:
             add_node_sums(self._some(nodes, k), own, of)
 
     def _some(self, nodes: Nodes, k: int) -> Array:
+        """Return a view of the lines of the k-th node."""
         of_tree: Array = self._lines[nodes.tree[k]]
         return of_tree[nodes.start[k] : nodes.stop[k]]
 

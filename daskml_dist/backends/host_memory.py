@@ -35,10 +35,12 @@ class Scratch:
         return held[:size].reshape(shape)
 
 
-#: Numbers of glibc's parameters.
+#: Numbers of the parameters M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's ``mallopt``.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-#: What glibc would come to by itself at most; and bytes at the top that are not given back.
+#: Bytes up to which arrays come from the heap (32 MiB, the most that glibc's own adaptation comes
+#: to); and free bytes at the heap's top that are not given back to the system (256 MiB).
 _KEPT_ARRAY_BYTES, _KEPT_TOP_BYTES = 1 << 25, 1 << 28
+#: Environment variable by which Dask sets the trim threshold, and glibc's default mmap threshold.
 _TRIM_VARIABLE, _DEFAULT_MMAP_BYTES = "MALLOC_TRIM_THRESHOLD_", 1 << 17
 
 _lock = threading.Lock()

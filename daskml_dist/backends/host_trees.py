@@ -16,7 +16,8 @@ __all__ = ["HostRows", "HostTrees"]
 
 Array = NDArray[Any]
 
-#: Rows whose gradients are made at once, so that they stay in a cache.
+#: Rows whose gradients are made at once in NumPy, so that its temporary arrays (120 kB of float64
+#: each) stay in the L2 cache.
 _ROWS_AT_ONCE = 15_000
 #: Rows up to which loops are not worth a second of compiling: NumPy gives the same gradients, and
 #: the loop that parts the rows of leaves the same histogram of all of them.
@@ -74,6 +75,8 @@ class HostRows:
         d, _, channels = shape
         self._binned, self._shape = binned, shape
         self.binned_rows, self.n = [binned], int(binned.n)
+        # Packed sums of the bins, of one number or of two: the loops add them to a histogram before
+        # they can overflow.
         self._one = np.zeros((d, 256), np.int64)
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
         self._out = np.empty(0, np.int64)
@@ -111,6 +114,7 @@ class HostRows:
                 h_at = (
                     np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * binned.weight[at]
                 )
+            # The largest sizes of the float32 numbers, by which these are scaled to whole ones.
             g[:, at] = g_at
             for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
                 np.maximum(largest[0], end, out=largest[0])
@@ -149,6 +153,7 @@ class HostRows:
     def build_root_histogram(self, mode: int, output: int) -> Array:
         """Put all rows in one leaf, and return its histogram."""
         binned = self._binned
+        # The index names the rows of each leaf, leaf by leaf; before any split they are in order.
         index = binned.extra["index"]
         for start in range(0, binned.n, _ROWS_AT_ONCE):
             stop = min(binned.n, start + _ROWS_AT_ONCE)

@@ -31,8 +31,9 @@ __all__ = [
     "update_at",
 ]
 
+#: Stands for None in compiled loops, whose arguments have one type.
 _NO_RATE_SUMS = np.empty(0)
-#: Rows ahead whose parameters are fetched: these lie anywhere.
+#: Rows ahead whose parameters are prefetched: they lie anywhere.
 _ROWS_AHEAD = 16
 
 

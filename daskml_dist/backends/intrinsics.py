@@ -102,7 +102,8 @@ number_at: Any = _number_at
 put_number: Any = _put_number
 
 
-#: Bytes of a vector.
+#: Bytes of a vector: a cache line, and a register of AVX-512; LLVM splits it where registers are
+#: shorter.
 VECTOR_BYTES = 64
 _INT32 = ir.IntType(32)
 
@@ -271,8 +272,10 @@ def copy_rows(out: Any, rows: Any) -> None:
 
 
 _INT64 = ir.IntType(64)
+#: Number of the clock CLOCK_MONOTONIC in Linux's ``clock_gettime``.
 _CLOCK_MONOTONIC = 1
-#: What a processor calls the instruction of one that waits, and its arguments.
+#: LLVM's name of the instruction by which a spinning thread leaves its core to others, and its
+#: arguments, by processor.
 _WAITING_HINTS: dict[str, tuple[str, list[int]]] = {
     "x86_64": ("llvm.x86.sse2.pause", []),
     "aarch64": ("llvm.aarch64.hint", [1]),

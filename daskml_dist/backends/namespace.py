@@ -28,6 +28,7 @@ __all__ = [
     "zeros",
 ]
 
+#: Types of arrays, and of scalars taken from them, in host memory.
 _HOST = (np.ndarray, np.generic)
 
 

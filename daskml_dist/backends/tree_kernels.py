@@ -305,9 +305,10 @@ def _find_best_categories(
     return best
 
 
-#: Rows that stay in the nearest cache.
+#: Rows whose exponentials are made together, and stay in the L1 cache.
 _GRADIENT_TILE_ROWS = 1024
-#: Of the bits of a float32 all but the sign. Of numbers without one, the larger has larger bits.
+#: Mask of all bits of a float32 but the sign. Of numbers without a sign, the larger has the larger
+#: bits.
 _ABSOLUTE_BITS = np.int32(0x7FFFFFFF)
 
 
@@ -361,13 +362,14 @@ def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, larg
 GRADIENT_LOOPS: dict[str, Any] = {"binomial": write_binomial_gradients}
 
 
-#: Rows of which the packed sums of a bin cannot overflow.
+#: Rows of which the packed sums of a bin cannot overflow, of exact and of rounded gradients.
 _MAX_PACKED_ROWS, _MAX_ROUNDED_ROWS = 65_535, 8_191
-#: Rows that a loop asks for before it reads them.
+#: Rows that a loop prefetches before it reads them.
 _ROWS_AHEAD = 16
-#: Rows that are added up one number at a time.
+#: Rows of a leaf up to which each is added to the histogram itself: clearing and unpacking packed
+#: sums would cost 256 bins a feature.
 _MAX_FEW_ROWS = 256
-#: Numbers without a sign: a place that has one is looked at for it.
+#: Unsigned numbers for indices: numba tests signed ones for negative values.
 _ONE, _BYTE = np.uintp(1), np.uintp(8)
 
 

@@ -1,7 +1,10 @@
-"""Door through which trees of boosting grow on a device: rows in leaves, histograms, best splits.
+"""Interface by which trees of boosting grow on a device: rows in leaves, histograms, best splits.
 
-All numbers that decide are sums of whole ones, or follow from those by the same operations in
-float64, so every device grows the same trees to the last bit.
+A tree grows by histograms of gradients (Friedman 2001; LightGBM, Ke et al. 2017): a leaf's rows are
+summed by the bin of each feature, the best split is found in these sums, and the rows are parted.
+Gradients are scaled to whole numbers first. All numbers that decide are sums of whole numbers, or
+follow from such sums by the same operations in float64, so that every device, and any division of
+the rows, grows the same trees to the last bit.
 """
 
 from __future__ import annotations
@@ -58,24 +61,26 @@ def open_tree_device(device: str) -> TreeDevice:
 
 Array = NDArray[Any]
 
-#: How gradients and hessians are packed: hessians are all 1; in all their digits; to 12 bits, up
-#: or down by a draw, so that sums of many are right.
+#: Ways in which gradients and hessians are packed to whole numbers: hessians are all 1 and left
+#: out; all digits; rounded to 12 bits, up or down by a draw whose mean is the number (stochastic
+#: rounding), so that sums of many are right.
 CONSTANT, EXACT, ROUNDED = 0, 1, 2
 
 
 @dataclass(eq=False, slots=True)
 class LeafPartition:
-    """Rows of a leaf that are to be parted.
+    """Split of a leaf, by which its rows are to be parted.
 
     Parameters
     ----------
     feature : int
     table : ndarray of uint8 of shape (256,)
-        Of each bin of the feature, whether it goes left.
+        For each bin of the feature, whether it goes left.
     at : slice
-        Where the leaf's rows are.
+        Places of the leaf's rows.
     side : int
-        Whose histogram is asked for: 0 that of the left child, 1 of the right one, -1 of none.
+        Child whose histogram is asked for: 0 the left one, 1 the right one, -1 none. The other
+        one's is the difference from the parent's.
     n_left : int, optional
         Rows that go left, where they are known: a device need not be asked then.
     """

@@ -43,9 +43,9 @@ __all__ = [
     "make_wide_gather",
 ]
 
-#: Rows, or features, whose sums are in registers together.
+#: Rows, or features, whose sums, a vector of columns each, are in registers together.
 TOGETHER = 8
-#: Rows ahead of which memory is asked for.
+#: Rows ahead whose memory is prefetched; rows of a batch lie anywhere in a block.
 _ROWS_AHEAD = 8
 
 
@@ -323,13 +323,14 @@ def compile_steps(gradient: Any, step: Any) -> Any:
     return compiled_with(_take_steps, _gradient=gradient, _update=update)
 
 
-#: Steps that are made together at most, and products in them: some 50 ms on one core.
-_MAX_STEPS_AT_ONCE, _PRODUCTS = 256, 1 << 30
-#: Products of a call that are worth another thread.
-_WORTH = 1 << 24
+#: Steps that are made together at most, and products in them: some 50 ms on one core, in which the
+#: trainer hears of nothing.
+_MAX_STEPS_AT_ONCE, _MAX_PRODUCTS_AT_ONCE = 256, 1 << 30
+#: Products of a call that are worth another thread: about a millisecond, many times its start.
+_MIN_PRODUCTS_PER_THREAD = 1 << 24
 
-#: Rows of a batch that are gathered at most.
-_AT_ONCE = 1 << 13
+#: Rows of a batch that are gathered at most: its gradient is summed in the rows' dtype.
+_MAX_BATCH_ROWS = 1 << 13
 
 
 def make_wide_gather(
@@ -345,7 +346,7 @@ def make_wide_gather(
         and all(a is None or a.flags.c_contiguous for a in (X, y, weight))
         for X, y, weight in blocks.values()
     )
-    if not fit or type(loss.each).at_row is None or loss.width > 1 or n_rows > _AT_ONCE:
+    if not fit or type(loss.each).at_row is None or loss.width > 1 or n_rows > _MAX_BATCH_ROWS:
         return None
     return WideGather(loss, shape, blocks, n_rows)
 
@@ -373,7 +374,8 @@ class WideGather:
         self, loss: Any, shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int,
     ) -> None:  # fmt: skip
-        self._blocks = dict(blocks)  # whose memory must not be given to others
+        # Held, since compiled loops read the blocks by their addresses.
+        self._blocks = dict(blocks)
         self._place = {number: place for place, number in enumerate(blocks)}
         self.where = np.array(
             [[_address_of(a) for a in part] for part in blocks.values()], np.int64
@@ -385,10 +387,13 @@ class WideGather:
         self.has_intercept = shape[0] > self.n_features + 1
         self._stops: NDArray[np.int64] = np.array(loss.stops, np.int64)
         self.parameters = tuple(map(float, loss.parameters))
+        #: Rows of a batch, rounded up to whole groups.
         self._n_rows = -(-n_rows // TOGETHER) * TOGETHER
+        #: Products of a step, by which its time is estimated.
         self.products = n_rows * (self.n_features + 1) * shape[1]
         #: Steps that can be made together.
-        self.most_steps = int(min(_MAX_STEPS_AT_ONCE, max(1, _PRODUCTS // max(self.products, 1))))
+        most = max(1, _MAX_PRODUCTS_AT_ONCE // max(self.products, 1))
+        self.most_steps = int(min(_MAX_STEPS_AT_ONCE, most))
         at_row = LOSSES_AT_ROW.get(loss.each.kernel, type(loss.each).at_row)
         self.gradient = compile_gradient(at_row)
 
@@ -401,10 +406,12 @@ class WideGather:
         return locate_runs(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
-        """Add the gradients of a batch's summed losses to `out`; the loss of a column, meanly."""
+        """Add the gradients of a batch's summed losses to `out`; return the mean over columns."""
         parts, n_rows = self.parts([batch]), self.n_features + self.has_intercept
         found = np.zeros(w.shape[1])
 
+        # Columns do not depend on each other: a thread takes some lines (vectors) of columns, with
+        # copies of their parameters and sums that no other thread writes.
         def some(lines: slice) -> None:
             at = self.columns(lines, w.shape[1])
             own, grad, losses, room = self.scratch(w, at)
@@ -414,6 +421,7 @@ class WideGather:
             )  # fmt: skip
             n = at.stop - at.start
             out[:n_rows, at] += grad[:n_rows, :n]
+            # The last row of the parameters sums losses: a step along minus the loss adds it.
             out[-1, at] -= losses[:n]
             found[at] = losses[:n]
 
@@ -422,6 +430,7 @@ class WideGather:
 
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
         """Return many steps in one call, where numba compiles the optimizer's, or None."""
+        # Only optimizers of the package: a user's own step may not compile.
         own = type(optimizer.each).__module__.partition(".")[0] == __name__.partition(".")[0]
         alike = all(a.dtype == self.dtype for a in step.state(optimizer))
         return WideSteps(self, optimizer, step) if own and alike else None
@@ -434,8 +443,8 @@ class WideGather:
 
     def worth(self, n_columns: int, n_steps: int = 1) -> int:
         """Return the number of vectors of columns that are worth a thread."""
-        # Threads take whole vectors of columns, each with `_WORTH` products at least.
-        return max(1, _WORTH * self.n_lines(n_columns) // max(self.products * n_steps, 1))
+        products = max(self.products * n_steps, 1)
+        return max(1, _MIN_PRODUCTS_PER_THREAD * self.n_lines(n_columns) // products)
 
     def columns(self, lines: slice, n_columns: int) -> slice:
         """Return the columns of some vectors."""
@@ -494,12 +503,12 @@ class WideSteps:
         self._loop = compile_steps(gather.gradient, compile_entry_step(optimizer.each, l1, 1.0))
 
     def serves(self, step: Step) -> bool:
-        """Say if a step is of the same arrays: those of a replica change when it is restored."""
+        """Return whether a step is of the same arrays: a replica's change when it is restored."""
         pairs = zip(self._state, step.state(self._optimizer), strict=True)
         return all(one is other for one, other in pairs)
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
-        """Make steps."""
+        """Make steps along batches; return the mean loss over columns of each."""
         gather, optimizer = self._gather, self._optimizer
         w, used = self._state[0], gather.n_features + gather.has_intercept
         n_columns, dtype = w.shape[1], gather.dtype
@@ -551,5 +560,6 @@ def _pad_with_zeros(numbers: NDArray[Any], n: int) -> NDArray[Any]:
 
 
 def _address_of(array: Any) -> int:
+    """Return the address of a contiguous array; 0, a null pointer, for None."""
     assert array is None or array.flags.c_contiguous
     return 0 if array is None else int(array.__array_interface__["data"][0])

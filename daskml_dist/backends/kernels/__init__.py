@@ -65,15 +65,18 @@ TREE_LOSSES = (
     "squared_error", "absolute_error", "quantile", "poisson", "gamma", "binomial", "multinomial",
 )  # fmt: skip
 
-#: Answers that are remembered: a launch takes few microseconds, and to work out how takes ten.
+#: Launches and options that are remembered: a launch takes few microseconds, and to work out its
+#: shape takes ten.
 _MAX_CACHED_ANSWERS = 4096
 
-#: Of a step of an optimizer, see :func:`optimizer_numbers`.
+#: Numbers of a step of an optimizer, see :func:`optimizer_numbers`.
 NUMBERS = 10
 
-#: Threads and warps of a block, where a kernel's layout does not choose others.
+#: Threads of a block, where a kernel's layout does not choose others, and its warps of 32 threads.
+#: Eight warps leave the scheduler a choice, and each multiprocessor room for several blocks.
 _THREADS_PER_BLOCK = 256
 _WARPS_PER_BLOCK = _THREADS_PER_BLOCK // 32
+#: Types of the sources by dtype; `Half` and `Bfloat16` are of numbers.cuh.
 _CUDA_FLOATS = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16": "Bfloat16"}
 _CUDA_INTEGERS = {"int32": "int", "int64": "long long"}
 #: Loads of a lane from one row, rounded up to one of these to compile few versions.

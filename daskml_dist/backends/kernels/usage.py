@@ -1,6 +1,8 @@
 """Registers, shared memory and spills of the kernels, by NVRTC, which needs no GPU.
 
-``python -m daskml_dist.backends.kernels.usage`` prints the table of ``docs/kernels.md``.
+``python -m daskml_dist.backends.kernels.usage`` prints the table of ``docs/kernels.md``. A kernel
+whose registers do not suffice spills them to memory and is many times slower, without an error; a
+test compiles the kernels for each architecture and holds the figures against bounds.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from typing import Any
 
 from daskml_dist.backends import kernels
 
-#: Turing, Ampere, Hopper and Blackwell.
+#: Architectures of the table: Turing, Ampere, Hopper and Blackwell.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 
 @dataclass(frozen=True)
 class KernelUsage:
-    """Needs of a kernel on a multiprocessor: registers of a thread, bytes of local memory."""
+    """Needs of a thread of a kernel: registers, and bytes of its stack frame and of its spills."""
 
     registers: int
     stack: int
@@ -47,6 +49,7 @@ def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, K
     program = ctypes.c_void_p()
     text = kernels.source(name).encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name.encode(), 0, None, None)
+    # With -v, ptxas writes the needs of each kernel to the log.
     every = [*options, f"-arch={architecture}", "--ptxas-options=-v"]
     arguments = (ctypes.c_char_p * len(every))(*(option.encode() for option in every))
     failed = nvrtc.nvrtcCompileProgram(program, len(every), arguments)
@@ -62,6 +65,7 @@ def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, K
 
 
 def _parse(log: str) -> dict[str, KernelUsage]:
+    """Return the needs of each kernel from the log of ptxas."""
     found = {}
     for part in log.split("Compiling entry function ")[1:]:
         name, *numbers = (
@@ -79,7 +83,8 @@ def _parse(log: str) -> dict[str, KernelUsage]:
     return found
 
 
-#: Of the table: source, type of X, features, classes or centres.
+#: Rows of the table: source, dtype of X, features, classes or centres. Widths on both sides of each
+#: change of a kernel's layout.
 _ROWS = (
     ("gather_rows", "float32", 1, 1),
     ("linear_gradient", "float32", 28, 1),
@@ -110,6 +115,7 @@ _ROWS = (
 
 
 def _main() -> None:
+    """Print the table, in Markdown."""
     heads = ("kernel", "X", "d", "k", "shared bytes", *ARCHITECTURES)
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, dtype, d, k in _ROWS:
@@ -117,6 +123,7 @@ def _main() -> None:
         found = {}
         for architecture in ARCHITECTURES:
             capability = int(architecture.removeprefix("sm_"))
+            # Older tensor cores do not take bfloat16.
             if name == "kmeans_tiles" and not kernels.has_kmeans_tiles(
                 d, k, dtype, capability=capability
             ):
@@ -124,6 +131,7 @@ def _main() -> None:
             options = kernels.options(name, dtype, capability=capability, **chosen)
             found[architecture] = usage(name, options, architecture)
         for function in kernels.FUNCTIONS[name]:
+            # A million rows on an H100 (132 multiprocessors); shared memory depends on neither.
             launch = kernels.launch(function, 1 << 20, d, dtype, 132, k=k)
             assert launch is not None  # the rows above have versions
             cells = [
