@@ -1,8 +1,9 @@
 """Synthetic data sets, generated lazily block by block; rows do not depend on the chunks.
 
 Values that all rows share (centers, coefficients) are drawn at once, in the calling process. Rows
-are drawn by the tasks of blocks, in units of a fixed number of rows, each with a random stream of
-its own.
+are drawn by the tasks of blocks, in units of a fixed number of rows: the number of a unit seeds its
+random stream, so that a block draws its units anew wherever and whenever it is computed, and any
+chunking gives the same rows.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Floats: TypeAlias = NDArray[np.float64]
 #: Draws X and y of some rows.
 Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
 
-#: Entries of X that share a random stream, 1 MB. A block draws whole units and keeps its own rows,
-#: so units are small beside blocks; but a stream takes 20 microseconds to begin.
+#: Entries of X that share a random stream: 1 MiB of float64. A block draws whole units and keeps
+#: its own rows, so units are small beside blocks; but a stream takes 20 microseconds to begin.
 _UNIT_ENTRIES = 2**17
 #: Most features whose signs choose a cluster's corner: the number of a corner must fit an int64.
 _MAX_SIGNS = 62
@@ -120,10 +121,12 @@ def make_classification(
             f"{n_informative} dimensions has {2**n_informative} corners. Raise n_informative."
         )
     rng, seed = _make_streams(random_state)
+    # 1. Distinct corners of the hypercube, as the bits of distinct numbers: 0 is -1, and 1 is 1.
     signs = min(n_informative, _MAX_SIGNS)
     corners = _draw_distinct(rng, 2**signs, n_clusters)
     centers = np.ones((n_clusters, n_informative))
     centers[:, :signs] = 2.0 * (corners[:, np.newaxis] >> np.arange(signs) & 1) - 1
+    # 2. The covariance of each cluster, and the columns that depend on others.
     shared = _Clusters(
         centers=class_sep * centers,
         mixing=rng.uniform(-1, 1, (n_clusters, n_informative, n_informative)),
@@ -142,7 +145,7 @@ def make_classification(
 
 @dataclass(frozen=True, eq=False)
 class _Clusters:
-    """Parameters from which the rows of :func:`make_classification` are drawn.
+    """Shared values from which the rows of :func:`make_classification` are drawn.
 
     Parameters
     ----------
@@ -174,15 +177,18 @@ class _Clusters:
     def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.int64]]:
         """Draw `n` rows and their labels."""
         cluster = rng.choice(len(self.shares), n, p=self.shares)
+        # Normal rows with the covariance mixing.T @ mixing of their cluster, about its center.
         informative = rng.standard_normal((n, self.centers.shape[1]))
         for k in range(len(self.shares)):
             rows = cluster == k
             informative[rows] = informative[rows] @ self.mixing[k] + self.centers[k]
+        # Columns in this order: informative, redundant, repeated, noise; then they are shuffled.
         dependent = np.hstack([informative, informative @ self.redundant])
         dependent = np.hstack([dependent, dependent[:, self.repeated]])
         noise = rng.standard_normal((n, len(self.order) - dependent.shape[1]))
         X = np.hstack([dependent, noise])[:, self.order]
         y = cluster // (len(self.shares) // self.n_classes)
+        # A flipped label is drawn from all classes, its own among them, as in scikit-learn.
         flipped = rng.random(n) < self.flip_y
         y[flipped] = rng.integers(0, self.n_classes, int(flipped.sum()))
         return (X + self.shift) * self.scale, y
@@ -205,11 +211,11 @@ def _resolve_class_shares(weights: Any, n_classes: int) -> Floats:
 
 def _draw_distinct(rng: np.random.Generator, below: int, n: int) -> NDArray[np.int64]:
     """Draw `n` distinct whole numbers from 0 to `below` - 1."""
-    numbers: list[int] = []
-    while len(numbers) < n:  # few repeats: there are far more numbers, or few in all
-        number = int(rng.integers(0, below))
-        numbers += [number] if number not in numbers else []
-    return np.array(numbers, np.int64)
+    # By rejection: `below` may be 2**62, of which no permutation fits in memory.
+    numbers: dict[int, None] = {}
+    while len(numbers) < n:
+        numbers[int(rng.integers(0, below))] = None
+    return np.array(list(numbers), np.int64)
 
 
 def make_regression(
@@ -265,17 +271,18 @@ def make_regression(
     check_count("n_targets", n_targets)
     check_number("noise", noise, lambda v: v >= 0, "that is not negative")
     rng, seed = _make_streams(random_state)
-    true = np.zeros((n_features, n_targets))
+    # The first columns of a permutation are a draw of `n_informative` columns without replacement.
+    true_coef = np.zeros((n_features, n_targets))
     informative = rng.permutation(n_features)[:n_informative]
-    true[informative] = 100 * rng.random((len(informative), n_targets))
+    true_coef[informative] = 100 * rng.random((len(informative), n_targets))
     if n_targets == 1:
-        true = true[:, 0]
+        true_coef = true_coef[:, 0]
 
-    draw = partial(_draw_linear_rows, true, float(bias), float(noise))
+    draw = partial(_draw_linear_rows, true_coef, float(bias), float(noise))
     X, y = _make_lazy_rows(
-        draw, n_samples, n_features, seed, chunks, np.dtype(float), true.shape[1:]
+        draw, n_samples, n_features, seed, chunks, np.dtype(float), true_coef.shape[1:]
     )
-    return (X, y, true) if coef else (X, y)
+    return (X, y, true_coef) if coef else (X, y)
 
 
 def _draw_linear_rows(
@@ -330,10 +337,10 @@ def make_counts(
     """
     check_number("scale", scale, lambda v: v >= 0, "that is not negative")
     rng, seed = _make_streams(random_state)
-    true = np.zeros(n_features)
+    true_coef = np.zeros(n_features)
     informative = rng.permutation(n_features)[:n_informative]
-    true[informative] = (rng.random(len(informative)) - 1) * scale
-    draw = partial(_draw_count_rows, true)
+    true_coef[informative] = (rng.random(len(informative)) - 1) * scale
+    draw = partial(_draw_count_rows, true_coef)
     return _make_lazy_rows(draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
 
 
@@ -430,6 +437,7 @@ def _draw_blobs(
 
 def _make_streams(random_state: Any) -> tuple[np.random.Generator, int]:
     """Return the random stream of shared values, and the seed of the rows."""
+    # One draw from a RandomState of the user's advances it: the next call makes other rows.
     seed = int(check_random_state(random_state).randint(2**31))
     return np.random.default_rng(seed), seed
 
@@ -443,13 +451,14 @@ def _make_lazy_rows(
     dtype: np.dtype[Any],
     y_shape: tuple[int, ...] = (),
 ) -> tuple[da.Array, da.Array]:
-    """Make lazy X and y; a task draws a block of both."""
+    """Return lazy X and y; a task draws a block of both."""
     check_count("n_samples", n_samples)
     check_count("n_features", n_features)
     rows = chunks[0] if isinstance(chunks, tuple) else chunks
     shape = (n_samples, n_features)
     sizes = da.core.normalize_chunks((rows, -1), shape, dtype=np.dtype(np.float64))[0]
     unit_rows = max(_UNIT_ENTRIES // n_features, 1)
+    # One task for X and y of a block: its two results are taken out by tasks that copy nothing.
     draw_block = delayed(partial(_draw_block, draw, seed, unit_rows), pure=False, nout=2)
     blocks, start = [], 0
     for size in sizes:
@@ -469,12 +478,13 @@ def _draw_block(
     draw: Draw, seed: int, unit_rows: int, start: int, stop: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Draw the rows from `start` to `stop`: all units that hold any of them, cut to these."""
-    drawn = []
+    units = []
+    # At least one unit, so that a block without rows has arrays of the right shapes.
     for unit in range(start // unit_rows, max(-(-stop // unit_rows), start // unit_rows + 1)):
         first = unit * unit_rows
         # The leading 1 separates these streams from that of shared values.
-        both = draw(np.random.default_rng((1, seed, unit)), unit_rows)
+        X_and_y = draw(np.random.default_rng((1, seed, unit)), unit_rows)
         at = slice(max(start - first, 0), max(min(stop - first, unit_rows), 0))
-        drawn.append(tuple(values[at] for values in both))
-    X, y = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        units.append(tuple(values[at] for values in X_and_y))
+    X, y = (np.concatenate(column) for column in zip(*units, strict=True))
     return X, y

@@ -1,6 +1,10 @@
 """Base class of all estimators that are fitted to rows: inputs, settings, functions of rows.
 
-`Supervised` is for estimators of a user's own that learn a target.
+Class attributes such as `_needs_target` and `_multi_output` say what an estimator takes; the base
+class checks and converts inputs by them. A fitted estimator gives one picklable function,
+`_raw_prediction`, from rows to raw predictions: `predict` and the like map it over rows, in memory
+or lazily (`_map_raw_predictions`), and `score` sums a statistic of it over blocks
+(`_sum_over_blocks`). `Supervised` is for estimators of a user's own that learn a target.
 """
 
 from __future__ import annotations
@@ -79,6 +83,7 @@ class BaseOnRows(BaseEstimator):
     (True, 2)
     """
 
+    # What an estimator takes:
     #: Whether y holds labels.
     _classification: ClassVar[bool] = False
     #: Whether a target is learned; else y is ignored.
@@ -89,6 +94,7 @@ class BaseOnRows(BaseEstimator):
     _keeps_single_column: ClassVar[bool] = False
     #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
     _tensors: ClassVar[bool] = False
+    # What its parameters mean:
     #: Parameters of a `Run` that the estimator uses; to set another one is an error.
     _run_used: ClassVar[tuple[str, ...]]
     #: Parameters of scikit-learn that are checked and have no effect; see `ACCEPTED` in
@@ -103,7 +109,8 @@ class BaseOnRows(BaseEstimator):
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        # In __new__, since each class has an __init__ of its own.
+        # In __new__, since each class has an __init__ of its own. The errors are the package's, and
+        # suggest the right name of a misspelled parameter.
         check_names(cls, params)
         if args:
             check_n_positional(cls, args)
@@ -115,7 +122,7 @@ class BaseOnRows(BaseEstimator):
         translate_sklearn_errors(cls)
         inherit_documentation(cls)
 
-    # -- methods that transformers have, too ----------------------------------------------
+    # -- methods shared with transformers, which do not derive from this class -------------
 
     _doc_link_module = "daskml_dist"
     _doc_link_template = property(estimator_mixin.make_doc_link_template)
@@ -133,7 +140,7 @@ class BaseOnRows(BaseEstimator):
         return tags
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None.
+        """Set parameters by name; those of `run` as ``run__n_lanes``, even if `run` is None.
 
         Parameters
         ----------
@@ -146,7 +153,7 @@ class BaseOnRows(BaseEstimator):
         Raises
         ------
         InvalidParameterError
-            There is no such parameter; where it is known what it is called here, it says so.
+            There is no such parameter; the error names its counterpart here, if one is known.
         """
         if params:
             self._check_no_stream("set_params")
@@ -157,6 +164,7 @@ class BaseOnRows(BaseEstimator):
                     f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
                     f"{sorted(valid)}.{in_run(own, valid) or suggest_parameter(own, valid)}"
                 )
+        # None stands for a default Run, which has no attributes to set: one is made.
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
             params["run"] = Run()
         super().set_params(**params)
@@ -174,6 +182,7 @@ class BaseOnRows(BaseEstimator):
         AttributeError
             Always; it names the parameter to use instead.
         """
+        # An AttributeError makes `hasattr` false.
         name = type(self).__name__
         ours = f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
         raise AttributeError(
@@ -193,7 +202,7 @@ class BaseOnRows(BaseEstimator):
     def _params(self) -> dict[str, Any]:
         """Return every parameter of a fit, with defaults for those that the constructor lacks.
 
-        A user's own estimator may set those as attributes, of its class too.
+        An estimator may also have these as attributes, or its class.
         """
         own = {
             name: self._attribute_or_default(name, value) for name, value in self._defaults.items()
@@ -207,6 +216,7 @@ class BaseOnRows(BaseEstimator):
         passes the others: `get_params` returns only its own.
         """
         kind, values = type(self), vars(self)
+        # In vars: a class attribute of a base would be inherited, with too few names.
         if "_names_of_bases" not in vars(kind):  # signatures are slow to inspect
             bases = [base for base in kind.__mro__[1:] if issubclass(base, BaseOnRows)]
             names = {name for base in bases for name in base._get_param_names()}
@@ -218,6 +228,7 @@ class BaseOnRows(BaseEstimator):
         """Return an attribute of the estimator or its class; the default for a descriptor."""
         if name in vars(self):
             return vars(self)[name]
+        # A property or method of a parameter's name is no value of it.
         given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
@@ -271,6 +282,7 @@ class BaseOnRows(BaseEstimator):
         return collection
 
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        """Return X, y and weights as one collection, whose blocks have the same rows of each."""
         return as_collection(
             X,
             y,
@@ -283,7 +295,7 @@ class BaseOnRows(BaseEstimator):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Summarise the rows in a pass over them; `classes` are those that the user names."""
+        """Return the facts about the rows, from a pass over them; `classes` are the user's."""
         survey = job.summarize_rows()
         return DatasetInfo.of(survey, self._find_classes(survey, classes), class_weight, weighted)
 
@@ -304,12 +316,14 @@ class BaseOnRows(BaseEstimator):
     # -- functions of rows ---------------------------------------------------------------------
 
     def _check_fitted(self, X: Any = None) -> None:
+        """Raise if the estimator is not fitted, or X has other column names than the fit."""
         if not hasattr(self, "n_features_in_"):
             raise make_not_fitted_error(self)
         if X is not None:
             check_feature_names(self, X, reset=False)
 
     def _check_width(self, collection: Collection) -> None:
+        """Raise if rows have another shape than those of the fit."""
         check_row_shape(collection.row_shape, self._row_shape, type(self).__name__)
 
     @property
@@ -327,13 +341,13 @@ class BaseOnRows(BaseEstimator):
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         """Return a picklable function from rows to raw predictions.
 
-        Rows that are tensors keep the user's dtype, which need not be that of the fit.
+        It must take any dtype if rows are tensors: these keep that of the user.
         """
 
     def _map_raw_predictions(
         self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
-        """Return outputs that `then(raw, out)` writes for the rows of X; None: raw predictions."""
+        """Return what `then(raw, out)` writes to `out` for the rows of X; None: raw predictions."""
         self._check_fitted(X)
         return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, then=then)
 
@@ -419,23 +433,27 @@ def _sum_block(
     *part: Any,
 ) -> Any:
     """Return the statistic of a block; None if it has no rows."""
-    # Raw predictions of a block are made in pieces of some rows: it may not fit in memory at once.
     block = make_block(index, *part, on_device=hasattr(raw, "on_device"))
     given, ones = block.sample_weight, np.empty(0)
     pieces: list[Any] = []
     if block.n_rows == 0:
         return None
     check_row_shape(block.rows.shape[1:], row_shape, index=index)
-    for at, found in iterate_results(raw, block.rows, index):
-        if len(ones) < len(found):
-            ones = np.ones(len(found))
-        weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
-        pieces.append(statistic(None if block.y is None else block.y[at], found, weight))
+    # In pieces of some rows: raw predictions of all rows may not fit in memory.
+    for at, predictions in iterate_results(raw, block.rows, index):
+        n_rows = len(predictions)
+        if len(ones) < n_rows:
+            ones = np.ones(n_rows)
+        weight = ones[:n_rows] if given is None else given[at].astype(np.float64)
+        pieces.append(statistic(None if block.y is None else block.y[at], predictions, weight))
     return _add_parts(pieces)
 
 
 def as_columns(y: Any) -> Any:
-    """Return targets, with one column as one dimension; in memory, with scikit-learn's warning."""
+    """Return targets of one or several columns; one column becomes one dimension.
+
+    scikit-learn's warning of that is given for targets in memory.
+    """
     if not is_dask(y):
         _check_not_sparse(y)
         if 0 in (columns := _columns_of(y)):
@@ -466,11 +484,11 @@ def _check_not_sparse(y: Any) -> None:
 
 
 def as_column(y: Any) -> Any:
-    """Return targets in memory as one column, with scikit-learn's warning for a matrix of one."""
+    """Return targets in memory in one dimension, with scikit-learn's warning if they had two."""
     _check_not_sparse(y)
     y = copy_to_host(y)
     if is_dataframe_like(y) and len(y.columns) == 1:
-        column_or_1d(np.empty((1, 1)), warn=True)
+        column_or_1d(np.empty((1, 1)), warn=True)  # for its warning alone
         return y.iloc[:, 0]  # a Series, which keeps a dtype that NumPy lacks
     if len(getattr(y, "shape", ())) == 2:
         try:

@@ -1,4 +1,4 @@
-"""The callbacks of a fit: the user's, and those that every fit has."""
+"""Callbacks of a fit: those of the method `fit`, the user's, and those that show its progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ def callback_list(
     given: Any, name: str, max_iter: int | None, verbose: Any = 0,
     *, aside: tuple[type, ...] = (), first: Sequence[object] = (), has_checkpoint: bool = False,
 ) -> CallbackList:  # fmt: skip
-    """Callbacks of `fit` itself, the user's, and those that show how far a fit is."""
+    """Return the callbacks of a fit: `first`, those `given` but for classes `aside`, and a display.
+
+    `name` is the estimator's, for errors and displays; `has_checkpoint` says whether it has a
+    parameter `checkpoint`.
+    """
     callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
     if Checkpoint not in aside and any(isinstance(c, Checkpoint) for c in callbacks):
         raise InvalidParameterError(
@@ -28,5 +32,6 @@ def callback_list(
         )
     if verbose:
         callbacks.append(Progress(max_iter=max_iter, verbose=verbose))
+    # Reports fits on a cluster to the dashboard's page; fits in one process are not reported.
     callbacks.append(Feed(name, max_iter))
     return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])

@@ -19,7 +19,7 @@ from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
 from daskml_dist.training.dataset_info import DataSummary
 
-#: Number of labels above which scikit-learn's check is left out, since blocks are checked too.
+#: Most numbers in memory that scikit-learn's check sorts, which may take longer than a fast fit.
 _MAX_CHECKED_LABELS = 1 << 16
 
 
@@ -56,46 +56,48 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
             _check_labels(y)
 
     def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
-        found = survey.classes
+        labels = survey.classes
         if self._multi_label:
             self._several = survey.n_targets is not None
             if survey.n_targets is not None:
-                return self._number_label_columns(found, survey.n_targets)
+                return self._number_label_columns(labels, survey.n_targets)
+        # Classes that the user names may be more than the rows hold, as in a first `partial_fit`.
         if classes is not None:
             classes = np.unique(classes)
-            strange = np.setdiff1d(found, classes)
-            if len(strange):
+            unknown = np.setdiff1d(labels, classes)
+            if len(unknown):
                 raise InvalidDataError(
-                    f"The target label(s) {strange.tolist()[:5]} in y do not exist in the initial "
+                    f"The target label(s) {unknown.tolist()[:5]} in y do not exist in the initial "
                     "classes. Name every class in the first call to partial_fit, or in "
                     "stream(classes=[...])."
                 )
-            found = classes
-        if found.dtype.kind == "f" and (found % 1).any():
+            labels = classes
+        # Labels in memory were checked by scikit-learn's rules; those of blocks are checked here.
+        if labels.dtype.kind == "f" and (labels % 1).any():
             raise InvalidDataError(
                 "Unknown label type: continuous. Use a regressor for a continuous target."
             )
-        if len(found) < self._min_classes:
+        if len(labels) < self._min_classes:
             raise InvalidDataError(
                 f"y holds one class only. This solver needs samples of at least 2 classes in the "
-                f"data, but the data contains only one class: {found.tolist()[0]!r}. Check how the "
-                "rows were filtered."
+                f"data, but the data contains only one class: {labels.tolist()[0]!r}. Check how "
+                "the rows were filtered."
             )
-        return found
+        return labels
 
     @staticmethod
     def _number_label_columns(values: NDArray[Any], n_columns: int) -> NDArray[Any]:
-        """Return the numbers of the columns of several labels, whose `values` must be 0 and 1."""
-        strange = np.setdiff1d(values, [0, 1])
-        if len(strange):
+        """Return the classes of several labels: column numbers. Their `values` must be 0 and 1."""
+        unknown = np.setdiff1d(values, [0, 1])
+        if len(unknown):
             raise InvalidDataError(
-                f"y has {n_columns} columns, and holds {strange.tolist()[:5]}. Of several "
+                f"y has {n_columns} columns, and holds {unknown.tolist()[:5]}. Of several "
                 "labels a row, give a column of 0 and 1 for each; of one label, one column."
             )
         return np.arange(n_columns)
 
     def _all_classes(self, classes: Any, first: bool) -> Any:
-        """Return the classes of ``partial_fit``: those of its first call, which is to name them."""
+        """Return the classes of a ``partial_fit``; `first`: of the first call, which names all."""
         if classes is None:
             if first:
                 raise InvalidParameterError(
@@ -136,7 +138,10 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         return self._map_raw_predictions(write, X, dtype, n_outputs)
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
-        """Return a picklable function that writes labels, their dtype, and their columns."""
+        """Return a picklable function that writes labels, their dtype and number of columns.
+
+        The number is None for labels of one dimension.
+        """
         if self._several:
             return _write_positive, np.dtype(np.int64), len(self.classes_)
         return partial(_write_labels, self.classes_), self.classes_.dtype, None
@@ -188,12 +193,14 @@ def _count_right(
     classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the weight of all rows, and of those whose label is predicted."""
+    # NumPy compares a word with a number to False: the accuracy would silently be 0.
     if len(y) and (y.dtype.kind in "OUT") != (classes.dtype.kind in "OUT"):
         raise InvalidDataError(
             f"Labels to score are such as {y[0]!r}, and those of the fit such as {classes[0]!r}: "
             "words on one side alone. Make them one type, for example y.astype(str) for both."
         )
     if raw.ndim == 1:
+        # By two comparisons of y, without an array of predicted labels.
         positive = raw > 0
         hits = (positive & (y == classes[1])) | (~positive & (y == classes[0]))
     else:
@@ -206,7 +213,7 @@ def _check_labels(y: Any) -> None:
     labels = convert_object_values(np.asarray(y))
     if labels.ndim == 0:  # the error of a wrong shape is raised where rows are aligned
         return
-    # Blocks are checked too; scikit-learn sorts all labels, which may take longer than the fit.
+    # scikit-learn sorts all labels, which may take longer than the fit; blocks are checked too.
     if len(labels) > _MAX_CHECKED_LABELS and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():

@@ -1,7 +1,8 @@
 """Common parts of every estimator: checked names, translated errors, export to files.
 
-`BaseOnRows` and `EstimatorMixin`, the two roots of all estimators, are made of the functions of
-this module. The formats of the export are scikit-learn's own estimator, ONNX, and a model file.
+Estimators have two roots, `BaseOnRows` and (for transformers that extend a class of scikit-learn)
+`EstimatorMixin`; both take their methods from the functions of this module. The formats of the
+export are scikit-learn's own estimator, ONNX, and a model file.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def make_doc_link_template(self: Any) -> str:
 
 
 def make_doc_link_params(self: Any) -> dict[str, Any]:
-    """Return what `_PAGE` names of an estimator."""
+    """Return the values of the fields in `_PAGE` for an estimator."""
     # A class has its page under the public module that it is imported from.
     module = ".".join(type(self).__module__.split(".")[:2])
     return {"estimator_module": module, "estimator_name": type(self).__name__}
 
 
 def to_sklearn(self: Any) -> Any:
-    """Return scikit-learn's own fitted estimator that answers as this one does.
+    """Return scikit-learn's own fitted estimator that predicts as this one does.
 
     See :func:`daskml_dist.inference.to_sklearn`.
 
@@ -92,12 +93,12 @@ def save(self: Any, path: Any) -> None:
     Parameters
     ----------
     path : str or path-like
-        That ends in ``.skops`` or ``.safetensors``.
+        Ends in ``.skops`` or ``.safetensors``.
 
     Raises
     ------
     ModelFileError
-        It cannot be written, or holds what cannot be stored.
+        The file cannot be written, or an attribute cannot be stored in it.
     NotFittedError
         This one is not fitted.
     """

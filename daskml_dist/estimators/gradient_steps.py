@@ -1,4 +1,10 @@
-"""Base class of the estimators trained by gradient steps: settings, fits that go on from others."""
+"""Base class of the estimators trained by gradient steps: settings, fits that go on from others.
+
+`BaseSteps._train` is the course of every such fit: check the inputs, open a `FitJob` over the rows,
+summarise them, make the model, plan lanes and steps, train, and set the fitted attributes. Hooks in
+between (`_rated`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that adapt the
+plan to the rows. `stream` learns rows one call after the other instead, without a job.
+"""
 
 from __future__ import annotations
 
@@ -226,6 +232,7 @@ class BaseSteps(BaseOnRows):
         self._check_no_stream("fit or partial_fit")
         if go_on is None:
             go_on = start is None and self._continues_last_fit()
+        # A pilot may have chosen another optimizer for the last fit, whose state goes on.
         if go_on:
             settings = self._settings_of_last_fit(settings)
         callbacks = self._make_callbacks(
@@ -234,6 +241,7 @@ class BaseSteps(BaseOnRows):
         collection = self._make_collection(X, y, sample_weight, reset=not go_on)
         client = choose_client(self, client, collection)
         with FitJob(collection, client, settings.run, callbacks) as job:
+            # Before the summary, which is then of blocks that are cut by columns.
             if settings.run.shard == "features":
                 job.engine.cut_columns(settings.run.n_lanes)
             weighted = sample_weight is not None
@@ -254,6 +262,7 @@ class BaseSteps(BaseOnRows):
                 dropped_pushes=result.dropped,
                 compression=None if fit.work.compression is None else fit.work.compression.name,
             )
+        # After the attributes are set: an interrupted fit leaves a usable model.
         result.raise_if_interrupted(self.n_iter_)
         self._warn_not_converged(settings, result)
 
@@ -262,7 +271,7 @@ class BaseSteps(BaseOnRows):
     ) -> tuple[StepModel, ShardState | None]:
         """Return the model, and the state that it begins with (None: the model's own)."""
         if go_on and (state := self._last_state(rows, settings)) is not None:
-            # The last model is passed on: its parameters are relative to the shift of its targets.
+            # The last model is passed on: its parameters are relative to its shift of the targets.
             return self._model(rows, self._last_model), state
         model = self._model(rows, None)
         return model, self._starting_state(start, model, settings, rows)
@@ -277,6 +286,7 @@ class BaseSteps(BaseOnRows):
         settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
         settings, model = self._rated(job, settings, model)
         fit = job.plan_steps(settings, model, initial)
+        # A fit that goes on keeps its rates: a pilot would start it anew.
         if settings.calibrates and settings.auto_rate and initial is None:
             return self._calibrate_rates(job, fit, settings)
         return fit
@@ -300,6 +310,7 @@ class BaseSteps(BaseOnRows):
         return fit
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
+        """Return the result of the planned fit, which saves itself if `checkpoint` says so."""
         return job.train_steps(fit, self._params()["checkpoint"])
 
     def _fitted_copy(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
@@ -340,6 +351,7 @@ class BaseSteps(BaseOnRows):
         self._state, self._last_model = state, model
 
     def _warn_not_converged(self, settings: Settings, result: FitResult) -> None:
+        """Warn if a fit with a tolerance has made all its passes without reaching it."""
         reached = len(result.records) >= settings.max_iter
         if settings.tol is not None and reached and not result.stopping.converged:
             warnings.warn(
@@ -352,9 +364,11 @@ class BaseSteps(BaseOnRows):
             )
 
     def _continues_last_fit(self) -> bool:
+        """Return whether a fit goes on from the last one (`warm_start`)."""
         return bool(self._params()["warm_start"]) and hasattr(self, "_state")
 
     def _check_one_pass(self) -> None:
+        """Raise if `early_stopping` is set, which needs several passes."""
         if self._params()["early_stopping"]:
             raise InvalidParameterError(
                 "early_stopping should be False with partial_fit: it makes one pass. Set "
@@ -397,12 +411,13 @@ class BaseSteps(BaseOnRows):
                 f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
             )
         dtype = settings.dtype_of(survey)
-        cast = {name: array.astype(dtype) for name, array in state.opt_state.items()}
+        opt_state = {name: array.astype(dtype) for name, array in state.opt_state.items()}
         w = self._parameters_of_state(state).astype(dtype)
-        # State of outer steps may be absent on either side, but that of another optimizer is
-        # dropped: it begins anew.
-        own = {name: array for name, array in cast.items() if name not in OuterStep.state_names}
-        opt_state = cast if own.keys() == settings.state_names else {}
+        # An optimizer whose state has other names begins anew. State of outer steps does not count:
+        # it may be absent on either side.
+        if opt_state.keys() - OuterStep.state_names != settings.state_names:
+            opt_state = {}
+        # Without `average` now, an average of the last fit is dropped.
         if self._params()["average"] is False:
             return ShardState(w, opt_state, state.step, state.rows)
         return dataclasses.replace(state, w=w, opt_state=opt_state)
@@ -517,16 +532,16 @@ class BaseSteps(BaseOnRows):
     # -- hooks that some kinds of estimators override --------------------------------------------
 
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
-        """Return the inputs of a call, checked like those of a fit; `begun`: of a later call."""
+        """Return the inputs of a call, checked like a fit's; `begun`: not the first call."""
         inputs: tuple[Any, ...] = self._prepare_inputs(X, y, sample_weight)
         if begun:
             self._check_target(inputs[1])
             # A bare object with the names alone: asking the estimator itself for an attribute would
             # set all fitted attributes from the stream.
-            named: Any = object.__new__(type(self))
+            stand_in: Any = object.__new__(type(self))
             names = vars(self).get("feature_names_in_")
-            vars(named).update({} if names is None else {"feature_names_in_": names})
-            check_feature_names(named, inputs[0], reset=False)
+            vars(stand_in).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(stand_in, inputs[0], reset=False)
         return inputs
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
@@ -550,7 +565,7 @@ class BaseSteps(BaseOnRows):
     ) -> None:
         """Set the fitted attributes to what a stream has learned."""
         self._set_learned(state, started.fit.steps.model, started.rows)
-        self.n_iter_ = 1
+        self.n_iter_ = 1  # a stream is one pass, as after `partial_fit`
         self.t_ = started.n_seen(progress)
 
     # Fitted attributes of an open stream are set when they are read: to copy the parameters after
@@ -568,6 +583,8 @@ class BaseSteps(BaseOnRows):
             return super().__getattribute__(name)
 
     def __getstate__(self) -> Any:
+        # A pickle or copy of an estimator with an open stream has what was learned so far, without
+        # the session, which holds threads and connections.
         session = vars(self).get("_stream")
         if session is not None:
             session.show()
@@ -614,7 +631,7 @@ def make_step_settings(
         class_weight=check_class_weight(params["class_weight"]),
         seed=seed_of(params["random_state"]),
         auto_rate=isinstance(rate, str) and rate == "auto",
-        calibrates=True,
+        calibrates=True,  # but for `partial_fit` and streams, which replace it
         run=run,
         clip=params["clip"],
         micro_batch=params["micro_batch_size"],

@@ -1,4 +1,9 @@
-"""Base class of the estimators that are fitted by round solvers."""
+"""Base class of the estimators that are fitted by round solvers.
+
+A round solver asks for a sum over all rows (a gradient, a Gram matrix, counts), computes with it on
+the client or on every trainer alike, and asks for the next one. `BaseRounds._fit` is the course of
+every such fit; a subclass gives the model and the solver, and reads the solution.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +72,8 @@ class BaseRounds(BaseOnRows):
         "on_lost_data",
     )
 
-    #: Share of the memory budget for rows that is reserved for data that trainers derive from them.
+    #: Share of the memory budget for rows that is reserved for what trainers derive from them, such
+    #: as bins and histograms.
     _made_share = 0.0
 
     @abstractmethod
@@ -80,7 +86,7 @@ class BaseRounds(BaseOnRows):
 
     @abstractmethod
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
-        """Set the fitted attributes; `BaseLinear` has those of linear models."""
+        """Set the fitted attributes (for linear models `BaseLinear` does it)."""
 
     def _set_n_iter(self, solution: Solution) -> None:
         """Set `n_iter_` from the solution."""
@@ -134,8 +140,8 @@ class BaseRounds(BaseOnRows):
         """
         self._check_params()
         run, class_weight = self._run_settings(), self._params()["class_weight"]
-        # The client saves checkpoints itself: a Checkpoint is not called as other callbacks are.
         collection = self._make_collection(X, y, sample_weight, reset=reset)
+        # The client saves checkpoints itself: a Checkpoint is not called as other callbacks are.
         callbacks = self._make_callbacks(None, aside=(Checkpoint,))
         client = choose_client(self, client, collection)
         checkpoint = self._checkpoint()
@@ -152,12 +158,14 @@ class BaseRounds(BaseOnRows):
             job.lay_out_sum_lanes(solver.max_passes, on_host=isinstance(solver, RowSolver))
             fit = job.plan_rounds(model, solver, start)
             result = job.train_rounds(fit, checkpoint, seed)
+            # The solution of an interrupted solver is that of its last whole iteration.
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
             self._set_row_shape(rows.survey.row_shape)
             self._set_n_iter(solution)
             self.history_ = job.make_history(fit, result)
+        # After the attributes are set: an interrupted fit leaves a usable model.
         result.raise_if_interrupted(len(self.history_))
         self._warn(solution)
 
@@ -172,15 +180,15 @@ class BaseRounds(BaseOnRows):
 
     @contextmanager
     def _fixed_random_state(self, checkpoint: Checkpoint | None) -> Iterator[int | None]:
-        """Draw a seed for a fit that saves checkpoints, and be it `random_state` while it runs.
+        """Set `random_state` to a drawn seed during a fit that saves checkpoints; yield the seed.
 
-        A resumed fit takes the seed of its file: with another one it would be another fit. Yields
-        the seed; None where `random_state` is given, or not a parameter.
+        It yields None if `random_state` is given, or is no parameter.
         """
         given = self._all_params()
         if checkpoint is None or given.get("random_state", 0) is not None:
             yield None
             return
+        # A resumed fit takes the seed of its file: with other draws it would be another fit.
         saved = load_saved_seed(checkpoint) if checkpoint.resume else None
         seed = seed_of(None) if saved is None else saved
         self.random_state: Any = seed

@@ -1,4 +1,13 @@
-"""scikit-learn's transformers on Dask collections: summaries of blocks are merged."""
+"""scikit-learn's transformers on Dask collections: summaries of blocks are merged.
+
+`BlockTransformer` comes before a transformer of scikit-learn in a class. Its fit is a reduction:
+each block is summarised where it lies, and summaries merge in any order and grouping, so that a
+tree of tasks can join them. Fits are generators of passes (`_passes`), so that several of them, as
+in a search over pipelines, read each block once (`fit_in_passes`).
+
+scikit-learn's ``set_output`` turns any result into a frame in memory; `keeping_lazy` and
+`LazyTransformerMixin` exempt Dask collections.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +72,7 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 class BlockTransformer(EstimatorMixin, BaseEstimator):
-    """Base class that adds Dask collections to a transformer of scikit-learn, the class after it.
+    """Base class that lifts the transformer of scikit-learn after it to Dask collections.
 
     Rows in memory are left to scikit-learn's class. On a Dask collection, `fit` makes a summary of
     each block (:meth:`_summarise`) on the worker that holds it, merges the summaries
@@ -83,16 +92,16 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
     # -- methods that a transformer defines -------------------------------------------------------
 
     def _read(self, X: Any) -> Any:
-        """Return a block as :meth:`_summarise` takes it."""
+        """Return a block in the form that :meth:`_summarise` takes."""
         return self._plain(X)
 
     def _plain(self, X: Any) -> Any:
-        """Return rows in memory as scikit-learn's method takes them."""
+        """Return rows in memory in the form that scikit-learn's methods take."""
         rows = convert_missing_to_nan(X)
         return convert_sparse_bools(rows) if self._numeric else rows
 
     def _rows_to_transform(self, X: Any) -> Any:
-        """Return rows in memory as scikit-learn's ``transform`` takes them."""
+        """Return rows in memory in the form that scikit-learn's ``transform`` takes."""
         return self._plain(X)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
@@ -100,7 +109,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         raise NotImplementedError
 
     def _merge(self, summaries: list[Any]) -> Any:
-        """Return one summary of several; `self` is an unfitted clone."""
+        """Return the summary of all rows of several summaries; `self` is an unfitted clone."""
         raise NotImplementedError
 
     def _finish(self, summary: Any) -> None:
@@ -108,11 +117,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         raise NotImplementedError
 
     def _sample(self, X: Any) -> Any:
-        """Return a row in memory like those of X, which the fitted transformer takes."""
+        """Return a valid row in memory with the columns of X, to find the type of the result."""
         return make_sample_row(X)
 
     def _keep(self, X: Any) -> None:
-        """Keep facts of the rows in memory of a fit that later calls need, such as their dtypes."""
+        """Keep facts about rows in memory that later calls need, such as their dtypes."""
         remember_dtypes(self, X)
 
     # -- fitting ---------------------------------------------------------------------------------
@@ -145,6 +154,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self._fit_lazy(X, y)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit to a Dask collection, in passes of its own."""
         with reading(type(self).__name__):
             run_computation(self._passes(X, y, sample_weight))
         return self
@@ -153,43 +163,47 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         """Fit to a Dask collection, in passes that other fits may share."""
         self._check_parameters()
         refuse_sklearns_callbacks(self)
-        # Summaries ignore the target, and to align it might read it.
+        # The target is left out: summaries ignore it, and aligning it with X might read it.
         X_only, _, weight = take_named_columns(X, y, sample_weight)
         collection = as_collection(X_only, None, weight, numeric=self._numeric)
-        found = yield from self._summary_of(collection)
-        self._set_features(found, collection)
+        summary = yield from self._summarise_all(collection)
+        self._set_features(summary, collection)
         remember_dtypes(self, X)
 
     def _check_parameters(self) -> None:
+        """Check the parameters by scikit-learn's constraints, with errors of this package."""
         with translate_parameter_errors():
             self._validate_params()
 
-    def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
+    def _summarise_all(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
         """Return the number of columns and the summary of all rows, from one pass."""
-        plain = clone(self)
-        found: tuple[int, Any] | None
-        (found,) = yield [
-            ReductionPass(collection, partial(_summary_of, plain), partial(_merged, plain))
+        unfitted = clone(self)  # tasks do not carry the attributes of an earlier fit
+        summary: tuple[int, Any] | None
+        (summary,) = yield [
+            ReductionPass(
+                collection, partial(_summarise_block, unfitted), partial(_merge_summaries, unfitted)
+            )
         ]
-        if found is None:
+        if summary is None:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
                 "the filter or the path that made the collection."
             )
-        return found
+        return summary
 
-    def _set_features(self, found: tuple[int, Any], collection: Collection) -> None:
+    def _set_features(self, merged: tuple[int, Any], collection: Collection) -> None:
         """Set the fitted attributes, and the number and names of the features."""
-        check_declared_shape((found[0],), collection.row_shape)
-        self.n_features_in_, summary = found
-        self.__dict__.pop("feature_names_in_", None)
+        check_declared_shape((merged[0],), collection.row_shape)
+        self.n_features_in_, summary = merged
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
         try:
             self._finish(summary)
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
-        if collection.feature_names is not None:  # set again, if scikit-learn dropped them
+        # A `_finish` that calls scikit-learn's own fit on an array has dropped the names.
+        if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
 
     def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
@@ -199,16 +213,17 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         check_feature_names(self, X, reset=False)
         inputs = take_named_columns(X, None, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
-        before = self.n_features_in_, self._summary()
+        # The last fit is one more summary: it merges with that of the new rows.
+        last = self.n_features_in_, self._summary()
         with reading(type(self).__name__):
-            found = run_computation(self._summary_of(collection))
-        together = _merged(clone(self), [before, found])
-        assert together is not None
-        self._set_features(together, collection)
+            new = run_computation(self._summarise_all(collection))
+        merged = _merge_summaries(clone(self), [last, new])
+        assert merged is not None
+        self._set_features(merged, collection)
         return self
 
     def _summary(self) -> Any:
-        """Return the summary that the fitted attributes came from, for `partial_fit`."""
+        """Return the summary that gives the fitted attributes, for `partial_fit`."""
         raise NotImplementedError
 
     # -- transforming ----------------------------------------------------------------------------
@@ -230,25 +245,30 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     def _transformed(self, X: Any, **options: Any) -> Any:
         """Return the transformed rows; scikit-learn's `options` are for rows in memory."""
-        rows, at = X, self
+        # In order of speed, since serving transforms single rows: an array of numbers needs no
+        # conversion, and a frame of few rows becomes one without pandas' machinery.
+        rows, transformer = X, self
         if type(X) is np.ndarray and X.dtype.kind not in "OmM":
-            pass  # numbers in memory: no conversion
+            pass
         elif (values := extract_few_rows(self, X, options)) is not None:
-            rows, at = values, drop_feature_names(self)
+            rows, transformer = values, drop_feature_names(self)
         elif is_dask(X := convert_to_host(X)):
             return self._map("transform", X)
         else:
             if self._numeric:
                 check_no_times(X)
             rows = self._rows_to_transform(X)
-        if options.get("copy") is None and (few := scale_few_rows(at, rows)) is not None:
+        if options.get("copy") is None and (few := scale_few_rows(transformer, rows)) is not None:
             return few
         try:
-            if type(rows) is np.ndarray and returns_arrays(at):
-                kind: Any = type(at)  # mypy takes the class for unhashable
-                return find_plain_transform(kind, BlockTransformer)(at, rows, **options)
-            return super(BlockTransformer, at).transform(rows, **options)
+            # Where the result is an array anyway, scikit-learn's method without its wrapper.
+            if type(rows) is np.ndarray and returns_arrays(transformer):
+                kind: Any = type(transformer)  # mypy takes the class for unhashable
+                return find_plain_transform(kind, BlockTransformer)(transformer, rows, **options)
+            return super(BlockTransformer, transformer).transform(rows, **options)
         except (ValueError, TypeError) as error:
+            # Rows are searched for the cause only after an error: an error of this package if it
+            # is theirs, else scikit-learn's.
             if self._of_rows and not isinstance(error, SklearnNotFittedError):
                 raise_row_error(X, self._numeric)
             raise
@@ -270,6 +290,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self._inverted(X)
 
     def _inverted(self, X: Any, **options: Any) -> Any:
+        """Return the rows before :meth:`transform`; scikit-learn's `options` as there."""
         if options.get("copy") is None and (few := unscale_few_rows(self, X)) is not None:
             return few
         X = convert_to_host(X)
@@ -308,8 +329,9 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         if get_column_names(X) is not None and _makes_frames(self):
             X = convert_named_columns(X)  # so that scikit-learn finds the names in each block
         try:
-            for_blocks = self._match_names(X) if is_forward else copy.copy(self)
-            function = partial(_call, for_blocks, method)
+            estimator = self._match_names(X) if is_forward else copy.copy(self)
+            function = partial(_apply_to_block, estimator, method)
+            # The result for one row tells Dask the columns, the dtype and the kind of container.
             meta = function(self._sample(X) if is_forward else make_sample_row(X))
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
@@ -322,10 +344,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         """
         check_feature_names(self, X, reset=False)
         estimator = copy.copy(self)
-        # The copy takes the names of X, so that blocks do not repeat the warning about them.
+        # The copy takes the names of X, or none where X has none, so that no block repeats the
+        # warning about them.
         if not _makes_frames(self):
-            nameless = get_column_names(X) is not None
-            check_feature_names(estimator, X[:0] if nameless else X, reset=True)
+            has_names = get_column_names(X) is not None
+            check_feature_names(estimator, X[:0] if has_names else X, reset=True)
         return estimator
 
 
@@ -341,7 +364,8 @@ def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
             if is_last or _transforms_after_fit(step):
                 yield from fit_in_passes(step, X, y)
                 X = X if is_last else step.transform(X)
-            elif hasattr(step, "fit_transform"):  # which may not be the transform of its fit
+            # Some transform the rows of their fit differently (a target encoder's folds).
+            elif hasattr(step, "fit_transform"):
                 X = step.fit_transform(X, y)
             else:
                 X = step.fit(X, y).transform(X)
@@ -355,12 +379,14 @@ def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
 
 def _transforms_after_fit(step: Any) -> bool:
     """Return whether ``fit_transform`` is nothing but ``transform`` after ``fit``."""
-    own = inspect.unwrap(getattr(type(step), "fit_transform", _transforms_after_fit))
-    return own is inspect.unwrap(BlockTransformer.fit_transform)
+    method = getattr(type(step), "fit_transform", None)
+    return method is not None and (
+        inspect.unwrap(method) is inspect.unwrap(BlockTransformer.fit_transform)
+    )
 
 
 def _fits_in_passes(estimator: Any) -> bool:
-    """Return whether ``fit`` does nothing to a Dask collection but the transformer's passes."""
+    """Return whether ``fit`` of a Dask collection does nothing but run `_passes`."""
     if not isinstance(estimator, BlockTransformer):
         return False
     kind, base = type(estimator), BlockTransformer
@@ -386,19 +412,15 @@ def keeping_lazy(kind: _Kind) -> _Kind:
     """
     for name in ("transform", "fit_transform"):
         method: Any = getattr(kind, name, None)
-        if (
-            not hasattr(method, "keeps_lazy")
-            and (wrapped := _wrapped_by_theirs(method)) is not None
-        ):
-            setattr(kind, name, _keep_lazy(name, method, wrapped.__wrapped__))
+        if hasattr(method, "keeps_lazy"):
+            continue
+        # Other decorators may surround scikit-learn's wrapper: it is looked for inside.
+        wrapper = method
+        while wrapper is not None and not is_wrapped_for_output(wrapper):
+            wrapper = getattr(wrapper, "__wrapped__", None)
+        if wrapper is not None:
+            setattr(kind, name, _keep_lazy(name, method, wrapper.__wrapped__))
     return kind
-
-
-def _wrapped_by_theirs(method: Any) -> Any:
-    """Return the wrapper of scikit-learn's in a method, which others may wrap; None without one."""
-    while method is not None and not is_wrapped_for_output(method):
-        method = getattr(method, "__wrapped__", None)
-    return method
 
 
 def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -408,10 +430,10 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
     def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
         if not _makes_frames(self) or not is_dask(X := convert_to_host(X)):
             return method(self, X, *args, **params)
-        found = plain(self, X, *args, **params)
+        result = plain(self, X, *args, **params)
         # `fit_transform` ends in `transform`, which has made the frame; some methods always do.
-        if name == "fit_transform" or is_dask_frame(found):
-            return found
+        if name == "fit_transform" or is_dask_frame(result):
+            return result
         return answer_lazily(self, name, X, params)
 
     setattr(answer, "keeps_lazy", True)  # noqa: B010
@@ -454,10 +476,10 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
     rows = convert_named_columns(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
     # A copy, so that a later fit does not change lazy results; n_jobs=None, so that a task starts
     # no processes.
-    kept = copy.copy(estimator)
-    if hasattr(kept, "n_jobs"):
-        kept.n_jobs = None
-    function = partial(_answer, kept, name, params)
+    block_estimator = copy.copy(estimator)
+    if hasattr(block_estimator, "n_jobs"):
+        block_estimator.n_jobs = None
+    function = partial(_call_method, block_estimator, name, params)
     try:
         meta = function(make_sample_row(rows))
     except (ValueError, TypeError) as error:
@@ -465,23 +487,23 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
     return restore_chunk_sizes(map_blocks(function, rows, meta=meta), X)
 
 
-def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
+def _call_method(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
     """Return the result of an estimator's method for a block."""
     return getattr(estimator, name)(X, **params)
 
 
-def _call(estimator: Any, method: str, X: Any) -> Any:
+def _apply_to_block(estimator: Any, method: str, X: Any) -> Any:
     """Return the result of a method for a block; an error names the remedy of the transformer."""
     prepare = estimator._rows_to_transform if method == "transform" else estimator._plain
     try:
         return getattr(estimator, method)(prepare(X))
     except ValueError as error:
-        said = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
-        raise ValueError(said + estimator._remedy) from error
+        message = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
+        raise ValueError(message + estimator._remedy) from error
 
 
-def _summary_of(
-    plain: BlockTransformer, index: int, X: Any, y: Any, sample_weight: Any
+def _summarise_block(
+    unfitted: BlockTransformer, index: int, X: Any, y: Any, sample_weight: Any
 ) -> tuple[int, Any] | None:
     """Return the number of columns and the summary of a block; None for an empty one."""
     if X.shape[0] == 0:
@@ -492,24 +514,26 @@ def _summary_of(
     elif sample_weight is not None:  # without the labels of a Series
         sample_weight = np.asarray(sample_weight)
     try:
-        # A clone: threads of one process share `plain`. A feature that is missing in a whole block
-        # has no mean there, which the merge knows.
+        # A clone: threads of one process share `unfitted`. A feature that is missing in a whole
+        # block has no mean there (0 / 0), which the merge expects.
         with np.errstate(invalid="ignore", divide="ignore"):
-            own = clone(plain)
+            own = clone(unfitted)
             return int(X.shape[1]), own._summarise(own._read(X), y, sample_weight)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of X: ") from error
 
 
-def _merged(plain: BlockTransformer, found: list[tuple[int, Any] | None]) -> tuple[int, Any] | None:
-    """Return the merged results of :func:`_summary_of`; None if all blocks are empty."""
-    full = [part for part in found if part is not None]
-    if len(full) < 2:
-        return full[0] if full else None
-    widths = {n_features for n_features, _ in full}
+def _merge_summaries(
+    unfitted: BlockTransformer, parts: list[tuple[int, Any] | None]
+) -> tuple[int, Any] | None:
+    """Return the merged results of :func:`_summarise_block`; None if all blocks are empty."""
+    filled = [part for part in parts if part is not None]
+    if len(filled) < 2:
+        return filled[0] if filled else None
+    widths = {n_features for n_features, _ in filled}
     if len(widths) > 1:
         raise InvalidDataError(
             f"Blocks have different numbers of columns: {sorted(widths)}. Give every partition "
             "the same columns."
         )
-    return widths.pop(), plain._merge([summary for _, summary in full])
+    return widths.pop(), unfitted._merge([summary for _, summary in filled])

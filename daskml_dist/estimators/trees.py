@@ -1,7 +1,10 @@
 """Base classes of decision trees and forests: parameters, the solver of a fit, functions of rows.
 
-`BaseTrees` turns the parameters into a `ForestSolver` and holds the grown trees; `TreesClassifier`
-and `TreesRegressor` are put before it and make labels, probabilities or numbers of leaves.
+Trees are CART's (L. Breiman et al., "Classification and regression trees", 1984), grown over
+binned features, so that sums of statistics by bin are all that growth needs of the rows.
+`BaseTrees` turns the parameters into a `ForestSolver` and holds the grown trees; the mixins
+`TreesClassifier` and `TreesRegressor` come before it in a class, and turn the values of leaves
+into labels, probabilities or numbers.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ from daskml_dist.training.dataset_info import (
 )
 from daskml_dist.training.job import FitJob
 
-#: Split criteria by their names.
-CRITERIA: dict[str, Criterion] = {
+#: Split criteria by their names in scikit-learn; some are synonyms.
+_CRITERIA: dict[str, Criterion] = {
     "gini": GiniCriterion(),
     "entropy": EntropyCriterion(),
     "log_loss": EntropyCriterion(),
@@ -66,9 +69,9 @@ CRITERIA: dict[str, Criterion] = {
 }
 
 
-def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
+def _check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
     """Check the parameters of trees and forests, before any work is started."""
-    names = [name for name, c in CRITERIA.items() if c.of_classes == classification]
+    names = [name for name, c in _CRITERIA.items() if c.of_classes == classification]
     check_one_of("criterion", p["criterion"], names)
     if p["criterion"] == "friedman_mse":
         warnings.warn(
@@ -77,10 +80,22 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             FutureWarning,
             stacklevel=user_stack_level(),
         )
-    if CRITERIA[p["criterion"]].needs_rows:
-        _check_rows_together(p)
+    # A criterion that needs all rows of a node in one process rules out histograms of sums.
+    if _CRITERIA[p["criterion"]].needs_rows:
+        why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
+        if p["device"] == "gpu":
+            raise InvalidParameterError(
+                f'{why}, and the CPU alone finds them. Use device="cpu" or "auto", or '
+                'criterion="squared_error".'
+            )
+        if p["decomposition"] == "data":
+            raise InvalidParameterError(
+                f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
+                '"auto", or criterion="squared_error".'
+            )
     check_tree_size(p)
     _check_count_or_share("min_samples_split", p["min_samples_split"], 2, 1.0)
+    # A leaf of all rows, a share of 1, would allow no split.
     _check_count_or_share("min_samples_leaf", p["min_samples_leaf"], 1, float(np.nextafter(1.0, 0)))
     check_number(
         "min_weight_fraction_leaf", p["min_weight_fraction_leaf"], lambda v: 0 <= v <= 0.5,
@@ -98,7 +113,7 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
 
 
 def check_tree_size(p: Mapping[str, Any]) -> None:
-    """Check the bounds of a tree's size, `max_leaf_nodes`, `max_depth` and `max_bins`."""
+    """Raise for invalid bounds of a tree's size: `max_leaf_nodes`, `max_depth`, `max_bins`."""
     for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
         value = p[name]
         if value is not None and (not is_count(value) or value < least):
@@ -112,37 +127,24 @@ def check_tree_size(p: Mapping[str, Any]) -> None:
         )
 
 
-def _check_rows_together(p: Mapping[str, Any]) -> None:
-    """Check the parameters of a criterion that needs all rows of a node in one process."""
-    why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
-    if p["device"] == "gpu":
-        raise InvalidParameterError(
-            f'{why}, and the CPU alone finds them. Use device="cpu" or "auto", or '
-            'criterion="squared_error".'
-        )
-    if p["decomposition"] == "data":
-        raise InvalidParameterError(
-            f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
-            '"auto", or criterion="squared_error".'
-        )
-
-
 def is_count(value: Any) -> bool:
-    """Return whether a parameter is a whole number."""
+    """Return whether a parameter is an integer, and so an absolute number."""
+    # bool is a subclass of int: True is no count.
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_share(value: Any) -> bool:
-    """Return whether a parameter is a number, but not a whole one."""
+    """Return whether a parameter is a float, and so a share (1.0 is all, where 1 is one)."""
     return isinstance(value, Real) and not isinstance(value, Integral)
 
 
-def resolve_count(given: Any, n: int) -> int:
-    """Return a number of rows that is given as such, or as a share of `n`."""
+def _resolve_count(given: Any, n: int) -> int:
+    """Return a number of rows that is given as such, or as a share of `n`, rounded up."""
     return int(given) if is_count(given) else ceil(given * n)
 
 
 def _check_count_or_share(name: str, value: Any, least: int, most: float) -> None:
+    """Raise unless `value` is an integer >= `least` or a share of (0, `most`]."""
     if is_count(value) and value >= least:
         return
     if is_share(value) and 0 < value <= most:
@@ -152,8 +154,8 @@ def _check_count_or_share(name: str, value: Any, least: int, most: float) -> Non
     )
 
 
-def resolve_output_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
-    """Return the weights of the classes of each of several outputs; empty without any."""
+def _resolve_output_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
+    """Return the class weights of each of several outputs; an empty tuple where all are 1."""
     if given is None:
         return ()
     columns = survey.label_columns
@@ -169,6 +171,7 @@ def resolve_output_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.
 
 
 def _check_n_dicts(given: list[Any], n_outputs: int) -> None:
+    """Raise unless `class_weight` holds a dict for each output."""
     if len(given) != n_outputs:
         raise InvalidParameterError(
             f"The number of elements in class_weight should match number of outputs. Got "
@@ -187,11 +190,11 @@ class TreesClassifier(BaseClassifier):
     Parameters
     ----------
     criterion : {"gini", "entropy", "log_loss"}, default="gini"
-        What a split is to lower: the Gini impurity, or Shannon's entropy.
+        Impurity that splits are to lower: Gini's index, or Shannon's entropy.
     class_weight : dict, list of dict, "balanced", "balanced_subsample" or None, default=None
-        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
-        multiplied. ``"balanced_subsample"``: balanced among the rows that each tree draws, of one
-        output.
+        Weights of the classes, by which those of the rows are multiplied; for several outputs, a
+        dict each, whose weights are multiplied too. ``"balanced_subsample"``: balanced among the
+        rows that each tree draws; for one output.
     monotonic_cst : array-like of int of shape (n_features,) or None, default=None
         1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
         classes.
@@ -199,7 +202,7 @@ class TreesClassifier(BaseClassifier):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,), or a list of them
-        Of several outputs, each output's.
+        A list of each output's with several outputs.
     n_classes_ : int or list of int
     """
 
@@ -218,7 +221,8 @@ class TreesClassifier(BaseClassifier):
 
     @property
     def _output_ends(self) -> list[int]:
-        """Return the first column of each output in the raw predictions, and their number."""
+        """Return the first column of each output in the raw predictions, then their number."""
+        # Raw predictions hold the class shares of all outputs side by side.
         return [0, *np.cumsum(self.n_classes_).tolist()]
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
@@ -251,31 +255,35 @@ class TreesClassifier(BaseClassifier):
         return self._map_probabilities(_write_logarithms, X)
 
     def _map_probabilities(self, then: Any, X: Any) -> Any:
+        """Return `then` of the class shares of X, split by output if there are several."""
         self._check_fitted(X)
         ends = self._output_ends
-        found = self._map_raw_predictions(then, X, np.float64, ends[-1])
+        values = self._map_raw_predictions(then, X, np.float64, ends[-1])
         if self.n_outputs_ == 1:
-            return found
-        return [found[:, a:b] for a, b in pairwise(ends)]
+            return values
+        return [values[:, start:stop] for start, stop in pairwise(ends)]
 
 
 def _write_logarithms(raw: Array, out: Array) -> None:
+    """Write the logarithms of class shares to `out`: minus infinity for a share of 0."""
     with np.errstate(divide="ignore"):
         np.log(raw, out=out)
 
 
 @declare_independent_rows
 def _write_output_labels(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
-    for k, (a, b) in enumerate(pairwise(ends)):
-        out[:, k] = classes[k][raw[:, a:b].argmax(axis=1)]
+    """Write the most likely label of each output to `out`, of shape (n_rows, n_outputs)."""
+    for k, (start, stop) in enumerate(pairwise(ends)):
+        out[:, k] = classes[k][raw[:, start:stop].argmax(axis=1)]
 
 
 def _count_all_hits(
     classes: list[Array], ends: list[int], y: Array, raw: Array, weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    found = np.empty(y.shape, np.result_type(*classes))
-    _write_output_labels(classes, ends, raw, found)
-    return np.array([weight.sum(), weight @ (found == y).all(axis=1)])
+    """Return the weight of all rows, and of those whose labels are right in all outputs."""
+    labels = np.empty(y.shape, np.result_type(*classes))
+    _write_output_labels(classes, ends, raw, labels)
+    return np.array([weight.sum(), weight @ (labels == y).all(axis=1)])
 
 
 class BaseTrees(BaseRounds):
@@ -284,27 +292,27 @@ class BaseTrees(BaseRounds):
     Parameters
     ----------
     max_depth : int or None, default=None
-        Edges from the root to a leaf at most; None: until leaves are pure or small.
+        Most edges from the root to a leaf; None: until leaves are pure or small.
     min_samples_split : int or float, default=2
-        Rows of a node that is split at least; a float is a share of all rows.
+        Fewest rows of a node that is split; a float is a share of all rows.
     min_samples_leaf : int or float, default=1
-        Rows of a leaf at least; a float is a share of all rows.
+        Fewest rows of a leaf; a float is a share of all rows.
     min_weight_fraction_leaf : float, default=0.0
-        Share of the weight of all rows of a tree that a leaf has at least.
+        Smallest weight of a leaf, as a share of the weight of all rows of its tree.
     max_features : int, float, "sqrt", "log2" or None
         Features that are looked at for a split, drawn anew at each node; a float is a share of
         them. More are looked at while all of them are constant.
     max_leaf_nodes : int or None, default=None
-        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+        Most leaves of a tree; the splits are those of growth by the largest gain first.
     min_impurity_decrease : float, default=0.0
-        What a split lowers the impurity by at least, weighted by the share of its rows.
+        Smallest decrease of the impurity by a split, weighted by the node's share of the rows.
     random_state : int, RandomState instance or None, default=None
-        Of all draws.
+        Seed of all draws.
     ccp_alpha : float, default=0.0
-        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
-        cut.
+        Strength of minimal cost-complexity pruning (Breiman et al. 1984, section 3.3): a subtree
+        that lowers the impurity by less than this for each leaf that it adds becomes a leaf.
     max_bins : int, default=255
-        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        Most bins of a feature, from 2 to 255, beside the one of missing values. With no more
         distinct values than that, all cuts are looked at.
     decomposition : {"auto", "functional", "data"}, default="auto"
         ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
@@ -324,8 +332,10 @@ class BaseTrees(BaseRounds):
     monotonic_cst: Any
     _trees: Trees
     _impurity: NDArray[np.float64]
-    #: Whether the thresholds of splits are drawn, as in extremely randomised trees.
+    #: Whether the thresholds of splits are drawn, as in extremely randomised trees (P. Geurts,
+    #: D. Ernst and L. Wehenkel 2006).
     _random_cuts: Any = False
+    # Half of the memory budget is for the bins of the rows and for histograms.
     _made_share = 0.5
 
     def __sklearn_tags__(self) -> Any:
@@ -342,14 +352,15 @@ class BaseTrees(BaseRounds):
         """Return the number of trees to be grown."""
 
     def _check_params(self) -> None:
-        check_tree_params(self._params(), self._classification)
-        self._resolve_max_features(2)
+        _check_tree_params(self._params(), self._classification)
+        self._resolve_max_features(2)  # raises for an invalid value, whatever the number
 
     def _resolve_max_features(self, d: int) -> int:
         """Return the number of features, out of `d`, that a split looks at."""
         given = self._params()["max_features"]
         if given is None:
             return d
+        # sqrt(d) is Breiman's choice for classification forests (2001); all are rounded down.
         if isinstance(given, str) and given in ("sqrt", "log2"):
             return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
         if is_count(given) and given >= 1:
@@ -370,7 +381,7 @@ class BaseTrees(BaseRounds):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Return the facts of the rows, whose weights are not scaled to a mean of 1."""
+        """Return the facts about the rows, whose weights are not scaled to a mean of 1."""
         # Each tree balances the classes among its own draws; without draws these are all rows.
         if class_weight == "balanced_subsample":
             class_weight = None if self._expected_draws(1) is not None else "balanced"
@@ -379,12 +390,14 @@ class BaseTrees(BaseRounds):
         # the weights of a row's labels.
         self._output_class_weights: tuple[NDArray[np.float64], ...] = ()
         if rows.survey.n_targets is not None:
-            self._output_class_weights = resolve_output_weights(class_weight, rows.survey)
+            self._output_class_weights = _resolve_output_weights(class_weight, rows.survey)
         elif class_weight is not None:
             if isinstance(class_weight, list):
                 _check_n_dicts(class_weight, 1)
                 (class_weight,) = class_weight
             rows = DatasetInfo.of(rows.survey, rows.classes, class_weight, weighted)
+        # Splits do not depend on the scale of the weights, and unscaled weights that are whole
+        # numbers add up exactly, in any order of the blocks.
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
     def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
@@ -398,16 +411,16 @@ class BaseTrees(BaseRounds):
     def _make_growth_params(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
         """Return the parameters of the growth, with shares of rows resolved to numbers of rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
-        leaf, n_outputs = resolve_count(p["min_samples_leaf"], n), rows.survey.n_targets or 1
+        min_leaf, n_outputs = _resolve_count(p["min_samples_leaf"], n), rows.survey.n_targets or 1
         growth = ForestParams(
-            criterion=CRITERIA[p["criterion"]],
+            criterion=_CRITERIA[p["criterion"]],
             classes=n_classes,
             n_outputs=n_outputs,
             max_depth=p["max_depth"],
             max_leaf_nodes=p["max_leaf_nodes"],
             # A node with fewer rows than two leaves cannot be split.
-            min_samples_split=max(2, resolve_count(p["min_samples_split"], n), 2 * leaf),
-            min_samples_leaf=leaf,
+            min_samples_split=max(2, _resolve_count(p["min_samples_split"], n), 2 * min_leaf),
+            min_samples_leaf=min_leaf,
             min_weight_fraction_leaf=float(p["min_weight_fraction_leaf"]),
             max_features=self._resolve_max_features(d),
             min_impurity_decrease=float(p["min_impurity_decrease"]),
@@ -450,6 +463,7 @@ class BaseTrees(BaseRounds):
     def _resolve_monotonic_cst(
         self, d: int, n_classes: tuple[int, ...], n_outputs: int
     ) -> NDArray[np.int8]:
+        """Return the sign of each feature's effect: 1 rising, -1 falling, 0 free."""
         given = self.monotonic_cst
         if given is None:
             return np.zeros(d, np.int8)
@@ -491,18 +505,24 @@ class BaseTrees(BaseRounds):
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
-        """Mean decrease of impurity by each feature, of shape (n_features,); the sum is 1."""
+        """Return the mean decrease of impurity by each feature, which sum to 1.
+
+        Its shape is (n_features,). It favours features of many distinct values.
+        """
+        # Breiman's importance, as in T. Hastie, R. Tibshirani and J. Friedman, "The elements of
+        # statistical learning", 2009: the gains of a tree's splits by feature (equation 10.42),
+        # and their mean over the trees (10.43).
         self._check_fitted()
         nodes, d = self._trees.nodes, self.n_features_in_
         total = np.zeros(d)
-        for a, b in zip(self._trees.roots, self._trees.roots[1:], strict=False):
-            feature = nodes.feature[a:b]
+        for root, end in pairwise(self._trees.roots):
+            feature = nodes.feature[root:end]
             inner = feature >= 0  # leaves have -1
             if not inner.any():
                 continue
             # Each tree's importances sum to 1 before they are averaged, as in scikit-learn.
-            found = np.bincount(feature[inner], nodes.gain[a:b][inner], minlength=d)
-            total += found / found.sum() if found.sum() > 0 else found
+            gains = np.bincount(feature[inner], nodes.gain[root:end][inner], minlength=d)
+            total += gains / gains.sum() if gains.sum() > 0 else gains
         return total / total.sum() if total.sum() > 0 else total
 
     # -- functions of rows ---------------------------------------------------------------------
@@ -530,6 +550,7 @@ class BaseTrees(BaseRounds):
 
     @property
     def _n_leaf_columns(self) -> int | None:
+        """Return the number of columns of `apply`; None for one dimension."""
         return len(self._trees)
 
     def _find_paths(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
@@ -551,10 +572,10 @@ class TreesRegressor(RegressorMixin, BaseOnRows):
     Parameters
     ----------
     criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
-        What a split is to lower: the variance; absolute errors from medians, for which a trainer
-        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
-        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
-        splits of ``"squared_error"``.
+        Impurity that splits are to lower: the variance; the mean absolute error from the median,
+        for which a trainer needs the bins of all rows (not ``decomposition="data"``) and several
+        times as long; or half the Poisson deviance, of targets >= 0. ``"friedman_mse"``, an old
+        name, finds the splits of ``"squared_error"``.
     monotonic_cst : array-like of int of shape (n_features,) or None, default=None
         1: predictions rise with the feature, -1: they fall, 0: free.
     """
@@ -574,7 +595,7 @@ class TreesRegressor(RegressorMixin, BaseOnRows):
         Returns
         -------
         ndarray or lazy dask Array of float64
-            Of shape (n_rows,), or (n_rows, n_outputs) of several.
+            Of shape (n_rows,), or (n_rows, n_outputs) with several outputs.
         """
         self._check_fitted(X)
         return self._map_raw_predictions(
@@ -582,4 +603,5 @@ class TreesRegressor(RegressorMixin, BaseOnRows):
         )
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """Return the identity: raw predictions are predictions, also under "poisson"."""
         return np.asarray

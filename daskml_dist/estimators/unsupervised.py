@@ -13,7 +13,7 @@ from daskml_dist.estimators.transformer import LazyTransformerMixin
 
 
 class BaseUnlabelled(BaseRounds):
-    """Base class of estimators that find what rows without a target have in common."""
+    """Base class of estimators of the structure of rows: clusterings, mixtures, decompositions."""
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
         """Fit the model.
@@ -34,7 +34,7 @@ class BaseUnlabelled(BaseRounds):
         InvalidParameterError, InvalidDataError
             Before any pass, naming the remedy (NaN and infinity: during the first pass).
         DivergedError
-            What is found is not finite, or has degenerated; names the remedy.
+            The result is not finite, or has degenerated; the error names the remedy.
         TrainingError
             When the fit cannot go on.
         """
@@ -44,30 +44,33 @@ class BaseUnlabelled(BaseRounds):
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Return whether a fit goes on from the last."""
+        """Return whether a fit goes on from the last one (`warm_start`)."""
         return False
 
     def _set_of_rows(self, X: Any) -> None:
-        """Set what a fit tells of each of its rows."""
+        """Set fitted attributes with a value for each row of the fit, such as `labels_`."""
 
     def _sum_and_weight(self, X: Any, sample_weight: Any) -> tuple[float, float]:
-        """Weighted sum of what `_raw_prediction` says of the rows, and sum of the weights."""
+        """Return the weighted sum of the raw predictions of rows, and the sum of the weights."""
         self._check_fitted(X)
-        total, weight = self._sum_over_blocks(_weighted, X, None, sample_weight)
+        total, weight = self._sum_over_blocks(_sum_weighted, X, None, sample_weight)
         return float(total), float(weight)
 
 
 class BaseUnlabelledTransformer(
     ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, BaseUnlabelled
 ):
-    """Base class of those that turn rows into others."""
+    """Base class of such estimators that also transform rows."""
 
     def fit_transform(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        """Fit to rows, and return them transformed; parameters as in :meth:`fit`."""
         return self.fit(X, None, sample_weight, client=client).transform(X)
 
 
-def _weighted(y: None, found: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([weight @ found, weight.sum()])
+def _sum_weighted(
+    y: None, values: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the weighted sum of one value for each row, and the sum of the weights."""
+    return np.array([weight @ values, weight.sum()])

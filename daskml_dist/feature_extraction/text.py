@@ -1,7 +1,15 @@
 """Vectorizers of texts: terms counted over all documents, or hashed.
 
-`VocabularyTransformer` counts the documents that hold each term block by block (`TermCounts`), and
-selects the vocabulary from the merged counts; blocks are transformed by scikit-learn's class.
+A vocabulary needs two numbers of each term, by which rare and frequent terms are left out: the
+documents that hold it (document frequency), and its occurrences. Both are sums over documents, so
+that `VocabularyTransformer` counts them block by block (`TermCounts`) and merges the counts: the
+result is scikit-learn's, term by term. A hashed vectorizer has no vocabulary, and learns nothing.
+Blocks are transformed by scikit-learn's class.
+
+References
+----------
+C. D. Manning, P. Raghavan and H. Schütze, "Introduction to information retrieval", 2008, section
+6.2 (term and inverse document frequency).
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ from daskml_dist.estimators.transformer import BlockTransformer
 
 
 class DocumentTransformer(BlockTransformer):
-    """Base class of transformers of texts."""
+    """Base class of transformers of texts, which refuses documents that are no text."""
 
     _of_rows: ClassVar[bool] = False
     _remedy: ClassVar[str] = 'Texts must be strings; fill missing ones first: X.fillna("").'
@@ -48,27 +56,30 @@ class DocumentTransformer(BlockTransformer):
 
     def build_preprocessor(self) -> Callable[[Any], str]:
         """Return scikit-learn's preprocessor of a text, which refuses values that are no text."""
-        plain: Callable[[Any], str] = super().build_preprocessor()
-        own = self.preprocessor is not None or not (self.lowercase or self.strip_accents)
-        return plain if own else partial(_preprocess_text, plain)
+        preprocess: Callable[[Any], str] = super().build_preprocessor()
+        # A preprocessor of the user's takes any object, and so does one that changes nothing:
+        # documents may be lists of tokens then.
+        if self.preprocessor is not None or not (self.lowercase or self.strip_accents):
+            return preprocess
+        return partial(_preprocess_text, preprocess)
 
     def _sample(self, X: Any) -> Any:
         return ["text"]
 
     def fit_transform(self, raw_documents: Any, y: Any = None, **params: Any) -> Any:  # type: ignore[override]
-        """:meth:`fit`, and :meth:`transform` of the same documents."""
+        """Fit to documents, and return them transformed."""
         check_documents(raw_documents)
         return super().fit_transform(raw_documents, y, **params)
 
 
 def check_documents(X: Any) -> None:
-    """Check that documents are neither one text nor a table."""
+    """Raise if documents are one text or a table."""
     _check_not_one_text(X)
     _check_not_table(X)
 
 
 def _check_not_one_text(X: Any) -> None:
-    """Check that documents are not one text, whose letters would be read as documents."""
+    """Raise if documents are one text, whose letters would be read as documents."""
     if isinstance(X, str | bytes):
         raise InvalidDataError(
             "Iterable over raw text documents expected, string object received. Pass a list of "
@@ -77,7 +88,7 @@ def _check_not_one_text(X: Any) -> None:
 
 
 def _check_not_table(X: Any) -> None:
-    """Check that documents are no table, whose column names would be read as documents."""
+    """Raise if documents are a table, whose column names would be read as documents."""
     if _is_table(X):
         raise InvalidDataError(
             f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
@@ -87,11 +98,12 @@ def _check_not_table(X: Any) -> None:
 
 
 def _is_table(X: Any) -> bool:
+    """Return whether X is a dataframe, or an array of several dimensions."""
     return bool(is_dataframe_like(X) or getattr(X, "ndim", 1) > 1)
 
 
 def check_no_table_of_items(X: Any) -> None:
-    """Check that items to hash are no table, whose column names would be read as items."""
+    """Raise if items to hash are a table, whose column names would be read as items."""
     if _is_table(X):
         raise InvalidDataError(
             f"Items came as a table ({type(X).__name__}), and each is to be a dict. Make them of a "
@@ -99,23 +111,25 @@ def check_no_table_of_items(X: Any) -> None:
         )
 
 
-def _preprocess_text(plain: Callable[[Any], str], document: Any) -> str:
+def _preprocess_text(preprocess: Callable[[Any], str], document: Any) -> str:
+    """Return a preprocessed text; raise for another type, such as bytes that were not decoded."""
     if not isinstance(document, str):
         raise ValueError(f"a document is of type {type(document).__name__}")
-    return plain(document)
+    return preprocess(document)
 
 
 @dataclass
 class TermCounts:
-    """Counts of the terms of some documents.
+    """Counts of the terms of some documents, which add up.
 
     Parameters
     ----------
     n_documents : int
     documents : Counter
-        Number of documents that hold each term.
+        Document frequency: number of documents that hold each term.
     times : Counter
-        Number of occurrences of each term; empty where `max_features` does not need them.
+        Collection frequency: number of occurrences of each term; empty unless `max_features` ranks
+        terms by it.
     """
 
     n_documents: int = 0
@@ -159,7 +173,7 @@ class VocabularyTransformer(DocumentTransformer):
         return self._fit_lazy(X) if is_dask(X) else super().fit(X, y)
 
     def transform(self, raw_documents: Any) -> Any:
-        """Count terms; lazily where documents are a Dask collection.
+        """Return the counts (or weights) of terms; lazily for a Dask collection of documents.
 
         Parameters
         ----------
@@ -176,22 +190,25 @@ class VocabularyTransformer(DocumentTransformer):
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         self._check_parameters()
-        given = bool(self.fixed_vocabulary_)
-        found = TermCounts()
-        if not (given and self._needs_no_counts):
-            plain = clone(self)
+        is_given = bool(self.fixed_vocabulary_)
+        counts = TermCounts()
+        if not (is_given and self._needs_no_counts):
+            unfitted = clone(self)
             documents = Collection("dask", _read_document_blocks(X), None, None, None)
             with reading(type(self).__name__):
-                found = reduce_parts(documents, partial(_count_block, plain), _add_counts)
+                counts = reduce_parts(documents, partial(_count_block, unfitted), _add_counts)
         # A given vocabulary keeps its order of columns.
-        if given:
-            self._set_vocabulary(sorted(self.vocabulary_, key=self.vocabulary_.__getitem__), found)
-        else:
-            self._set_vocabulary(self._select_terms(found), found)
+        terms = (
+            sorted(self.vocabulary_, key=self.vocabulary_.__getitem__)
+            if is_given
+            else self._select_terms(counts)
+        )
+        self._set_vocabulary(terms, counts)
         return self
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        # scikit-learn's private checks, which its own `fit` makes in this order.
         try:
             self._validate_ngram_range()
             self._warn_for_unused_params()
@@ -211,6 +228,7 @@ class VocabularyTransformer(DocumentTransformer):
 
     def _resolve_document_limits(self, n_documents: int) -> tuple[float, float]:
         """Return the smallest and the largest number of documents that may hold a term."""
+        # A float is a share of all documents, an integer their number.
         most, least = (
             float(limit) if isinstance(limit, Integral) else limit * n_documents
             for limit in (self.max_df, self.min_df)
@@ -222,20 +240,20 @@ class VocabularyTransformer(DocumentTransformer):
             )
         return least, most
 
-    def _select_terms(self, found: TermCounts) -> list[str]:
+    def _select_terms(self, counts: TermCounts) -> list[str]:
         """Return the sorted terms that neither too few nor too many documents hold."""
-        terms = sorted(found.documents)
+        terms = sorted(counts.documents)
         if not terms:
             raise InvalidDataError(
                 "empty vocabulary; perhaps the documents only contain stop words. Look at "
                 "`stop_words` and `token_pattern`, which by default takes words of two letters "
                 "or more, and at the filter or the path that made the collection."
             )
-        least, most = self._resolve_document_limits(found.n_documents)
-        documents = _collect_counts(found.documents, terms)
+        least, most = self._resolve_document_limits(counts.n_documents)
+        documents = _collect_counts(counts.documents, terms)
         keep = np.flatnonzero((documents >= least) & (documents <= most))
         if self.max_features is not None and len(keep) > self.max_features:
-            times = documents if self.binary else _collect_counts(found.times, terms)
+            times = documents if self.binary else _collect_counts(counts.times, terms)
             # The same (unstable) sort as scikit-learn's, so that ties are broken alike.
             keep = np.sort(keep[(-times[keep]).argsort()[: self.max_features]])
         if not len(keep):
@@ -244,8 +262,8 @@ class VocabularyTransformer(DocumentTransformer):
             )
         return [terms[i] for i in keep.tolist()]
 
-    def _set_vocabulary(self, terms: list[str], found: TermCounts) -> None:
-        """Set the fitted attributes."""
+    def _set_vocabulary(self, terms: list[str], counts: TermCounts) -> None:
+        """Set the fitted attributes: `terms` in the order of their columns, and their counts."""
         self.vocabulary_ = {term: i for i, term in enumerate(terms)}
 
     def inverse_transform(self, X: Any) -> Any:
@@ -262,8 +280,9 @@ class VocabularyTransformer(DocumentTransformer):
         if not is_dask(X):
             return super().inverse_transform(X)
         self._check_vocabulary_known()
-        known = clone(self).set_params(vocabulary=self.vocabulary_)
-        terms_of = delayed(known.inverse_transform)
+        # Tasks carry an unfitted copy with the vocabulary, and no attributes beside it.
+        with_vocabulary = clone(self).set_params(vocabulary=self.vocabulary_)
+        terms_of = delayed(with_vocabulary.inverse_transform)
         return db.from_delayed([terms_of(block) for block in X.to_delayed().ravel()])
 
     def _map(self, method: str, X: Any) -> Any:
@@ -271,7 +290,7 @@ class VocabularyTransformer(DocumentTransformer):
         return super()._map(method, join_delayed(X, 1))
 
     def _check_vocabulary_known(self) -> None:
-        """Check that the terms are known; a given vocabulary needs no fit."""
+        """Raise if the terms are not known yet; a given vocabulary needs no fit."""
         if (
             not hasattr(self, "vocabulary_")
             and self.vocabulary is not None
@@ -282,6 +301,7 @@ class VocabularyTransformer(DocumentTransformer):
 
 
 def _collect_counts(counts: Counter[str], terms: Iterable[str]) -> NDArray[np.int64]:
+    """Return the counts of some terms, in their order; 0 for a term that was not counted."""
     return np.array([counts[term] for term in terms], dtype=np.int64)
 
 
@@ -302,36 +322,41 @@ def _read_document_blocks(X: Any) -> list[tuple[Any, None, None]]:
 
 
 def _count_block(
-    plain: VocabularyTransformer, index: int, X: Any, y: None, sample_weight: None
+    unfitted: VocabularyTransformer, index: int, X: Any, y: None, sample_weight: None
 ) -> TermCounts:
     """Return the counts of the terms of a block."""
-    own = clone(plain)
+    own = clone(unfitted)  # threads of one process share `unfitted`
     documents = list(copy_to_host(X))
     try:
         own._validate_vocabulary()
         return _count_terms(own.build_analyzer(), documents, own)
     except (ValueError, TypeError, AttributeError) as error:
-        said = f"Block {index} of X: "
-        raise as_ours(ValueError(f"{str(error).rstrip('. ')}. {own._remedy}"), said) from error
+        where = f"Block {index} of X: "
+        raise as_ours(ValueError(f"{str(error).rstrip('. ')}. {own._remedy}"), where) from error
 
 
-def _count_terms(analyse: Callable[[Any], Any], documents: list[Any], plain: Any) -> TermCounts:
-    found = TermCounts(len(documents))
+def _count_terms(
+    analyse: Callable[[Any], Any], documents: list[Any], vectorizer: Any
+) -> TermCounts:
+    """Return the counts of the terms that `analyse` finds in documents."""
+    counts = TermCounts(len(documents))
     # Occurrences are needed to rank terms for `max_features`, and only if they are not binary.
-    several = plain.max_features is not None and not plain.binary
+    counts_occurrences = vectorizer.max_features is not None and not vectorizer.binary
     for document in documents:
         terms = analyse(document)
-        if several:
-            terms = list(terms)
-            found.times.update(terms)
-        found.documents.update(set(terms))
-    if plain.fixed_vocabulary_:
-        known = plain.vocabulary_
-        found.documents = Counter({t: n for t, n in found.documents.items() if t in known})
-    return found
+        if counts_occurrences:
+            terms = list(terms)  # an analyzer of the user's may return a generator
+            counts.times.update(terms)
+        counts.documents.update(set(terms))
+    # Of a given vocabulary, other terms would only be sent to the client.
+    if vectorizer.fixed_vocabulary_:
+        known = vectorizer.vocabulary_
+        counts.documents = Counter({t: n for t, n in counts.documents.items() if t in known})
+    return counts
 
 
 def _add_counts(parts: list[TermCounts]) -> TermCounts:
+    """Return the counts of all documents."""
     total = TermCounts()
     for part in parts:
         total.add(part)
@@ -343,8 +368,8 @@ class CountVectorizer(VocabularyTransformer, text.CountVectorizer):
 
     The terms are those of all documents, counted block by block and merged: exact. `transform`
     gives a Dask Array of CSR chunks. Parameters are those of scikit-learn; `max_df` and `min_df`
-    as shares are of all documents, and `max_features` are the terms that come most often in them
-    all. All terms reach the client, so where there are tens of millions (long n-grams) take
+    as shares are of all documents, and `max_features` keeps the terms that occur most often in
+    them. All terms are gathered in the client: for tens of millions of them (long n-grams) use
     :class:`~daskml_dist.feature_extraction.HashingVectorizer`.
 
     Attributes
@@ -405,7 +430,7 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
         return self
 
     def transform(self, X: Any) -> Any:
-        """Count hashed terms; lazily where documents are a Dask collection.
+        """Return the counts of hashed terms; lazily for a Dask collection of documents.
 
         Parameters
         ----------
@@ -447,7 +472,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
     """
 
     def transform(self, X: Any, copy: bool = True) -> Any:
-        """Weigh counts; lazily where X is a Dask Array.
+        """Return counts weighted by the inverse document frequency; lazily for a Dask Array.
 
         Parameters
         ----------
@@ -462,6 +487,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
         return self._transformed(X, copy=copy)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Return the documents that hold each term, the number of documents, and the dtype."""
         rows = as_rows(X)
         if not hasattr(rows, "indices"):
             return (rows != 0).sum(axis=0), len(rows), rows.dtype
@@ -482,9 +508,11 @@ def _compute_idf(
     documents: NDArray[np.integer[Any]], n: int, smooth: bool, dtype: Any
 ) -> NDArray[np.floating[Any]]:
     """Return the logarithms of n documents over those that hold each term, plus 1."""
-    more = int(smooth)
+    # scikit-learn's variant: `smooth` adds a document with every term, so that no divisor is 0, and
+    # with the 1 a term that all documents hold keeps a weight.
+    extra = int(smooth)
     with np.errstate(divide="ignore"):
-        idf = np.log((n + more) / (documents.astype(dtype) + more)) + 1.0
+        idf = np.log((n + extra) / (documents.astype(dtype) + extra)) + 1.0
     return np.asarray(idf, dtype=dtype)
 
 
@@ -521,8 +549,9 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
         super()._check_parameters()
         self._check_params()
 
-    def _set_vocabulary(self, terms: list[str], found: TermCounts) -> None:
-        super()._set_vocabulary(terms, found)
+    def _set_vocabulary(self, terms: list[str], counts: TermCounts) -> None:
+        super()._set_vocabulary(terms, counts)
+        # scikit-learn's `transform` weighs by this transformer, which its own `fit` would fit.
         self._tfidf = text.TfidfTransformer(
             norm=self.norm,
             use_idf=self.use_idf,
@@ -533,5 +562,5 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
         if self.use_idf:
             # As in scikit-learn: the dtype of the counts if it is a float.
             dtype = self.dtype if self.dtype in text.FLOAT_DTYPES else float
-            documents = _collect_counts(found.documents, terms)
-            self._tfidf.idf_ = _compute_idf(documents, found.n_documents, self.smooth_idf, dtype)
+            documents = _collect_counts(counts.documents, terms)
+            self._tfidf.idf_ = _compute_idf(documents, counts.n_documents, self.smooth_idf, dtype)

@@ -1,7 +1,10 @@
 """`frequent_itemsets`: checks of the parameters, the search as a fit, and the frame of its result.
 
-The level-by-level counting (Apriori) is in `solvers/apriori.py`, long frames are made baskets by
-`data/baskets.py`.
+The search is Apriori (R. Agrawal and R. Srikant 1994): a set can only be frequent if all its
+subsets are, so that candidates of length k + 1 are made of the frequent sets of length k, and one
+pass over the rows counts them. Counts add up over blocks ("count distribution" of R. Agrawal and J.
+Shafer 1996). The counting is in `solvers/apriori.py`; `data/baskets.py` makes baskets of long
+frames. Here the search is run as a fit, for its lanes, callbacks and recovery.
 """
 
 from __future__ import annotations
@@ -141,16 +144,16 @@ def frequent_itemsets(
     else:
         X, items = make_baskets(X, basket, item, client)
         names = _make_object_array(items.tolist())
-    found = _ItemsetSearch(min_support, max_length, max_candidates, null_values, run, callbacks)
+    search = _ItemsetSearch(min_support, max_length, max_candidates, null_values, run, callbacks)
     with _suggest_null_values(null_values):
-        found.fit(X, None, client=client)
-    return _make_frame_of_sets(found.levels_, found.splits_, found.n_rows_, names)
+        search.fit(X, None, client=client)
+    return _make_frame_of_sets(search.levels_, search.splits_, search.n_rows_, names)
 
 
 class _ItemsetSearch(BaseRounds):
-    """Search of itemsets, run as the fit of an estimator that no user sees."""
+    """Search of itemsets as an internal estimator, whose fit runs the rounds of Apriori."""
 
-    _tensors = True
+    _tensors = True  # rows keep their dtype: bytes and bools are not converted to floats
     _run_used = ("n_lanes", "deterministic", "memory_budget", "on_lost_data")
     device = "cpu"
 
@@ -184,13 +187,16 @@ class _ItemsetSearch(BaseRounds):
                 f"X has rows of shape {rows.survey.row_shape}. Give a row for each basket and a "
                 "column for each item: two dimensions."
             )
-        whole = isinstance(self.min_support, Integral)
-        support = int(self.min_support) if whole else float(self.min_support)
-        longest = None if self.max_length is None else int(self.max_length)
-        solver = Apriori(support, longest, int(self.max_candidates), self.null_values)
+        # The type matters: 1 is one basket, and 1.0 all of them.
+        is_count = isinstance(self.min_support, Integral)
+        support = int(self.min_support) if is_count else float(self.min_support)
+        max_length = None if self.max_length is None else int(self.max_length)
+        solver = Apriori(support, max_length, int(self.max_candidates), self.null_values)
         return Baskets(rows.survey.n_features), solver
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
+        # By length of the sets: column numbers and counts, and with missing values the counts of
+        # each way to cut a set in two.
         self.levels_: list[tuple[NDArray[Any], NDArray[Any]]] = solution.extra.get("levels", [])
         self.splits_: list[NDArray[np.int64]] | None = solution.extra.get("splits")
         self.n_rows_: int = solution.extra.get("n_rows", 0)
@@ -210,9 +216,9 @@ def _read_item_names(X: Any) -> NDArray[Any] | None:
     if not is_dataframe_like(X):
         return get_column_names(X)
     names = _make_object_array(list(X.columns))
-    if twice := [name for name, n in Counter(names.tolist()).items() if n > 1]:
+    if doubled := [name for name, n in Counter(names.tolist()).items() if n > 1]:
         raise InvalidDataError(
-            f"X has several columns named {twice[:5]}, and each is an item. Rename them, or take "
+            f"X has several columns named {doubled[:5]}, and each is an item. Rename them, or take "
             "one of each: X.loc[:, ~X.columns.duplicated()]."
         )
     return names
@@ -239,34 +245,35 @@ def _make_frame_of_sets(
     """Return the sets of all lengths in one frame, the most frequent first."""
     n = sum(len(counts) for _, counts in levels)
     sets, count = np.empty(n, object), np.empty(n, np.int64)
-    known, cuts = np.full(n, n_rows, np.int64), np.empty(n, object)
+    n_known, split_counts = np.full(n, n_rows, np.int64), np.empty(n, object)
     has_nulls = any(counts.ndim == 2 for _, counts in levels)
     # Sets of one count are sorted by their columns, padded with -1: a prefix comes first.
     columns = np.full((n, max([columns.shape[1] for columns, _ in levels], default=1)), -1)
     start = 0
     for level, (own, counts) in enumerate(levels):
         at = slice(start, start + len(counts))
+        # With missing values: baskets that hold the set, and baskets in which all of it is known.
         if has_nulls:
-            counts, known[at] = counts.T
+            counts, n_known[at] = counts.T
         if splits is not None:
-            cuts[at] = _make_object_array(list(map(tuple, splits[level].tolist())))
+            split_counts[at] = _make_object_array(list(map(tuple, splits[level].tolist())))
         columns[at, : own.shape[1]], count[at] = own, counts
-        of = own if names is None else names[own]
-        sets[at] = _make_object_array(list(zip(*of.T.tolist(), strict=True)))
+        items = own if names is None else names[own]
+        sets[at] = _make_object_array(list(zip(*items.T.tolist(), strict=True)))
         start = at.stop
+    # lexsort sorts by its last key first: by falling counts, then by the columns from the first on.
     order = np.lexsort((*columns.T[::-1], -count))
-    count = count[order]
-    known = known[order]
-    found = {"support": count / np.maximum(known, 1), "count": count, "itemset": sets[order]}
+    count, n_known = count[order], n_known[order]
+    frame = {"support": count / np.maximum(n_known, 1), "count": count, "itemset": sets[order]}
     if splits is not None or has_nulls:
-        found["representativity"] = known / max(n_rows, 1)
+        frame["representativity"] = n_known / max(n_rows, 1)
     if splits is not None:
-        found["split_counts"] = cuts[order]
-    return load_pandas().DataFrame(found)
+        frame["split_counts"] = split_counts[order]
+    return load_pandas().DataFrame(frame)
 
 
 def _make_object_array(values: list[Any]) -> NDArray[Any]:
     """Return a 1-D array of objects; NumPy alone would make tuples a second axis."""
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    objects = np.empty(len(values), object)
+    objects[:] = values
+    return objects

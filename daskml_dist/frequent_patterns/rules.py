@@ -113,6 +113,7 @@ def association_rules(
     check_one_of("metric", metric, RULE_METRICS)
     check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
     sets = _ItemsetsByLength(itemsets)
+    # Rules are dropped cut by cut: all rules of long sets at once may not fit in memory.
     kept: list[dict[str, Array]] = []
     for rules in sets.rules():
         chosen = rules[metric] >= min_threshold
@@ -120,10 +121,10 @@ def association_rules(
     names: list[str] = ["antecedent", "consequent", *RULE_METRICS]
     if sets.split_counts is not None:
         names.append("representativity")
-    found = {name: np.concatenate([part[name] for part in kept]) for name in names}
+    columns = {name: np.concatenate([part[name] for part in kept]) for name in names}
     # Rules of one value stay in the order of the sets, short antecedents first.
-    order = np.argsort(-found[metric], kind="stable")
-    return load_pandas().DataFrame({name: values[order] for name, values in found.items()})
+    order = np.argsort(-columns[metric], kind="stable")
+    return load_pandas().DataFrame({name: values[order] for name, values in columns.items()})
 
 
 class _ItemsetsByLength:
@@ -220,7 +221,7 @@ class _ItemsetsByLength:
         leverage = support - own * other
         # The largest leverage that is possible with these supports (Zhang's denominator).
         most = np.maximum(support * (1 - own), own * (other - support))
-        found = {
+        measures = {
             "antecedent": self.sets[antecedent],
             "consequent": self.sets[consequent],
             "support": support,
@@ -234,15 +235,15 @@ class _ItemsetsByLength:
             "kulczynski": (confidence + backwards) / 2,
         }
         if self.representativity is not None:
-            found["representativity"] = self.representativity[whole]
-        return found
+            measures["representativity"] = self.representativity[whole]
+        return measures
 
 
 def _divide_or(above: Array, below: Array, default: float) -> Array:
     """Return quotients; `default` where the divisor is not above 0."""
-    found = np.full(len(above), default)
-    np.divide(above, below, out=found, where=below > 0)
-    return found
+    quotients = np.full(len(above), default)
+    np.divide(above, below, out=quotients, where=below > 0)
+    return quotients
 
 
 def _make_row_keys(codes: Array) -> Array:
@@ -253,6 +254,7 @@ def _make_row_keys(codes: Array) -> Array:
 
 
 def _check_itemsets_frame(frame: Any) -> None:
+    """Raise unless a frame has the columns of `frequent_itemsets`, with valid values."""
     needed: Sequence[str] = ("support", "count", "itemset")
     if not is_dataframe_like(frame) or is_dask_frame(frame):
         raise InvalidDataError(

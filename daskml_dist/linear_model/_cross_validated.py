@@ -1,8 +1,9 @@
 """Cross-validation of penalties: splits of the rows, fits to all of them at once, and scores.
 
-`RidgeCV`, `ElasticNetCV`, `LogisticRegressionCV` and their like call these functions in turn:
-`cut_into_splits`, `open_batched_splits`, `score_test_rows`. Each has the parameters `cv` and
-`scoring`.
+`RidgeCV`, `ElasticNetCV`, `LogisticRegressionCV` and their like have parameters `cv` and `scoring`,
+and call these functions in turn: `cut_into_splits` assigns rows to splits, `open_batched_splits`
+holds the rows for fits to the training rows of all splits at once (and to all rows, the last
+split), and `score_test_rows` scores what no sum over rows can.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sklearn.exceptions import UnsetMetadataPassedError
 from sklearn.utils import Bunch
 from sklearn.utils.metadata_routing import process_routing
 
+from daskml_dist.data.computing import use_client
 from daskml_dist.data.conversion import convert_object_values
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
@@ -28,11 +30,42 @@ from daskml_dist.models.batched import TEST, AssignmentWithAllRows
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled, raise_for_params
 
 
+def fit_by_splits(
+    self: Any, X: Any, y: Any = None, sample_weight: Any = None, *, groups: Any = None,
+    client: Any = None,
+) -> Any:  # fmt: skip
+    """Choose the penalty, and fit all rows with it.
+
+    Parameters
+    ----------
+    X, y, sample_weight, client
+        As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+    groups : like `y`, optional
+        For splitters that need them.
+
+    Returns
+    -------
+    self
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+    TrainingError
+        When the fit cannot go on.
+    """
+    # The method `fit` of the estimators whose `_fit_splits` does the work.
+    self._check_params()
+    with use_client(client):
+        self._fit_splits(X, y, sample_weight, groups, client)
+    return self
+
+
 def cut_into_splits(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
     """Return the rows of a fit with the splits of `estimator.cv`, each row cut once."""
+    # Imported here: importing a linear model should not load all of model selection.
     from daskml_dist.model_selection._validation import Splits, prepare_inputs
 
-    X, y, weight = estimator._prepare_inputs(*map(_with_shape, (X, y, sample_weight)))
+    X, y, weight = estimator._prepare_inputs(*map(_ensure_shape, (X, y, sample_weight)))
     estimator._check_target(y)
     y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
     check_feature_names(estimator, X, reset=True)
@@ -54,7 +87,8 @@ def open_batched_splits(
     """
     from daskml_dist.model_selection._batched_fits import align_targets
 
-    n_targets = _n_targets(splits.inputs[1])
+    n_targets = _count_targets(splits.inputs[1])
+    # Several columns are several labels a row here, which have no class weights.
     collection, classes = align_targets(
         splits, estimator._classification,
         multi_output=estimator._multi_output,
@@ -77,7 +111,8 @@ def resolve_scorer(scoring: Any) -> Any:
         raise InvalidParameterError(
             f"scoring={scoring!r}: use a name of a score, a callable (estimator, X, y), or None."
         )
-    if callable(scoring) and not _takes_three(scoring):
+    # A function of (y_true, y_pred) is a common mistake: it fails before the fit, not after it.
+    if callable(scoring) and not _takes_three_arguments(scoring):
         raise InvalidParameterError(
             f"scoring={scoring!r}: it cannot be called with (estimator, X, y). Give a "
             "callable that takes these, or the name of a score."
@@ -113,13 +148,13 @@ def route_metadata(
     try:
         raise_for_params(more, estimator, method)
         if is_metadata_routing_enabled():
-            found = process_routing(estimator, method, **given, **more)
-            if unsupported := sorted(set(found.scorer.get("score", {})) - {"sample_weight"}):
+            routed = process_routing(estimator, method, **given, **more)
+            if unsupported := sorted(set(routed.scorer.get("score", {})) - {"sample_weight"}):
                 raise InvalidParameterError(
                     f"The scorer requests {unsupported}: scores here know sample_weight alone. "
                     "Request this only, and give a scorer of your own what else it needs."
                 )
-            return found
+            return routed
     except (UnsetMetadataPassedError, InvalidParameterError):
         raise  # both are ValueErrors, and name the remedy already
     except ValueError as error:
@@ -132,25 +167,25 @@ def route_metadata(
     return Bunch(splitter=Bunch(split=groups), scorer=Bunch(score=weight))
 
 
-def _with_shape(values: Any) -> Any:
-    """Return values as an array, unless they have a shape or are checked as they are later."""
+def _ensure_shape(values: Any) -> Any:
+    """Return values as an array, unless they have a shape or are converted later."""
     if values is None or is_dask(values) or isinstance(values, str | list | tuple | Real):
         return values
     return values if hasattr(values, "shape") else np.asarray(values)
 
 
-def _takes_three(score: Any) -> bool:
+def _takes_three_arguments(score: Any) -> bool:
     """Return whether a callable takes three positional arguments; True if it has no signature."""
     try:
         signature(score).bind(None, None, None)
     except TypeError:
         return False
-    except ValueError:
+    except ValueError:  # a function in C may have no signature
         return True
     return True
 
 
-def _n_targets(y: Any) -> int | None:
+def _count_targets(y: Any) -> int | None:
     """Return the number of columns of `y`; None if it has one dimension."""
     ndim = getattr(y, "ndim", None)
     y = np.asarray(y) if ndim is None else y

@@ -1,4 +1,10 @@
-"""Generalised linear regressors: Poisson, gamma and Tweedie."""
+"""Generalised linear regressors: Poisson, gamma and Tweedie.
+
+The objective is half the mean unit deviance of the distribution, which is minus its log likelihood
+up to a factor and terms of the target alone, plus an l2 penalty (P. McCullagh and J. A. Nelder,
+"Generalized linear models", 1989). Gradient and Hessian are sums over rows, which L-BFGS or Newton
+steps ask for.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +29,8 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.dataset_info import DatasetInfo
 
+
+#: Links that a user may choose.
 _LINKS = ("auto", "identity", "log")
 
 
@@ -106,7 +114,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
-        self.intercept_ = self.intercept_[0]
+        self.intercept_ = self.intercept_[0]  # a number, as in scikit-learn
 
     def _check_params(self) -> None:
         check_number("alpha", self.alpha)
@@ -121,6 +129,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         survey, loss = rows.survey, self._loss()
+        # The range of each block's targets tells if one is outside of the distribution.
         loss.check_target(survey.target_range)
         model = LinearModel(loss, survey.n_features, 0, bool(self.fit_intercept))
         penalty = Penalty(0.0, float(self.alpha))
@@ -131,6 +140,8 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         last = self._last_fit(model)
         if last is not None or not self.fit_intercept:
             return last
+        # The optimum for coefficients of zero: from an intercept of 0, a log link would first have
+        # to climb to the scale of the targets.
         w = np.zeros(model.shape)
         w[-1] = self._loss().constant(float(rows.survey.target_mean))
         return w
@@ -149,12 +160,13 @@ class _DevianceSums:
     weight: float
     mean: float
     null: float  # half the deviance of the mean
-    deviance: float  # half that of the prediction
+    deviance: float  # half the deviance of the prediction
 
     def __add__(self, other: _DevianceSums) -> _DevianceSums:
         weight = self.weight + other.weight
         if not weight > 0:
             return self
+        # The joint mean first: the parts' null deviances are moved to it.
         mean = self.mean + other.weight / weight * (other.mean - self.mean)
         null = self.null + other.null + self._null_between(mean) + other._null_between(mean)
         return _DevianceSums(self.loss, weight, mean, null, self.deviance + other.deviance)
@@ -175,7 +187,7 @@ def _sum_deviances(
     total = float(weight.sum())
     mean = float(WeightedMoments.of(y, weight).mean[0])
     predicted = loss.inverse_link(raw.astype(np.float64))
-    # All targets are 0: they deviate by nothing from their mean, of which the log is infinite.
+    # If all targets are 0, their deviance from their mean is 0, though its logarithm is infinite.
     all_zero = mean == 0 and loss.power >= 1
     null = 0.0 if all_zero else float(weight @ loss.half_deviance(y, np.array(mean)))
     return _DevianceSums(loss, total, mean, null, float(weight @ loss.half_deviance(y, predicted)))
@@ -291,5 +303,5 @@ class TweedieRegressor(GeneralizedLinearRegressor):
             raise InvalidParameterError(f"link={self.link!r}: use one of {list(_LINKS)}.")
         if not isinstance(self.power, Real):
             raise InvalidParameterError(f"power={self.power!r}: use a number <= 0 or >= 1.")
-        power = float(self.power)
+        power = float(self.power)  # `Tweedie` refuses numbers between 0 and 1
         return Tweedie(power, power <= 0 if self.link == "auto" else self.link == "identity")

@@ -1,4 +1,8 @@
-"""Base class of linear models fitted by the Gram matrix, and the check of its memory."""
+"""Base class of linear models fitted by the Gram matrix, and the check of its memory.
+
+The moments of the rows (X'X, X'y, y'y and the means) are all that least squares need: one pass sums
+them, and every solver works with them, whose size is that of the features and not of the rows.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,6 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         check_memory(rows.survey.n_features)
         return model_of(rows, bool(self._all_params()["fit_intercept"]))
 
-    def _moments(self, rows: DatasetInfo, model: LinearModel) -> dict[str, Any]:
-        """Return the arguments that every solver by the Gram matrix takes from the rows."""
-        return moments_of(rows)
-
     def _set_n_iter(self, solution: Solution) -> None:
         """Set nothing: these solvers do not iterate."""
 
@@ -51,10 +51,12 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         if not np.isfinite(w).all():
             raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
         self.n_features_in_ = model.n_features
+        # scikit-learn's shapes of least squares: the intercept of one target is a number, as is
+        # that of a fit without one.
         coef = np.ascontiguousarray(w[: model.n_features].T)
-        one = model.n_targets is None
-        self.coef_ = coef[0] if one or (self._flat_column and len(coef) == 1) else coef
-        self.intercept_ = (w[-1, 0] if one else w[-1].copy()) if model.fit_intercept else 0.0
+        is_single = model.n_targets is None
+        self.coef_ = coef[0] if is_single or (self._flat_column and len(coef) == 1) else coef
+        self.intercept_ = (w[-1, 0] if is_single else w[-1].copy()) if model.fit_intercept else 0.0
 
 
 def model_of(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:

@@ -1,4 +1,12 @@
-"""Ridge models whose penalty is chosen by leave-one-out in closed form, or by folds."""
+"""Ridge models whose penalty is chosen by leave-one-out in closed form, or by folds.
+
+One reduction of the rows gives a problem of the size of the features, whose singular value
+decomposition solves ridge for every penalty. Leave-one-out needs no further fits: the error of a
+row by the model without it is its error by the model of all rows over 1 - its leverage (R. M.
+Rifkin and R. A. Lippert, "Notes on regularized least squares", 2007, section 3; here in
+`LeaveOneOutErrors`). With folds, the moments of each fold are summed in the same pass, and those of
+a split's training rows are sums of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -18,13 +26,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from daskml_dist.backends import get_backend
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import BaseLinear, LinearClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._cross_validated import (
     cut_into_splits,
+    fit_by_splits,
     open_batched_splits,
     resolve_scorer,
     score_test_rows,
@@ -69,22 +77,22 @@ class _LeftOutValues:
     Parameters
     ----------
     array : ndarray or dask Array of shape (n_rows, n_targets, n_alphas)
-    flat : bool
-        Whether `y` has one dimension; so have the values of a penalty then.
+    is_flat : bool
+        Whether `y` has one dimension, and so the values of a penalty.
     """
 
     array: Any
-    flat: bool
+    is_flat: bool
 
     def of_penalty(self, i: int) -> Any:
         """Return the values of the i-th penalty, of shape (n_rows,) or (n_rows, n_targets)."""
         values = self.array[:, :, i]
-        return values[:, 0] if self.flat else values
+        return values[:, 0] if self.is_flat else values
 
     def compute(self) -> NDArray[np.float64]:
         """Return all values in memory, of shape (n_rows, [n_targets,] n_alphas)."""
         array = self.array.compute() if isinstance(self.array, da.Array) else self.array
-        return np.asarray(array[:, 0] if self.flat else array)
+        return np.asarray(array[:, 0] if self.is_flat else array)
 
 
 def _map_left_out_values(
@@ -99,42 +107,32 @@ def _map_left_out_values(
 
     They are lazy where the rows are a Dask collection.
     """
-    weigh: Any = None
-    if rows.weight_scale is not None:
-        weigh = partial(_compute_weights, rows.weight_scale, rows.class_weight, rows.classes)
-    of_block = partial(_compute_block_values, left_out, model, rows.classes, weigh, squares)
-    flat = model.n_targets is None and rows.classes is None
+    # Tasks carry these facts alone: the summary in `rows` grows with the number of blocks.
+    compute_block = partial(
+        _compute_block_values, left_out, model, rows.classes, rows.weight_scale,
+        rows.class_weight, squares,
+    )  # fmt: skip
+    is_flat = model.n_targets is None and rows.classes is None
     if collection.kind == "memory":
         block = collection.block_maker(0, *collection.parts[0])
-        return _LeftOutValues(of_block(block), flat)
+        return _LeftOutValues(compute_block(block), is_flat)
     shape = model.width, len(left_out.w)
-    # Partitions of a dask DataFrame may have unknown lengths: NaN, as dask has it.
+    # Partitions of a dask DataFrame may have unknown lengths, which are NaN in Dask.
     counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
-    of_lazy_block = delayed(of_block, pure=False)
+    compute_lazily = delayed(compute_block, pure=False)  # not pure: nothing is hashed for a name
     chunks = [
-        da.from_delayed(of_lazy_block(block), (n, *shape), dtype=np.float64)
+        da.from_delayed(compute_lazily(block), (n, *shape), dtype=np.float64)
         for n, block in zip(counts, collection.delayed_blocks(), strict=True)
     ]
-    return _LeftOutValues(da.concatenate(chunks), flat)
-
-
-def _compute_weights(
-    scale: float, class_weight: Any, classes: Any, block: Block
-) -> NDArray[np.float64]:
-    """Return the weights of a block's rows as in the fit: scaled, times those of their classes."""
-    weight = np.full(block.n_rows, scale)
-    if block.sample_weight is not None:
-        weight *= block.sample_weight
-    if class_weight is not None and block.y is not None:
-        weight *= class_weight[np.searchsorted(classes, block.y)]
-    return weight
+    return _LeftOutValues(da.concatenate(chunks), is_flat)
 
 
 def _compute_block_values(
     left_out: LeaveOneOutErrors,
     model: LinearModel,
     classes: Any,
-    weigh: Any,
+    weight_scale: float | None,
+    class_weight: Any,
     squares: bool,
     block: Block,
 ) -> NDArray[np.float64]:
@@ -142,13 +140,21 @@ def _compute_block_values(
     assert block.y is not None
     backend = get_backend("cpu")
     y = model.encode(block.y, classes, np.float64)
-    weight = None if weigh is None else weigh(block)
+    # Leverages are by the weights of the fit, which have a mean of 1.
+    weight = None
+    if weight_scale is not None:
+        weight = np.full(block.n_rows, weight_scale)
+        if block.sample_weight is not None:
+            weight *= block.sample_weight
+        if class_weight is not None:
+            weight *= class_weight[np.searchsorted(classes, block.y)]
     X = backend.rows(block.rows, slice(0, block.n_rows))
     errors = left_out.errors(X, y, weight, backend)
     if squares:
         # Errors count by the user's weights, not by those that the fit scaled to a mean of 1.
-        scale = 1.0 if weigh is None else weigh.args[0]
-        values = errors**2 if weight is None else errors**2 * (weight / scale)[:, None, None]
+        values = errors**2
+        if weight is not None:
+            values *= (weight / weight_scale)[:, None, None]
     else:
         # The prediction is the target minus the error, in the user's units: unshifted.
         shift = np.array(model.target_shift) if model.target_shift else 0.0
@@ -156,9 +162,8 @@ def _compute_block_values(
     return np.ascontiguousarray(values.transpose(0, 2, 1))
 
 
-def _take_target(y: Any, j: int) -> Any:
-    """Return the j-th column of an array or a frame."""
-    return y[y.columns[j]] if hasattr(y, "columns") else y[:, j]
+# Scorers take an estimator and rows, and leave-one-out has a prediction of each row by a model of
+# its own. These stand-ins take the predictions as "rows", and return them.
 
 
 class _PrecomputedRegressor(RegressorMixin, BaseEstimator):
@@ -174,19 +179,19 @@ class _PrecomputedClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     classes : ndarray of shape (n_classes,)
-    several : bool
+    is_multilabel : bool
         Whether rows have several labels.
     """
 
-    def __init__(self, classes: NDArray[Any], several: bool) -> None:
-        self.classes_, self._several = classes, several
+    def __init__(self, classes: NDArray[Any], is_multilabel: bool) -> None:
+        self.classes_, self._is_multilabel = classes, is_multilabel
 
     def decision_function(self, raw: Any) -> Any:
         return raw
 
     def predict(self, raw: Any) -> Any:
         if isinstance(raw, da.Array):
-            drop: Any = {"drop_axis": 1} if raw.ndim == 2 and not self._several else {}
+            drop: Any = {"drop_axis": 1} if raw.ndim == 2 and not self._is_multilabel else {}
             map_blocks: Any = raw.map_blocks
             labels: da.Array = map_blocks(self._decide, dtype=self.classes_.dtype, **drop)
             return labels
@@ -194,7 +199,8 @@ class _PrecomputedClassifier(ClassifierMixin, BaseEstimator):
 
     def _decide(self, raw: NDArray[np.float64]) -> NDArray[Any]:
         """Return the labels of raw predictions in memory."""
-        if self._several:
+        # Ridge classifiers regress signs of labels, +1 and -1: the boundary is at 0.
+        if self._is_multilabel:
             return (raw > 0).astype(self.classes_.dtype)
         best = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
         return np.asarray(self.classes_[best])
@@ -203,7 +209,7 @@ class _PrecomputedClassifier(ClassifierMixin, BaseEstimator):
 class BaseRidgeCV(BaseLinear, BaseRounds):
     """Base class of ridge models that choose their penalty.
 
-    The fits for all penalties follow from one reduction of the rows.
+    The fits for all penalties and splits follow from one reduction of the rows.
 
     Parameters
     ----------
@@ -220,7 +226,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     fit_intercept: bool
     store_cv_results: bool
     alpha_per_target: bool = False
-    #: Whether rows may have several labels.
+    #: Whether rows have several labels.
     _several = False
     #: Name of the score of folds where `scoring` is None.
     _default_scoring = "r2"
@@ -235,45 +241,14 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         """Return the score of leave-one-out predictions.
 
-        It is a list with a score for each target where each has a penalty of its own.
+        It is a list of scores, one for each target, with ``alpha_per_target=True``.
         """
 
     def _name_classes(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
         """Return the class labels, given the values of `y` and its number of columns."""
         return values
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        groups: Any = None,
-        client: Any = None,
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
-        with use_client(client):
-            self._fit_splits(X, y, sample_weight, groups, client)
-        return self
+    fit = fit_by_splits
 
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         """Fit by folds, or without `cv` by leave-one-out."""
@@ -294,6 +269,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         scorer = resolve_scorer(self.scoring)
         if scorer is None and not self.store_cv_results:
             return
+        # Another reading of the rows: a score of the user's needs all predictions, not their sums.
         X, y, weight = self._prepare_inputs(X, y, sample_weight)
         collection = self._align_inputs(X, y, weight)
         values = _map_left_out_values(collection, left_out, model, rows, squares=scorer is None)
@@ -314,6 +290,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         left_out, squares = solution.extra["left_out"], solution.extra["squares"]
         self._left_out_fit = left_out, model, rows
+        # Mean squared errors: by the user's weights, of which the fit's are multiples.
         errors = squares / (rows.survey.n_rows * (rows.weight_scale or 1.0))
         scores = -errors if self.alpha_per_target else -errors.mean(axis=1)
         self._choose_alpha(scores, left_out.w, model, rows)
@@ -332,6 +309,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         """
         best = np.argmax(scores, axis=0)
         if scores.ndim == 2 and scores.shape[1] > 1:
+            # Each target's coefficients at its own alpha, of shape (n_parameters, n_targets).
             targets = np.arange(scores.shape[1])
             self.alpha_, self.best_score_ = self._alphas[best], scores[best, targets]
             chosen = w[best, :, targets].T
@@ -355,22 +333,25 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             model = self._model(stack.rows)
             check_memory(model.n_features, stack.roles.n_splits)
             alphas = self._alphas * (stack.rows.weight_scale or 1.0)
-            facts = moments_of(stack.rows)
+            moments = moments_of(stack.rows)
+            # 1. Sum the moments of each fold in one pass (more where digits would be lost).
             reduction = stack(
-                stack.model(model), FoldedReduction(l2=float(alphas.min()), of_mean=False, **facts)
+                stack.model(model),
+                FoldedReduction(l2=float(alphas.min()), of_mean=False, **moments),
             ).extra
-            # A small least-squares problem for the training rows of each split, and for all rows.
+            # 2. Solve the small problem of each split's training rows for every penalty.
             *split_problems, full_problem = reduction["reduced"]
             coefs = np.array([solve_ridge_path(problem, alphas) for problem in split_problems])
             if model.fit_intercept:
                 pairs = zip(split_problems, coefs, strict=True)
                 coefs = np.array([append_intercepts(problem, w) for problem, w in pairs])
+            # 3. Score the test rows. A NaN score ranks last, as in a grid search.
             scores = self._score_folds(stack, splits, model, coefs).mean(axis=0)
-            # A NaN score ranks last, as in a grid search.
             best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
             self.alpha_, self.best_score_ = float(self._alphas[best]), float(scores[best])
+            # 4. Refit from the moments of all rows, without another pass.
             solver = RidgeLeastSquares(
-                alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **facts
+                alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **moments
             )
             solution = solver.of_reduced(model, full_problem, reduction["n_rows"][-1])
             super()._set_fitted(solution, model, stack.rows)
@@ -383,16 +364,16 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
 
         The parameters `w` are of shape (n_splits, n_alphas, n_parameters, n_targets).
         """
-        name, stacked = self.scoring or self._default_scoring, stack.model(model)
+        name, batched_model = self.scoring or self._default_scoring, stack.model(model)
         # Accuracy and the scores of squared or absolute errors are sums over the rows, which one
         # pass makes for all fits. Other scores read the test rows once for each fit.
         if self._classification and name == "accuracy":
-            hits = stack(stacked, SinglePassSolver(PathHits(w, TEST, self._several))).w
+            hits = stack(batched_model, SinglePassSolver(PathHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
             return np.asarray(hits[..., 1] / hits[..., 0])
         if not self._classification and isinstance(name, str) and name in PATH_SCORES:
             statistic = PathErrorSums(w, TEST, absolute=name == "neg_mean_absolute_error")
-            sums = stack(stacked, SinglePassSolver(statistic)).w
+            sums = stack(batched_model, SinglePassSolver(statistic)).w
             check_weighed(dict(enumerate(sums[:, 0, 0, 0])))
             return PATH_SCORES[name](sums)
         estimators = {
@@ -419,6 +400,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
 
     @property
     def _alphas(self) -> NDArray[np.float64]:
+        """Return the strengths to try, in the user's order."""
         return np.ravel(np.asarray(self.alphas, dtype=np.float64))
 
     def _check_params(self) -> None:
@@ -438,6 +420,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
                     "Use numbers."
                 )
             value = float(alpha)
+            # Without a penalty the leverage of a row may be 1, and its left-out error 0 / 0.
             if not (value > 0 or (value == 0 and self.cv is not None)) or not value < np.inf:
                 least = ">= 0.0" if self.cv is not None else "> 0.0"
                 raise InvalidParameterError(
@@ -465,7 +448,7 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: each row is left out once.
     gcv_mode : {"auto", "svd", "eigen"} or None, default=None
-        Without effect: the way is chosen by the digits that are needed.
+        Without effect: the rows are reduced in as many passes as the digits of the result need.
     alpha_per_target : bool, default=False
         Whether each target has a penalty of its own; only without `cv`.
 
@@ -527,14 +510,18 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
         return Ridge(alpha=alpha, fit_intercept=self.fit_intercept)
 
     def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
-        more = {} if weight is None else {"sample_weight": weight}
+        weights = {} if weight is None else {"sample_weight": weight}
         if self.alpha_per_target and predicted.ndim == 2:
-            columns = np.asarray(y) if isinstance(y, list) else y
+            targets = np.asarray(y) if isinstance(y, list) else y
             return [
-                scorer(_PrecomputedRegressor(), predicted[:, j], _take_target(columns, j), **more)
+                scorer(
+                    _PrecomputedRegressor(), predicted[:, j],
+                    targets[targets.columns[j]] if hasattr(targets, "columns") else targets[:, j],
+                    **weights,
+                )
                 for j in range(predicted.shape[1])
-            ]
-        return scorer(_PrecomputedRegressor(), predicted, y, **more)
+            ]  # fmt: skip
+        return scorer(_PrecomputedRegressor(), predicted, y, **weights)
 
 
 class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
@@ -559,7 +546,7 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
     alpha_, best_score_ : float
     cv_results_ : ndarray of shape (n_rows, n_targets, n_alphas)
         Squared errors of rows left out (times their weights), or with `scoring` their predictions.
-        Each class or label is a target; two classes are one.
+        Each class or label is a target; two classes are one target.
     classes_, coef_, intercept_
         As in :class:`~daskml_dist.linear_model.RidgeClassifier`.
 
@@ -626,6 +613,6 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         return values if n_columns is None else self._number_label_columns(values, n_columns)
 
     def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
-        more = {} if weight is None else {"sample_weight": weight}
+        weights = {} if weight is None else {"sample_weight": weight}
         raw = predicted[:, 0] if predicted.shape[1] == 1 else predicted
-        return scorer(_PrecomputedClassifier(self.classes_, self._several), raw, y, **more)
+        return scorer(_PrecomputedClassifier(self.classes_, self._several), raw, y, **weights)

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.linear_model._least_squares import BaseLeastSquares
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import (
     check_accepted,
@@ -185,7 +185,7 @@ class ElasticNet(BaseLeastSquares):
             positive=bool(self.positive),
             selection=self.selection,
             seed=seed_of(self.random_state),
-            **self._moments(rows, model),
+            **moments_of(rows),
         )
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:

@@ -1,4 +1,10 @@
-"""Elastic nets and lassos whose penalty is chosen along regularisation paths of all folds."""
+"""Elastic nets and lassos whose penalty is chosen along regularisation paths of all folds.
+
+Paths run from the largest strength to the smallest, each fit starting at the one before it (J.
+Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear models via
+coordinate descent", 2010, section 2.5). `_GramPaths` follows them on the Gram matrices, without
+the rows; `_QuasiNewtonPaths` makes passes over the rows, where there are too many features.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +13,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
@@ -21,6 +26,7 @@ from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._cross_validated import (
     cut_into_splits,
+    fit_by_splits,
     open_batched_splits,
     set_history_of_splits,
 )
@@ -53,7 +59,7 @@ from daskml_dist.solvers.penalty_paths import (
 #: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
 #: on the client's memory.
 _MAX_HISTORY_BYTES = 1 << 30
-#: Vectors of the parameters' size that a candidate keeps; most are the pairs of L-BFGS.
+#: Vectors of the parameters' size that a candidate keeps: ten pairs of L-BFGS, and its own.
 _VECTORS_PER_CANDIDATE = 24
 
 
@@ -123,8 +129,8 @@ class _GramPaths(_ElasticPaths):
 
     def __init__(self, stack: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
         self._model, self._settings, self._moments = model, settings, moments_of(stack.rows)
-        # One pass gives the moments of all training sets. Where these are not exact enough for the
-        # smallest alpha (or for the grid's), further passes refine them.
+        # 1. One pass gives the moments of all training sets. Where these are not exact enough for
+        # the smallest alpha (or for the grid's), further passes refine them.
         smallest_alpha_or_grid = settings.grid or float(settings.given[-1])
         reduction = FoldedReduction(l2=smallest_alpha_or_grid, of_mean=True, **self._moments)
         solution = stack(stack.model(model), reduction)
@@ -132,6 +138,7 @@ class _GramPaths(_ElasticPaths):
         *split_problems, self._full_problem = solution.extra["reduced"]
         n_rows = solution.extra["n_rows"]
         self._n_rows = n_rows[-1]
+        # 2. The grid follows from all rows, so that all splits have the same alphas.
         if settings.grid is None:
             self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
         else:
@@ -141,6 +148,7 @@ class _GramPaths(_ElasticPaths):
             positive=settings.positive, selection=settings.selection,
             random_state=settings.random_state,
         )  # fmt: skip
+        # 3. Follow the paths of each split; the last number of rows is left over.
         w, self.converged = [], True
         for problem, n in zip(split_problems, n_rows, strict=False):
             paths = [
@@ -171,9 +179,10 @@ class _GramPaths(_ElasticPaths):
 class _QuasiNewtonPaths(_ElasticPaths):
     """Paths by orthant-wise quasi-Newton steps (OWL-QN), for many features.
 
-    Candidates (an alpha on a split) are solved together in chunks of consecutive alphas, as many as
-    their history fits in memory. All alphas of a chunk start from the solution of the last alpha
-    of the chunk before.
+    Candidates (an alpha on a split) are solved together, in chunks of as many consecutive alphas as
+    their history of steps fits in memory. All alphas of a chunk start from the solution of the last
+    alpha of the chunk before. OWL-QN is of G. Andrew and J. Gao, "Scalable training of
+    L1-regularized log-linear models", 2007.
 
     Parameters
     ----------
@@ -197,6 +206,8 @@ class _QuasiNewtonPaths(_ElasticPaths):
         self._n_rows = stack.weights(model)
         # The index after those of the splits stands for all rows.
         self._all_rows = len(self._n_rows) - 1
+        # At zero the gradient is -X'y: all coefficients are zero for the alphas above its largest
+        # entry over n * l1_ratio, where the grid begins.
         candidate = self._make_candidate(self._all_rows, _GradientAtZero())
         at_zero = stack(stack.model(model), BatchedSolver((candidate,)))
         gradient = at_zero.w[0, : model.n_features]
@@ -363,42 +374,11 @@ class ElasticNetCV(LinearRegressor):
         self.device = device
         self.callbacks = callbacks
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        groups: Any = None,
-        client: Any = None,
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
-        with use_client(client):
-            self._fit_splits(X, y, sample_weight, groups, client)
-        return self
+    fit = fit_by_splits
 
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         """Choose the penalty on the splits of `cv`, and set the fitted attributes."""
-        # A single number weighs all rows alike, which changes nothing in the mean objective.
+        # One number for all rows changes nothing, as the objective is a mean: it is left out.
         weight = None if isinstance(sample_weight, Real) else sample_weight
         splits = cut_into_splits(self, X, y, weight, groups)
         with open_batched_splits(self, splits, client) as stack:
@@ -421,6 +401,7 @@ class ElasticNetCV(LinearRegressor):
         grid = None
         if isinstance(self.alphas, Integral):
             grid = AlphaGrid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
+        # Decreasing, as warm starts need: from few coefficients to many.
         given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
         settings = _PathSettings(
             ratios=ratios,
@@ -440,29 +421,23 @@ class ElasticNetCV(LinearRegressor):
         sums = stack(stack.model(model), SinglePassSolver(statistic)).w[..., 0, :]
         check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
-        self._choose_penalty(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)
-        return paths.refit(self.alpha_, self._ratio), paths.converged
+        # Choose by the mean over the splits; the path is (n_ratios, n_alphas, n_splits).
+        path = errors.transpose(1, 2, 0)
+        mean = path.mean(axis=2)
+        best_ratio, best_alpha = np.unravel_index(int(mean.argmin()), mean.shape)
+        self.mse_path_ = np.squeeze(path)
+        self.alpha_, ratio = float(paths.alphas[best_ratio, best_alpha]), float(ratios[best_ratio])
+        # The alphas of a grid differ from ratio to ratio; those that the user gave do not.
+        self.alphas_ = paths.alphas if grid is not None and len(ratios) > 1 else paths.alphas[0]
+        if self._has_ratio:
+            self.l1_ratio_ = ratio
+        return paths.refit(self.alpha_, ratio), paths.converged
 
     def _loss(self) -> Loss:
         return SquaredError()
 
-    def _choose_penalty(
-        self, errors: NDArray[np.float64], alphas: NDArray[np.float64],
-        ratios: NDArray[np.float64], automatic: bool,
-    ) -> None:  # fmt: skip
-        """Set the chosen penalty and the path, given errors of (n_ratios, n_alphas, n_splits).
-
-        `automatic` alphas differ from ratio to ratio; those that the user gave do not.
-        """
-        mean = errors.mean(axis=2)
-        ratio, at = np.unravel_index(int(mean.argmin()), mean.shape)
-        self.mse_path_ = np.squeeze(errors)
-        self.alpha_, self._ratio = float(alphas[ratio, at]), float(ratios[ratio])
-        self.alphas_ = alphas if automatic and len(ratios) > 1 else alphas[0]
-        if self._has_ratio:
-            self.l1_ratio_ = self._ratio
-
     def _set_n_iter(self, solution: Solution) -> None:
+        """Set `dual_gap_` and `n_iter_` of the fit to all rows."""
         if "dual_gap" in solution.extra:
             gaps, n_iter = solution.extra["dual_gap"], solution.extra["n_iter"]
             self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
@@ -477,6 +452,7 @@ class ElasticNetCV(LinearRegressor):
         check_count("max_iter", self.max_iter)
         for ratio in np.ravel(np.asarray(self.l1_ratio, dtype=object)):
             check_number("l1_ratio", ratio, lambda v: 0 <= v <= 1, "from 0 to 1")
+            # Without l1 no alpha makes all coefficients zero: a grid has no beginning.
             if ratio == 0 and isinstance(self.alphas, Integral):
                 raise InvalidParameterError(
                     "Automatic alpha grid generation is not supported for l1_ratio=0. Please "

@@ -100,7 +100,11 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         self._fit(X, y, sample_weight, client)
-        self.outliers_ = self._outliers(X, y)
+        # A mask of all rows is for rows in memory; of a Dask collection it would be as large as y.
+        if not (is_dask(X) or is_dask(y)):
+            predicted = self.predict(X)
+            residual = np.reshape(np.asarray(y), predicted.shape) - predicted
+            self.outliers_ = np.asarray(np.abs(residual) > self.scale_ * self.epsilon)
         return self
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
@@ -109,15 +113,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
             self.intercept_, self.scale_ = self.intercept_[0], solution.extra["scale"]
         else:
             self.scale_ = np.array([extra["scale"] for extra in solution.extra["targets"]])
-        self.outliers_ = None  # `fit` tells, of rows in memory
-
-    def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
-        """Return the mask of the outliers of rows in memory; None for a Dask collection."""
-        if is_dask(X) or is_dask(y):
-            return None
-        predicted = self.predict(X)
-        residual = np.reshape(np.asarray(y), predicted.shape) - predicted
-        return np.asarray(np.abs(residual) > self.scale_ * self.epsilon)
+        self.outliers_ = None  # set by `fit` for rows in memory
 
     def _loss(self) -> Loss:
         return SquaredError()
@@ -131,24 +127,20 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         survey = rows.survey
         shape = survey.n_features + bool(self.fit_intercept), survey.n_targets or 1
-        scales = self._last_scales(shape)
-        surveys = zip(survey.of_each_target, scales, strict=True)
-        problems = [self._problem_of(rows, of_one, scale) for of_one, scale in surveys]
+        # A warm start takes the last scales along with the coefficients, where both suit.
+        goes_on = self.warm_start and hasattr(self, "coef_") and self._matrix().shape == shape
+        scales = np.atleast_1d(self.scale_) if goes_on else np.ones(shape[1])
+        targets = zip(survey.of_each_target, scales, strict=True)
+        problems = [self._problem_of_target(rows, target, scale) for target, scale in targets]
         return combine_target_problems(problems, survey.n_targets)
 
-    def _last_scales(self, shape: tuple[int, int]) -> NDArray[np.float64]:
-        """Return the scales to start from: the last fit's with `warm_start`, else 1."""
-        if self.warm_start and hasattr(self, "coef_") and self._matrix().shape == shape:
-            return np.atleast_1d(self.scale_)
-        return np.ones(shape[1])
-
-    def _problem_of(
+    def _problem_of_target(
         self, rows: DatasetInfo, survey: DataSummary, scale: float
     ) -> tuple[LinearModel, Solver]:
         """Return the model and the solver of one target, which start from a scale."""
         fit_intercept = bool(self.fit_intercept)
-        # Targets are shifted by their median, as for Huber's loss; the solver has the loss itself,
-        # and the model a squared error.
+        # Targets are shifted by their median, as suits Huber's loss. The solver evaluates the joint
+        # objective of coefficients and scale itself; the model's squared error is not used.
         shift = make_target_shift(Huber(), fit_intercept, survey)
         model = LinearModel(self._loss(), survey.n_features, 0, fit_intercept, target_shift=shift)
         solver = HuberScale(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist.errors import InvalidTypeError
-from daskml_dist.linear_model._least_squares import BaseLeastSquares
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
@@ -101,7 +101,7 @@ class LinearRegression(BaseLeastSquares):
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         model = self._model(rows)
-        moments = self._moments(rows, model)
+        moments = moments_of(rows)
         if self.positive and moments["sparse"]:
             raise InvalidTypeError(
                 "Sparse data was passed for X, but dense data is required. positive=True needs "

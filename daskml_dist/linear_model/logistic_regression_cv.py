@@ -1,4 +1,9 @@
-"""Logistic regression whose penalty is chosen by fits to all folds, made together."""
+"""Logistic regression whose penalty is chosen by fits to all folds, made together.
+
+`_LogisticPaths` fits every candidate (a strength and a share of l1) to every split in lock step, so
+that they share passes over the rows. `LogisticRegressionCV` scores the fits, chooses, refits, and
+shapes the attributes as scikit-learn does.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,7 @@ from daskml_dist.solvers.batched_gradients import SplitLabelWeights
 from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS, RANKINGS
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 
-#: Most fits that are solved together: the solver of each may have a thread, which waits.
+#: Most fits that are solved together: each solver waits for its sums in a thread of its own.
 _MAX_FITS_TOGETHER = 512
 #: Log odds against a label that no training row has: a probability of 1.5e-8.
 _ABSENT_LABEL_LOG_ODDS = 18.0
@@ -62,10 +67,10 @@ class _LogisticPaths:
 
     Attributes
     ----------
-    w : ndarray of shape (n_splits, n_candidates, n_rows, width)
+    w : ndarray of shape (n_splits, n_candidates, n_features + fit_intercept, width)
     n_iter : ndarray of int32 of shape (n_splits, n_candidates)
     solutions : list of Solution
-        Split by split.
+        By split, and then by candidate.
     """
 
     def __init__(
@@ -74,8 +79,9 @@ class _LogisticPaths:
     ) -> None:  # fmt: skip
         self._stack = stack
         n_splits, n_classes = label_weights.shape
-        of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
-        self.model = stack.model(each, of_splits)
+        # All splits have the same class weights, which scikit-learn finds from all rows.
+        weights_of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
+        self.model = stack.model(each, weights_of_splits)
         self._lacks_label = label_weights == 0
         self._weights = label_weights @ (
             np.ones(n_classes) if class_weight is None else class_weight
@@ -95,9 +101,9 @@ class _LogisticPaths:
         sums = []
         for start in range(0, len(fits), _MAX_FITS_TOGETHER):
             chunk = tuple(fits[start : start + _MAX_FITS_TOGETHER])
-            found = self._stack(self.model, self._stack.solver(chunk, scored))
-            sums += [found.extra["scores"].get(role)]
-            self.solutions += [candidate_solution(found, k) for k in range(len(chunk))]
+            solved = self._stack(self.model, self._stack.solver(chunk, scored))
+            sums += [solved.extra["scores"].get(role)]
+            self.solutions += [candidate_solution(solved, k) for k in range(len(chunk))]
         self._sums = {} if role is None else {role: np.concatenate(sums)}
         w = np.array([solution.w for solution in self.solutions])
         self.w = w.reshape(self._n_splits, len(candidates), *w.shape[1:])
@@ -129,8 +135,8 @@ class _LogisticPaths:
         n_splits, n_candidates = self.w.shape[:2]
         w = self.w.reshape(-1, *self.w.shape[2:])
         splits = np.repeat(np.arange(n_splits), n_candidates)
-        found = self._stack.rankings(self.model, w, splits, role)
-        return found[:, names.index(name)].reshape(n_splits, n_candidates)
+        ranked = self._stack.rankings(self.model, w, splits, role)
+        return ranked[:, names.index(name)].reshape(n_splits, n_candidates)
 
     def make_fitted(self, candidate: Any, w: NDArray[np.float64]) -> Any:
         """Return a copy of a candidate, fitted with the parameters `w`."""
@@ -156,18 +162,17 @@ class _LogisticPaths:
         w = np.zeros(each.shape)
         if each.width > 1:
             w[-1, lacking] = -_ABSENT_LABEL_LOG_ODDS
-        else:
-            sign = 1 if lacking[0] else -1
-            w[-1, 0] = sign * _ABSENT_LABEL_LOG_ODDS
+        else:  # one output, the log odds of the second of two classes
+            w[-1, 0] = _ABSENT_LABEL_LOG_ODDS if lacking[0] else -_ABSENT_LABEL_LOG_ODDS
         return w
 
 
 class LogisticRegressionCV(LinearClassifier):
     """Logistic regression whose penalty is chosen by cross-validation, with all fits made together.
 
-    Each pair of a penalty and a split is a column of one wide model, and one pass over the rows
-    computes the gradients of all columns. The fit to all rows starts at the mean of the splits'
-    fits with the chosen penalty.
+    Each pair of a penalty and a split is a column of one batch of models, and one pass over the
+    rows computes the gradients of all columns. The fit to all rows starts at the mean of the
+    splits' fits with the chosen penalty.
 
     Parameters
     ----------
@@ -184,11 +189,11 @@ class LogisticRegressionCV(LinearClassifier):
     penalty : {"auto", "l2", "l1", "elasticnet"}, default="auto"
         As in :class:`~daskml_dist.linear_model.LogisticRegression`.
     scoring : str, callable or None, default=None
-        Larger is better. None: accuracy. ``"accuracy"`` and ``"neg_log_loss"`` of all fits are one
-        pass, other scores a pass a fit.
+        Larger is better. None: accuracy. ``"accuracy"``, ``"neg_log_loss"`` and ranking scores such
+        as ``"roc_auc"`` of all fits take one pass, other scores a pass for each fit.
     solver, tol, max_iter, class_weight
         As in :class:`~daskml_dist.linear_model.LogisticRegression`. ``"balanced"`` is by the labels
-        of all rows; weights of classes count in fits, and not in scores.
+        of all rows, not of each split's; class weights count in fits, and not in scores.
     refit : bool, default=True
         Whether to fit all rows with the penalty of the best mean score. False: coefficients are
         the mean of those of each split's own best.
@@ -325,6 +330,7 @@ class LogisticRegressionCV(LinearClassifier):
             When the fit cannot go on.
         """
         self._check_params()
+        # With metadata routing on, splitter and scorer get only what they have requested.
         given = {"sample_weight": sample_weight, "groups": groups}
         route = route_metadata(self, "fit", given, params)
         groups = route.splitter.split.get("groups")
@@ -342,13 +348,15 @@ class LogisticRegressionCV(LinearClassifier):
         """
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         with open_batched_splits(self, splits, client) as stack:
-            plain, _ = self._make_estimator(1.0, 0.0)._problem(stack.rows)
-            label_weights = stack(stack.model(plain), SinglePassSolver(SplitLabelWeights())).w
+            # The form of the model is the same for all penalties; any will do.
+            each, _ = self._make_estimator(1.0, 0.0)._problem(stack.rows)
+            label_weights = stack(stack.model(each), SinglePassSolver(SplitLabelWeights())).w
             class_weight = self._resolve_class_weight(stack, label_weights[-1])
-            paths = _LogisticPaths(stack, plain, label_weights, class_weight)
+            paths = _LogisticPaths(stack, each, label_weights, class_weight)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
             scores = self._score_splits(paths, splits, weigh)
             model = paths.model.each
+            # One penalty for all splits, or each split's own best, whose coefficients are averaged.
             if self.refit:
                 best = int(np.argmax(scores.mean(axis=0)))
                 solution = paths.refit(self._candidates()[best], best)
@@ -421,7 +429,7 @@ class LogisticRegressionCV(LinearClassifier):
         return LogisticRegression(**shared)
 
     def _is_summed(self, weigh: bool) -> bool:
-        """Return whether the scores follow from sums that are made along with the fits."""
+        """Return whether the scores follow from sums that the fits' own batches make."""
         name = "accuracy" if self.scoring is None else self.scoring
         return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 
@@ -433,9 +441,9 @@ class LogisticRegressionCV(LinearClassifier):
         if self._is_summed(weigh):
             return paths.scores(name, TEST)
         if weigh and isinstance(name, str) and name in (*RANKINGS, *CLASS_RANKINGS):
-            found = paths.rankings(name, TEST)
-            if np.isfinite(found).all():
-                return found
+            rankings = paths.rankings(name, TEST)
+            if np.isfinite(rankings).all():
+                return rankings
         candidates = self._candidates()
         estimators = {}
         for split, w_of_split in enumerate(paths.w):
@@ -446,6 +454,7 @@ class LogisticRegressionCV(LinearClassifier):
             for estimator in estimators[split]:
                 if hasattr(self, "feature_names_in_"):
                     estimator.feature_names_in_ = self.feature_names_in_
+        # Test rows may lack a label that the fits know: scorers that take labels are told all.
         scorer = resolve_scorer(self.scoring) or get_scorer("accuracy")
         if hasattr(scorer, "_score_func"):
             scorer = Scorer.from_sklearn(scorer, getattr(scorer, "_name", None))
@@ -464,7 +473,7 @@ class LogisticRegressionCV(LinearClassifier):
         ratio = float(np.mean(np.tile(ratios, len(values))[chosen]))
         self.Cs_ = values
         self.l1_ratios_ = np.array([None]) if self.l1_ratios is None else ratios
-        # (n_splits, n_candidates, n_dof, width)
+        # From (n_splits, n_candidates, n_dof, width) to (width, n_splits, n_Cs, n_ratios, n_dof).
         coefs = np.moveaxis(paths.w, 3, 0).reshape(paths.w.shape[3], *shape, -1)
         n_iter = paths.n_iter.reshape(shape)
         scores = scores.reshape(shape)
@@ -475,6 +484,7 @@ class LogisticRegressionCV(LinearClassifier):
             self.C_: Any = c
             self.l1_ratio_: Any = ratio
             return
+        # Legacy shapes: dicts by label (of two, the second), without the axis of absent l1_ratios.
         labels = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
         if self.l1_ratios is None:
             coefs, scores, n_iter = coefs[:, :, :, 0], scores[:, :, 0], n_iter[:, :, 0]
@@ -482,8 +492,8 @@ class LogisticRegressionCV(LinearClassifier):
         self.scores_ = {label: scores.copy() for label in labels}
         self.n_iter_ = n_iter[None]
         self.C_ = np.full(len(labels), c)
-        none = self.l1_ratios is None and self.refit  # as scikit-learn has it
-        self.l1_ratio_ = np.array([None if none else ratio] * len(labels))
+        has_no_ratio = self.l1_ratios is None and self.refit  # as in scikit-learn
+        self.l1_ratio_ = np.array([None if has_no_ratio else ratio] * len(labels))
 
     # -- parameters -----------------------------------------------------------------------------
 
@@ -506,6 +516,7 @@ class LogisticRegressionCV(LinearClassifier):
         return LogLoss()
 
     def _check_params(self) -> None:
+        # What concerns one fit (solver, penalty, tolerance) each candidate checks itself, below.
         for name in ("refit", "fit_intercept", "use_legacy_attributes"):
             check_flag(name, getattr(self, name))
         if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not float(self.Cs) >= 1):

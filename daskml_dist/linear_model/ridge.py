@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.linear_model._least_squares import BaseLeastSquares
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
@@ -143,5 +143,5 @@ class Ridge(BaseLeastSquares):
             alpha=alpha,
             method=_SOLVERS[self.solver],
             positive=bool(self.positive),
-            **self._moments(rows, model),
+            **moments_of(rows),
         )

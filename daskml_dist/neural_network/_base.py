@@ -21,8 +21,10 @@ from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import Settings, count_training_rows
 
-#: Rows of an automatic batch (scikit-learn's number), and of each lane's share of it at least.
-_AUTO_BATCH_ROWS, _MIN_LANE_ROWS = 200, 16
+#: Rows of an automatic batch, as in scikit-learn.
+_AUTO_BATCH_ROWS = 200
+#: Fewest rows of a lane's share of it.
+_MIN_LANE_ROWS = 16
 
 
 class BaseNetwork(BaseSteps):
@@ -67,13 +69,13 @@ class BaseNetwork(BaseSteps):
 
     def _show_stream(self, started: Any, state: ShardState, progress: Any) -> None:
         super()._show_stream(started, state, progress)
-        # A stream counts as one pass.
+        # A stream counts as one pass, whose loss is the mean of what each row lost before its step.
         self._set_curves([progress.mean], None, more=False)
 
     def _set_curves(self, losses: list[float], scores: list[Any] | None, more: bool) -> None:
         """Set scikit-learn's attributes of the losses (and scores) of passes.
 
-        With `more`, losses are appended to those of the last fit.
+        With `more`, losses are appended to those of the last fit; scores are of this one alone.
         """
         before = getattr(self, "loss_curve_", []) if more else []
         self.loss_curve_: list[float] = [*before, *losses]

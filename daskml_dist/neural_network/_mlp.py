@@ -1,4 +1,11 @@
-"""Base class of the multi-layer perceptrons."""
+"""Base class of the multi-layer perceptrons, with scikit-learn's parameters and attributes.
+
+Two ways of training share one estimator: ``solver="adam"`` and ``"sgd"`` step along batches
+(`BaseSteps`), and ``"lbfgs"`` is a round solver over sums of all rows (`BaseRounds`). `_params`
+translates scikit-learn's parameters to those of `BaseSteps`. Details follow scikit-learn where
+results depend on them: initial weights by the seed, the penalty over the rows of a batch, and when
+a fit counts as stale.
+"""
 
 from __future__ import annotations
 
@@ -144,8 +151,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         """Return every parameter, with scikit-learn's translated to those of `BaseSteps`."""
         params = super()._params()
         patience = params["n_iter_no_change"]
-        # An integer for infinity, as the stopping rule needs one.
-        patience = sys.maxsize if patience == np.inf else patience
+        patience = sys.maxsize if patience == np.inf else patience  # the rule needs an integer
         return params | {
             "penalty": "l2",
             "optimizer": _resolve_optimizer(params),
@@ -184,7 +190,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return dataclasses.replace(settings, seed=self._seed(), n_iter_no_change=patience)
 
     def _seed(self) -> int:
-        """Return the user's own seed, so that initial weights are scikit-learn's."""
+        """Return the seed; an integer as the user gave it, for scikit-learn's initial weights."""
         given = self._params()["random_state"]
         return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
 
@@ -192,12 +198,14 @@ class BaseMLP(BaseNetwork, BaseRounds):
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
     ) -> Settings:
         """Return settings with scikit-learn's penalty: `alpha` over the weight of a batch."""
+        # scikit-learn's loss of a batch is its mean plus alpha / 2 * |w|^2 / (rows of the batch).
         mean_weight = rows.weight_sum / rows.survey.n_rows
         alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * mean_weight)
         settings = super()._settings_for_lanes(settings, rows, lanes)
         return dataclasses.replace(settings, penalty=Penalty(0.0, alpha))
 
     def _check_one_pass(self) -> None:
+        """Raise for parameters that one pass, or a stream, cannot have."""
         if self._by_rounds:
             raise InvalidParameterError(
                 'solver="lbfgs" asks for sums over all rows, and a stream has no end. Use '
@@ -207,6 +215,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
         """Return the rule with scikit-learn's penalty for batches of `n_rows` rows."""
+        # The batches of a stream are its calls, and so may differ in size.
         penalty = Penalty(0.0, float(self._params()["alpha"]) / n_rows)
         return dataclasses.replace(
             rule, groups=tuple(dataclasses.replace(g, penalty=penalty) for g in rule.groups)
@@ -273,17 +282,19 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     @property
     def _is_adaptive(self) -> bool:
-        """Return whether the rate is divided whenever the loss is stale, as scikit-learn's SGD."""
+        """Return whether the rate is divided whenever the loss is stale ("adaptive")."""
         params = self._all_params()
         own = params["schedule"] is None and params["optimizer"] is None
         return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
+        # Each new rate starts the count of stale passes anew, as in scikit-learn.
         if self._is_adaptive:
             return job.train_steps(fit, adaptive_rate=AdaptiveRate(restarts=True))
         return super()._run_training(job, fit)
 
     def _checkpoint(self) -> Checkpoint | None:
+        # Fits by steps have a parameter of their own; those by rounds take it from the callbacks.
         given: Checkpoint | None = self._params()["checkpoint"]
         return super()._checkpoint() if given is None else given
 
@@ -309,7 +320,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return model
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Return the parameters to go on from: `coefs_` and `intercepts_` as they are now."""
+        """Return the parameters to go on from: the present `coefs_` and `intercepts_`."""
         w = np.empty_like(state.w)
         for (weights, shift), *given in zip(
             self._last_model.arrays(w), self.coefs_, self.intercepts_, strict=True
@@ -323,6 +334,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 "The parameters became NaN or infinite. Lower learning_rate_init, or scale the "
                 "features (StandardScaler) and the targets."
             )
+        # Views of one copy: the user may write to them, and the kept state stays as it is.
         layers = model.arrays(w.copy())
         self.coefs_ = [weights for weights, _ in layers]
         self.intercepts_ = [shift for _, shift in layers]
@@ -344,12 +356,14 @@ class BaseMLP(BaseNetwork, BaseRounds):
         if goes_on:
             self._check_going_on(rows)
         model = self._model(rows, self._last_model if goes_on else None)
+        # The objective is a mean: scikit-learn's alpha / 2 * |w|^2 is over the weight of all rows.
         penalty = Penalty(0.0, float(params["alpha"]) / rows.weight_sum)
         return model, LBFGS(
             penalty, int(params["max_iter"]), float(params["tol"]), int(params["max_fun"])
         )
 
     def _check_going_on(self, rows: DatasetInfo) -> None:
+        """Raise if a fit with `warm_start` has other classes than the last one."""
         if rows.classes is not None and not np.array_equal(rows.classes, self.classes_):
             raise InvalidDataError(
                 "warm_start can only be used where `y` has the same classes as in the previous "
@@ -364,11 +378,11 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _set_fitted(self, solution: Solution, model: MLP, rows: DatasetInfo) -> None:
         w = solution.w.astype(rows.survey.dtype)
-        more = self._continues_last_fit()
+        goes_on = self._continues_last_fit()  # asked before `_state` is set
         self._set_parameters(w, model, rows)
         self._state, self._last_model = ShardState(w, {}), model
         self.loss_ = float(solution.extra["value"])
-        self.t_ = (self.t_ if more else 0) + rows.survey.n_rows * solution.n_iter
+        self.t_ = (self.t_ if goes_on else 0) + rows.survey.n_rows * solution.n_iter
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return _OutputFunction(self._last_model, self._parameters_of_state(self._state))
@@ -376,6 +390,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
 def steps_alone(estimator: BaseMLP) -> bool:
     """Return True if the solver steps along batches; raise an AttributeError if it does not."""
+    # The condition of `available_if`, which turns the error into a missing method.
     if estimator._by_rounds:
         raise AttributeError(
             "partial_fit is only available for stochastic optimizers. lbfgs is not stochastic. Use "
@@ -386,7 +401,7 @@ def steps_alone(estimator: BaseMLP) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _OutputFunction:
-    """Function from rows to raw outputs.
+    """Picklable function from rows to the outputs of the last layer, before its activation.
 
     Parameters
     ----------
@@ -399,8 +414,8 @@ class _OutputFunction:
     w: NDArray[Any]
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        found: NDArray[Any] = self.model.raw(self.w, X, get_backend("cpu"))
-        return found
+        outputs: NDArray[Any] = self.model.raw(self.w, X, get_backend("cpu"))
+        return outputs
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the same function of few dense rows, with terms of the parameters cached."""
@@ -418,16 +433,16 @@ class _OutputFunction:
 
 def _resolve_hidden_sizes(sizes: Any) -> tuple[int, ...]:
     """Return the sizes of the hidden layers, given a number or a sequence of them."""
-    found = [sizes] if isinstance(sizes, Integral) else sizes
+    layers = [sizes] if isinstance(sizes, Integral) else sizes
     try:
-        found = list(found)
+        layers = list(layers)
     except TypeError:
-        found = [None]
-    if not all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) > 0 for n in found):
+        layers = [None]
+    if not all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) > 0 for n in layers):
         raise InvalidParameterError(
             f"hidden_layer_sizes must be > 0, got {sizes}. Use integers, such as (64, 32)."
         )
-    return tuple(map(int, found))
+    return tuple(map(int, layers))
 
 
 def _resolve_optimizer(params: dict[str, Any]) -> str | Optimizer:

@@ -1,7 +1,9 @@
 """`Categorizer` and `DummyEncoder`: transformers from frames to frames, after dask-ml.
 
-Both keep the categories as plain values and apply a function of pandas to each block
-(`_FrameTransformer`).
+The partitions of a lazy frame must agree on the categories of a column, or its dummy columns would
+differ from partition to partition. `Categorizer` finds them in one pass and declares them;
+`DummyEncoder` then knows its columns before any row is read. Both keep the categories as plain
+values and apply a function of pandas to each block (`_FrameTransformer`).
 """
 
 from __future__ import annotations
@@ -72,13 +74,15 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         return np.asarray(self._list_columns_out(), object)
 
     feature_names_in_: NDArray[Any]
-    #: Values, their dtype and whether they are ordered, of each column of categories.
+    #: For each column of categories: their values, the dtype, and whether they are ordered.
     _kept: dict[str, tuple[list[Any], str, bool]]
 
     def _transform(self, X: Any) -> Any:
+        """Transform a frame in memory."""
         raise NotImplementedError
 
     def _list_columns_out(self) -> list[Any]:
+        """Return the columns of the result."""
         raise NotImplementedError
 
     def _keep_categories(self, dtypes: dict[str, Any]) -> None:
@@ -93,7 +97,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         }
 
     def _restore_dtypes(self) -> dict[str, Any]:
-        """Return the categories that are kept, as pandas has them."""
+        """Return the kept categories as dtypes of pandas."""
         pandas = load_pandas()
         if "_kept" not in vars(self):
             raise make_not_fitted_error(self)
@@ -107,10 +111,11 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         _check_frame(X)
         self.feature_names_in_ = np.asarray(list(X.columns), object)
         self.n_features_in_ = len(self.feature_names_in_)
+        # Dask's frame without rows has the dtypes, and known categories.
         return X._meta if is_dask_frame(X) else X
 
     def _map(self, function: Any, X: Any, names: NDArray[Any]) -> Any:
-        """Apply a function of a frame in memory to a frame that has such columns."""
+        """Apply a function of frames in memory to a frame, which must have the columns `names`."""
         _check_frame(X)
         if list(X.columns) != list(names):
             raise InvalidDataError(
@@ -185,31 +190,31 @@ class Categorizer(_FrameTransformer):
             `X` is no frame, or lacks a column.
         """
         frame, pandas = self._remember_columns(X), load_pandas()
-        found = dict(self.categories or {})
-        if strange := [n for n, c in found.items() if not isinstance(c, pandas.CategoricalDtype)]:
+        dtypes = dict(self.categories or {})
+        if others := [n for n, c in dtypes.items() if not isinstance(c, pandas.CategoricalDtype)]:
             raise InvalidParameterError(
-                f"categories[{strange[0]!r}] should be a pandas.CategoricalDtype. Pass "
-                f"pandas.CategoricalDtype({found[strange[0]]!r})."
+                f"categories[{others[0]!r}] should be a pandas.CategoricalDtype. Pass "
+                f"pandas.CategoricalDtype({dtypes[others[0]]!r})."
             )
         self.columns_ = _select_columns(frame, self.columns, of_texts=True)
         for name in self.columns_:
             dtype = frame[name].dtype
             # The categories of a lazy frame may be unknown until it is read.
             if isinstance(dtype, pandas.CategoricalDtype) and _has_known_categories(X, name):
-                found.setdefault(name, dtype)
+                dtypes.setdefault(name, dtype)
         # One pass finds the values of all columns whose categories are not known.
-        unknown = [name for name in self.columns_ if name not in found]
+        unknown = [name for name in self.columns_ if name not in dtypes]
         if unknown:
             rows = as_collection(X[unknown], None, None, numeric=False)
             with reading(type(self).__name__):
                 values = reduce_parts(rows, _find_block_values, _join_values)
-            found |= {n: _make_dtype(n, each) for n, each in zip(unknown, values, strict=True)}
-        self._keep_categories({name: found[name] for name in self.columns_})
+            dtypes |= {n: _make_dtype(n, each) for n, each in zip(unknown, values, strict=True)}
+        self._keep_categories({name: dtypes[name] for name in self.columns_})
         return self
 
     @property
     def categories_(self) -> dict[str, Any]:
-        """Categories of each column that is converted."""
+        """Return the categories of each column that is converted."""
         return self._restore_dtypes()
 
     def _transform(self, X: Any) -> Any:
@@ -306,7 +311,7 @@ class DummyEncoder(_FrameTransformer):
 
     @property
     def dtypes_(self) -> dict[str, Any]:
-        """Categories of each encoded column."""
+        """Return the categories of each encoded column."""
         return self._restore_dtypes()
 
     def inverse_transform(self, X: Any) -> Any:
@@ -333,6 +338,7 @@ class DummyEncoder(_FrameTransformer):
 
     def _transform(self, X: Any) -> Any:
         pandas = load_pandas()
+        # Other categories would make other columns, without an error.
         for name, dtype in self.dtypes_.items():
             if X[name].dtype != dtype:
                 raise InvalidDataError(
@@ -342,19 +348,22 @@ class DummyEncoder(_FrameTransformer):
         return pandas.get_dummies(X, columns=list(self.dtypes_), drop_first=self.drop_first)
 
     def _invert(self, X: Any) -> Any:
+        """Return a frame in memory with the columns of the fit."""
         pandas = load_pandas()
-        found, first = {}, len(self.non_categorical_columns_)
+        restored, first = {}, len(self.non_categorical_columns_)
         # The columns of each encoded column follow the others, in the order of `dtypes_`.
         for name, dtype in self.dtypes_.items():
             width = len(dtype.categories) - self.drop_first
             block = X.iloc[:, first : first + width].to_numpy(bool)
+            # -1 is pandas' code of a missing value; with a dropped first category, a row without
+            # any other has that one.
             codes = np.where(block.any(axis=1), block.argmax(axis=1) if width else 0, -1)
-            codes = codes + self.drop_first  # no category but the dropped one: the first
+            codes = codes + self.drop_first
             values = pandas.Categorical.from_codes(codes, dtype=dtype)
-            found[name] = pandas.Series(values, index=X.index)
+            restored[name] = pandas.Series(values, index=X.index)
             first += width
         others = {name: X[name] for name in self.non_categorical_columns_}
-        frame = pandas.DataFrame({**others, **found}, index=X.index)
+        frame = pandas.DataFrame({**others, **restored}, index=X.index)
         return frame[list(self.columns_)]
 
     def _list_columns_out(self) -> list[Any]:
@@ -362,6 +371,7 @@ class DummyEncoder(_FrameTransformer):
 
 
 def _check_frame(X: Any) -> None:
+    """Raise unless X is a dataframe with distinct column names."""
     if not is_dataframe_like(X) or (is_dask(X) and not is_dask_frame(X)):
         raise InvalidDataError(
             f"X is a {type(X).__name__}, and categories are of the columns of a frame. Pass a "
@@ -371,7 +381,10 @@ def _check_frame(X: Any) -> None:
 
 
 def _select_columns(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[str]:
-    """Return the columns that are named; else those of categories, and of texts and objects."""
+    """Return the columns that are named, by default those of categories, and `of_texts`.
+
+    Texts are in columns of strings or objects.
+    """
     if columns is None:
         pandas = load_pandas()
         kinds = (pandas.CategoricalDtype, pandas.StringDtype)[: 1 + of_texts]
@@ -411,6 +424,7 @@ def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]
 
 
 def _join_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
+    """Return the values of each column in all blocks."""
     return [set().union(*each) for each in zip(*parts, strict=True)]
 
 

@@ -246,10 +246,10 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
 
     _remedy = "Fill missing values first (SimpleImputer)."
 
-    def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
+    def _summarise_all(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
         if collection.n_features is not None:
             return collection.n_features, None
-        return (yield from super()._summary_of(collection))
+        return (yield from super()._summarise_all(collection))
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> None:
         return None

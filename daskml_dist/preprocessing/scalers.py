@@ -115,7 +115,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
     def _merge(self, summaries: list[Any]) -> Any:
         mean, var, n = summaries[0]
         for mean_b, var_b, n_b in summaries[1:]:
-            # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983, equation 2.1).
+            # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983).
             total = n + n_b
             if mean is not None:
                 share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)

@@ -1,13 +1,19 @@
-"""`TargetEncoder`: categories encoded by means of the target, with sums that blocks are merged by.
+"""`TargetEncoder`: categories encoded by means of the target, from sums that add up over blocks.
 
-`_sum_block` sums the target by category, `_merge_sums` adds the sums of blocks or folds, and
-`_compute_encodings` makes scikit-learn's attributes of them. `fit_transform` keeps the sums of each
-fold apart, and encodes its rows by those of the others.
+1. `_sum_block` sums the target by category in a block: counts of labels, or moments of numbers.
+2. `_merge_sums` merges the sums of blocks or folds (moments by the pairwise update of T. Chan, G.
+   Golub and R. LeVeque 1983).
+3. `_shrink_means` shrinks the mean of each category towards that of all rows, the more the fewer
+   rows it has (D. Micci-Barreca 2001): the empirical Bayes estimate of a normal mean.
+
+`fit_transform` fits across folds, as a category's mean would else tell a row its own target: the
+sums of each fold are kept apart, and its rows are encoded by those of the other folds.
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from typing import Any, Self
@@ -37,20 +43,34 @@ from daskml_dist.inference.block_mapping import map_pieces
 from daskml_dist.preprocessing.encoders import CategoryEncoder, number_categories
 
 
+@dataclass(eq=False)
 class TargetSums:
-    """Sums of a target by the categories of each column: counts of labels, or moments."""
+    """Sums of a target by the categories of each column: counts of labels, or moments.
 
-    def __init__(self, categories: Any, labels: Any, tables: list[Any], total: Any) -> None:
-        self.categories = categories
-        self.labels = labels  # None: y is numbers, of which moments are kept
-        self.tables = tables  # (n_categories, n_labels) counts, or (n_categories, 3) moments
-        self.total = total
+    Parameters
+    ----------
+    categories : list of ndarray
+        Sorted categories of each column.
+    labels : ndarray or None
+        Sorted labels that are counted; None: y is numbers, of which moments are kept.
+    tables : list of ndarray of float64
+        For each column counts of shape (n_categories, n_labels), or moments (count, mean and sum of
+        squared deviations) of shape (n_categories, 3).
+    total : ndarray of float64
+        A table with one row, of all rows.
+    """
+
+    categories: list[NDArray[Any]]
+    labels: Any
+    tables: list[NDArray[np.float64]]
+    total: NDArray[np.float64]
 
 
 def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> TargetSums:
     """Return the sums of a block's rows."""
-    few, places = find_distinct_rows(X)
-    found, codes = number_categories(convert_missing_to_nan(few), categories)
+    # Only the distinct values of each column are looked up; `places` leads back to the rows.
+    distinct, places = find_distinct_rows(X)
+    found, codes = number_categories(convert_missing_to_nan(distinct), categories)
     # Counts by label keep both ways open: whole numbers may be classes or amounts, which only all
     # blocks together tell.
     labels: NDArray[Any] | None = None
@@ -63,7 +83,7 @@ def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> Ta
         code = codes[places[j], j]
         if code.min() >= 0:
             tables.append(_sum_by_category(code, numbers, len(own), labels))
-        else:
+        else:  # values that are not among given categories count in the total alone
             known = code >= 0
             tables.append(_sum_by_category(code[known], numbers[known], len(own), labels))
     total = _sum_by_category(np.zeros(len(y), dtype=np.int64), numbers, 1, labels)
@@ -73,47 +93,48 @@ def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> Ta
 def _sum_by_category(
     code: NDArray[np.int64], y: NDArray[Any], n: int, labels: Any
 ) -> NDArray[np.float64]:
-    """Return, of each of n categories, counts of the label numbers `y`, or moments of `y`."""
-    if labels is None:
-        return _moments(code, y, n)
-    counts = np.bincount(code * len(labels) + y, minlength=n * len(labels))
-    return counts.reshape(n, len(labels)).astype(np.float64)
-
-
-def _is_counted(target_type: str, y: NDArray[Any]) -> bool:
-    if target_type != "auto":
-        return target_type != "continuous"
-    return bool(y.dtype.kind not in "fc" or not (y % 1).any())
-
-
-def _moments(code: NDArray[np.int64], y: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Return the count, mean and sum of squared deviations of each category."""
+    """Return the table of n categories: counts of `y`, indices of labels, or moments of `y`."""
+    if labels is not None:
+        # Category and label as one number: one count gives the whole table.
+        counts = np.bincount(code * len(labels) + y, minlength=n * len(labels))
+        return counts.reshape(n, len(labels)).astype(np.float64)
+    # Deviations from the mean in a second step: sums of squares would lose digits of a large mean.
     count = np.bincount(code, minlength=n)
     mean = np.bincount(code, y, minlength=n) / np.maximum(count, 1)
     return np.column_stack([count, mean, np.bincount(code, (y - mean[code]) ** 2, minlength=n)])
 
 
+def _is_counted(target_type: str, y: NDArray[Any]) -> bool:
+    """Return whether labels are counted: unless y is continuous, as far as a block tells."""
+    if target_type != "auto":
+        return target_type != "continuous"
+    return bool(y.dtype.kind not in "fc" or not (y % 1).any())
+
+
 def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
     """Return the sums of all parts that have rows; None where none has."""
-    found = [part for part in parts if part is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    numbers = any(part.labels is None for part in found)
-    if numbers:
-        found = [_convert_to_moments(part) for part in found]
-    labels = None if numbers else np.unique(np.concatenate([part.labels for part in found]))
+    filled = [part for part in parts if part is not None]
+    if len(filled) < 2:
+        return filled[0] if filled else None
+    # One part with fractions decides that the target is continuous everywhere.
+    labels: NDArray[Any] | None = None
+    counted = [part.labels for part in filled if part.labels is not None]
+    if len(counted) < len(filled):
+        filled = [_convert_to_moments(part) for part in filled]
+    else:
+        labels = np.unique(np.concatenate(counted))
     categories, tables = [], []
-    for j in range(len(found[0].categories)):
-        union = _join_categories_of_column([part.categories[j] for part in found])
+    for j in range(len(filled[0].categories)):
+        union = _join_categories_of_column([part.categories[j] for part in filled])
         categories.append(union)
         tables.append(
             _join_tables(
-                [(_find_places(union, p.categories[j]), p.labels, p.tables[j]) for p in found],
+                [(_find_places(union, p.categories[j]), p.labels, p.tables[j]) for p in filled],
                 len(union),
                 labels,
             )
         )
-    total = _join_tables([(np.zeros(1, dtype=int), p.labels, p.total) for p in found], 1, labels)
+    total = _join_tables([(np.zeros(1, dtype=int), p.labels, p.total) for p in filled], 1, labels)
     return TargetSums(categories, labels, tables, total)
 
 
@@ -121,9 +142,9 @@ def _convert_to_moments(part: TargetSums) -> TargetSums:
     """Convert counts of labels to moments: another block has numbers that are no labels."""
     if part.labels is None:
         return part
+    y = part.labels.astype(float)
 
     def moments(table: NDArray[np.float64]) -> NDArray[np.float64]:
-        y = part.labels.astype(float)
         count = table.sum(axis=1)
         mean = table @ y / np.maximum(count, 1)
         squares = (table * (y[None, :] - mean[:, None]) ** 2).sum(axis=1)
@@ -133,7 +154,7 @@ def _convert_to_moments(part: TargetSums) -> TargetSums:
 
 
 def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
-    """Merge tables of sums: counts add up, moments are merged as in Chan et al. (1983)."""
+    """Merge the tables of parts, given as rows of the whole, own labels, and table of each."""
     if labels is not None:
         whole = np.zeros((n, len(labels)))
         for at, own, table in parts:
@@ -141,15 +162,17 @@ def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
         return whole
     whole = np.zeros((n, 3))
     for at, _, table in parts:
+        # Pairwise update of mean and squared deviations (Chan, Golub and LeVeque 1983).
         (n_a, m_a, s_a), (n_b, m_b, s_b) = whole[at].T, table.T
         count = np.maximum(n_a + n_b, 1)
-        gap = m_b - m_a  # pairwise update of moments (Chan et al. 1983)
+        gap = m_b - m_a
         merged = [n_a + n_b, m_a + gap * n_b / count, s_a + s_b + gap**2 * n_a * n_b / count]
         whole[at] = np.column_stack(merged)
     return whole
 
 
 def _join_categories_of_column(categories: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the sorted union of a column's categories, missing values last."""
     if len({found.dtype for found in categories}) > 1:
         categories = [found.astype(object) for found in categories]
     every = np.concatenate(categories)[:, None]
@@ -261,11 +284,11 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         """
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
-            found = preprocessing.TargetEncoder.fit_transform(
+            encoded = preprocessing.TargetEncoder.fit_transform(
                 self, *self._rows_and_target(X, y), **params
             )
             self._keep(X)
-            return found
+            return encoded
         if not isinstance(self.cv, Integral) or self.cv < 2:
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
         if is_dask(X) and not has_fixed_row_order(X):
@@ -276,7 +299,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
             )
         with reading(type(self).__name__):
             seed, folds = run_computation(self._fit_folds(X, y, n_folds=int(self.cv)))
-        # Cross fitting: an encoder for each fold, of the sums of all other folds.
+        # Cross fitting: an encoder for each fold, from the sums of all other folds.
         encoders = []
         for left_out in range(len(folds)):
             encoder = clone(self)
@@ -291,7 +314,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         """Fit to all rows; return the seed that folds are drawn by, and the sums of each fold."""
         self._check_parameters()
         _check_target_given(y)
-        # Newer versions of scikit-learn have no seed here but a splitter; 0 is as good as any.
+        # In newer versions of scikit-learn random_state is by default a string, without a seed.
         given = 0 if isinstance(self.random_state, str) else self.random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
         collection = as_collection(*take_named_columns(X, y, None), numeric=False)
@@ -318,23 +341,24 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
                 _warn_of_many_classes(np.unique(target))
         return convert_missing_to_nan(X), target
 
-    def _set_from_sums(self, found: TargetSums | None, whole: Any) -> None:
+    def _set_from_sums(self, sums: TargetSums | None, whole: Any) -> None:
         """Set the fitted attributes from sums; a fold takes categories and classes from `whole`."""
-        if found is None:
+        if sums is None:
             raise InvalidDataError("There are fewer rows than folds. Set cv to a smaller number.")
         if whole is None:
-            self.target_type_, self.classes_ = _find_target_type(self.target_type, found)
-            self._set_categories(found)
+            self.target_type_, self.classes_ = _find_target_type(self.target_type, sums)
+            self._set_categories(sums)
         else:
             skip = self.get_params(deep=False)
             self.__dict__.update({k: v for k, v in vars(whole).items() if k not in skip})
-        self.target_mean_, self.encodings_ = _compute_encodings(
-            found, self.categories_, self.target_type_, self.classes_, self.smooth
+        encode = _encode_by_numbers if self.target_type_ == "continuous" else _encode_by_labels
+        self.target_mean_, self.encodings_ = encode(
+            sums, self.categories_, self.smooth, self.target_type_, self.classes_
         )
 
-    def _set_categories(self, found: TargetSums) -> None:
-        """Set the attributes of all encoders by a fit of scikit-learn's to made-up rows."""
-        small = self._make_rows_of_categories(found.categories, hasattr(self, "feature_names_in_"))
+    def _set_categories(self, sums: TargetSums) -> None:
+        """Set the attributes that all encoders have, by scikit-learn's fit to made-up rows."""
+        small = self._make_rows_of_categories(sums.categories, hasattr(self, "feature_names_in_"))
         helper = preprocessing.TargetEncoder(
             categories=self.categories, target_type="continuous", smooth=1.0
         )
@@ -358,25 +382,33 @@ def _warn_of_many_classes(labels: NDArray[Any]) -> None:
 
 
 def _check_target_given(y: Any) -> None:
+    """Raise if there is no target."""
     if y is None:
         raise InvalidDataError("TargetEncoder requires y to be passed: pass fit(X, y).")
 
 
 def _assign_folds(n_rows: int, n_folds: int, seed: int, number: int) -> NDArray[np.intp]:
+    """Return the fold of each row of a block, of nearly equal sizes."""
     # The seed and the block's number decide, so that a second reading assigns the same folds.
     return np.random.default_rng([seed, number]).permutation(n_rows) % n_folds
 
 
 def _summarise_folds(
-    plain: TargetEncoder, n_folds: int, seed: int, number: int, X: Any, y: Any, weight: Any
+    unfitted: TargetEncoder, n_folds: int, seed: int, number: int, X: Any, y: Any, weight: Any
 ) -> list[TargetSums | None]:
+    """Return the sums of each fold's rows in a block; None for a fold without rows."""
     if X.shape[0] == 0:
         return [None] * n_folds
     rows, target = copy_to_host(X), as_column(y, name="y", index=number)
-    fold = _assign_folds(len(target), n_folds, seed, number)
+    sum_rows = partial(_sum_block, unfitted.categories, unfitted.target_type)
     try:
         assert_all_finite(target, input_name="y")
-        return _sum_folds(plain, n_folds, fold, rows, target)
+        if n_folds == 1:
+            return [sum_rows(rows, target)]
+        fold = _assign_folds(len(target), n_folds, seed, number)
+        pick = rows.iloc if hasattr(rows, "iloc") else rows
+        members = [np.flatnonzero(fold == k) for k in range(n_folds)]
+        return [sum_rows(pick[at], target[at]) if len(at) else None for at in members]
     except (ValueError, TypeError) as error:
         raise InvalidDataError(
             f"Block {number}: {error}\nEvery row needs a target, of the kind that target_type "
@@ -384,59 +416,38 @@ def _summarise_folds(
         ) from error
 
 
-def _sum_folds(
-    plain: TargetEncoder, n_folds: int, fold: NDArray[np.intp], X: Any, y: NDArray[Any]
-) -> list[TargetSums | None]:
-    sums = partial(_sum_block, plain.categories, plain.target_type)
-    if n_folds == 1:
-        return [sums(X, y)]
-    pick = X.iloc if hasattr(X, "iloc") else X
-    found: list[TargetSums | None] = []
-    for k in range(n_folds):
-        at = np.flatnonzero(fold == k)
-        found.append(sums(pick[at], y[at]) if len(at) else None)
-    return found
-
-
 def _merge_folds(parts: list[list[TargetSums | None]]) -> list[TargetSums | None]:
-    return [_merge_sums(list(folds)) for folds in zip(*parts, strict=True)]
+    """Return the sums of each fold over all blocks."""
+    return [_merge_sums(list(blocks)) for blocks in zip(*parts, strict=True)]
 
 
-def _find_target_type(target_type: str, found: TargetSums) -> tuple[str, NDArray[Any] | None]:
-    if found.labels is None:
+def _find_target_type(target_type: str, sums: TargetSums) -> tuple[str, NDArray[Any] | None]:
+    """Return the type of the target, and its classes; None for a continuous one."""
+    if sums.labels is None:
         return "continuous", None
     kind = target_type
     if target_type == "auto":
-        kind = type_of_target(found.labels)
-        _warn_of_many_classes(found.labels)
+        kind = type_of_target(sums.labels)
+        _warn_of_many_classes(sums.labels)
     if kind not in ("binary", "multiclass"):
         raise InvalidDataError(
             f"Unknown label type: y is {kind!r}. Pass labels or numbers, or set target_type."
         )
-    if kind == "binary" and len(found.labels) > 2:
+    if kind == "binary" and len(sums.labels) > 2:
         raise InvalidParameterError(
-            f'target_type="binary", but y has {len(found.labels)} values. Use "multiclass".'
+            f'target_type="binary", but y has {len(sums.labels)} values. Use "multiclass".'
         )
-    return kind, found.labels
-
-
-def _compute_encodings(
-    found: TargetSums, categories: list[Any], kind: str, classes: Any, smooth: Any
-) -> tuple[Any, list[NDArray[np.float64]]]:
-    """Return the mean of the target, and the encoding of each category (and class)."""
-    if kind == "continuous":
-        return _encode_by_numbers(found, categories, smooth)
-    return _encode_by_labels(found, categories, kind, classes, smooth)
+    return kind, sums.labels
 
 
 def _encode_by_numbers(
-    found: TargetSums, categories: list[Any], smooth: Any
+    sums: TargetSums, categories: list[Any], smooth: Any, kind: str, classes: Any
 ) -> tuple[Any, list[Any]]:
     """Return the mean of a continuous target, and the encoding of each category."""
-    ((n_rows, mean, squares),) = found.total
+    ((n_rows, mean, squares),) = sums.total
     variance, encodings = squares / n_rows, []
-    for own, union, table in zip(found.categories, categories, found.tables, strict=True):
-        # A fold may lack categories of the whole, whose count is 0 then.
+    for own, union, table in zip(sums.categories, categories, sums.tables, strict=True):
+        # A fold may lack categories of the whole: their count is 0.
         whole = np.zeros((len(union), 3))
         whole[_find_places(union, own)] = table
         n, means, deviations = whole.T
@@ -445,15 +456,15 @@ def _encode_by_numbers(
 
 
 def _encode_by_labels(
-    found: TargetSums, categories: list[Any], kind: str, classes: Any, smooth: Any
+    sums: TargetSums, categories: list[Any], smooth: Any, kind: str, classes: Any
 ) -> tuple[Any, list[Any]]:
     """Return the share of each class, and for each class the encoding of each category."""
-    columns = np.searchsorted(classes, found.labels)
+    columns = np.searchsorted(classes, sums.labels)
     means = np.zeros(max(2, len(classes)))  # y of a single value has no second class
-    means[columns] = found.total[0] / found.total.sum()
+    means[columns] = sums.total[0] / sums.total.sum()
     chosen = [1] if kind == "binary" else range(len(classes))
     encodings = []
-    for own, union, table in zip(found.categories, categories, found.tables, strict=True):
+    for own, union, table in zip(sums.categories, categories, sums.tables, strict=True):
         counts = np.zeros((len(union), len(means)))
         counts[np.ix_(_find_places(union, own), columns)] = table
         n = counts.sum(axis=1)
@@ -475,14 +486,18 @@ def _shrink_means(
     # 0 / 0 is NaN: a category without rows, or without variance, has the mean of the target.
     with np.errstate(invalid="ignore", divide="ignore"):
         if smooth == "auto":
+            # Empirical Bayes: the weight of a category's own mean grows with its rows, and with the
+            # variance of the target over that within the category.
             share = variance * n / (variance * n + squares / n)
             return np.where(np.isnan(share), target, share * mean + (1 - share) * target)
+        # `smooth` counts as so many rows of the target's mean in each category.
         return np.where(n + smooth > 0, (n * mean + smooth * target) / (n + smooth), target)
 
 
 def _encode_folds(
     X: Any, encoders: list[TargetEncoder], number: int, *, seed: int, width: int
 ) -> NDArray[np.float64]:
+    """Return a block with the rows of each fold encoded by the other folds' encoder."""
     rows = convert_missing_to_nan(copy_to_host(X))
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:

@@ -1,4 +1,11 @@
-"""`LinearSVC` and `LinearSVR`: linear support vector machines with scikit-learn's parameters."""
+"""`LinearSVC` and `LinearSVR`: linear support vector machines with scikit-learn's parameters.
+
+The objectives are liblinear's (R.-E. Fan et al., "LIBLINEAR: a library for large linear
+classification", 2008), solved in the primal: squared losses are differentiable, so that L-BFGS
+takes them; the epsilon-insensitive loss is smoothed, ever less (O. Chapelle, "Training a support
+vector machine in the primal", 2007). The optimum is unique under the l2 penalty, so that it does
+not matter that liblinear finds it by the dual.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +24,35 @@ from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
-_LOSSES: dict[Any, type[EpsilonInsensitive]] = {
+
+#: Losses of `LinearSVR` by their names in scikit-learn.
+_REGRESSION_LOSSES: dict[Any, type[EpsilonInsensitive]] = {
     "epsilon_insensitive": EpsilonInsensitive,
     "squared_epsilon_insensitive": SquaredEpsilonInsensitive,
 }
 
 
 class BaseLinearSVM(BaseRounds):
-    """``C * sum(losses)`` plus a penalty that holds the intercept too.
+    """Base class of estimators with the objective ``C * sum(losses)`` plus a penalty.
+
+    As in liblinear, the penalty holds the intercept too.
 
     Parameters
     ----------
     dual : "auto" or bool, default="auto"
-        For scikit-learn's sake: both problems have the same solution.
+        Accepted for scikit-learn's interface, without effect: both problems have one solution.
     tol : float, default=1e-4
         Largest component of the gradient of the mean objective at which the solver stops.
     C : float, default=1.0
         Inverse strength of the penalty.
     fit_intercept : bool, default=True
     intercept_scaling : float, default=1.0
-        The larger, the less the penalty holds the intercept.
+        The intercept is penalised as the coefficient of a feature with this value in each row: the
+        larger, the less.
     random_state : object, default=None
-        For scikit-learn's sake: nothing here is random.
+        Accepted for scikit-learn's interface, without effect: nothing here is random.
     max_iter : int, default=1000
-        Iterations of the solver at most.
+        Most iterations of the solver.
 
     Attributes
     ----------
@@ -55,6 +67,7 @@ class BaseLinearSVM(BaseRounds):
     intercept_scaling: float
 
     def _check_liblinear(self) -> None:
+        """Check the parameters that both estimators have."""
         for name in ("C", "tol", "intercept_scaling"):
             check_number(name, getattr(self, name), lambda value: value > 0, "> 0")
         check_count("max_iter", self.max_iter)
@@ -67,7 +80,10 @@ class BaseLinearSVM(BaseRounds):
             f"iterations from {n_iter}"
         )
 
-    def _strengths(self, rows: DatasetInfo, name: str) -> Penalty:
+    def _make_penalty(self, rows: DatasetInfo, name: str) -> Penalty:
+        """Return the penalty of the mean objective, "l1" or "l2"."""
+        # C multiplies the sum of the losses: over C and the weight of the rows, the objective has
+        # their mean, and the penalty this strength.
         strength = 1.0 / (float(self.C) * rows.weight_sum)
         l1, l2 = (strength, 0.0) if name == "l1" else (0.0, strength)
         return Penalty(l1, l2, float(self.intercept_scaling))
@@ -167,7 +183,8 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
         assert rows.classes is not None
         n_features, n_classes = rows.survey.n_features, len(rows.classes)
         model = LinearModel(self._loss(), n_features, n_classes, bool(self.fit_intercept))
-        penalty = self._strengths(rows, self.penalty)
+        penalty = self._make_penalty(rows, self.penalty)
+        # With the l1 penalty this is OWL-QN, which handles the kinks at zero.
         return model, get_solver("lbfgs")(penalty, int(self.max_iter), float(self.tol))
 
 
@@ -236,23 +253,27 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         self.callbacks = callbacks
 
     def _loss(self) -> Loss:
-        return _LOSSES[self.loss](float(self.epsilon))
+        return _REGRESSION_LOSSES[self.loss](float(self.epsilon))
 
     def _check_params(self) -> None:
         self._check_liblinear()
-        if self.loss not in _LOSSES:
-            raise InvalidParameterError(f"loss={self.loss!r}: use one of {list(_LOSSES)}.")
+        if self.loss not in _REGRESSION_LOSSES:
+            raise InvalidParameterError(
+                f"loss={self.loss!r}: use one of {list(_REGRESSION_LOSSES)}."
+            )
         check_number("epsilon", self.epsilon)
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
+        # Solvers of several targets run in lock step, so that they share passes over the rows.
         survey = rows.survey
-        problems = [self._problem_of(rows, of_one) for of_one in survey.of_each_target]
+        problems = [self._problem_of_target(rows, target) for target in survey.of_each_target]
         return combine_target_problems(problems, survey.n_targets)
 
-    def _problem_of(
+    def _problem_of_target(
         self, rows: DatasetInfo, survey: DataSummary
     ) -> tuple[LinearModel, PenalisedSolver]:
-        penalty = self._strengths(rows, "l2")
+        """Return the model and the solver of one target, given its summary."""
+        penalty = self._make_penalty(rows, "l2")
         model = LinearModel(self._loss(), survey.n_features, 0, bool(self.fit_intercept))
         limits = int(self.max_iter), float(self.tol)
         if self.loss == "epsilon_insensitive":

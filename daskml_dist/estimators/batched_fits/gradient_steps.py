@@ -1,6 +1,16 @@
-"""Batches of fits by gradient steps: candidates and splits are columns that the same steps train.
+"""Batches of fits by gradient steps: each fit of a search is a column of one parameter matrix.
 
-E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015.
+A search fits every candidate on every split, and all these fits read the same rows. Here they are
+columns side by side, so that a pass over the rows trains them all: a row has weight 0 in the
+columns of the splits that do not train on it, and each column has its own learning rate, penalty
+and stopping rule. Fits can share their steps only if they agree on the loss, the optimizer, the
+batches and the policy (`group_step_estimators`).
+
+References
+----------
+E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015,
+section 3.3: training many models in one pass turns products of a matrix and a vector into products
+of matrices.
 """
 
 from __future__ import annotations
@@ -36,11 +46,12 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
 from daskml_dist.training.spec import FitSpec, Settings
 
-#: Columns of parameters trained together at most: so many rows of them stay in a core's caches.
-_MAX_STEP_CANDIDATES = 1024
-#: Schedules whose rates are never 0: lazy l1 of a column would be lost at a rate of 0.
+#: Most columns of parameters that are trained together: a row of 1024 float64 numbers is 8 KiB, of
+#: which a few fit in a core's first-level cache.
+_MAX_STEP_COLUMNS = 1024
+#: Schedules whose rates are never 0: a step under l1 divides by the rate (`take_ftrl_step`).
 _POSITIVE_SCHEDULES = (Constant, InverseScaling, Optimal, StepDecay)
-#: Parameters that a batch cannot vary, and the only values that it takes.
+#: Parameters for which a batch has no columns, with the only values (their "off") that it takes.
 _FIXED_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "callbacks": (None,), "class_weight": (None,), "warm_start": (False,), "average": (False, 0),
     "early_stopping": (False,), "checkpoint": (None,), "groups": (None,), "pipeline": (None,),
@@ -50,19 +61,25 @@ _FIXED_PARAMETERS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(eq=False)
 class StepCandidate:
-    """Fit of a candidate to the training rows of a split, and how far it has come.
+    """Fit of one candidate to the training rows of one split, and its progress.
 
     Attributes
     ----------
     candidate, split : int
+        Indices.
     stopping : PassStoppingRule
-        Its own.
+    w : ndarray of shape (n_parameters, width), or None
+        Parameters; None before the first pass.
+    opt_state : dict of str to ndarray
+        State of the optimizer, of the shape of `w`.
+    step, rows : int and float
+        Steps made and rows seen, by which schedules go on.
     n_iter : int
         Passes made.
     records : list of dict
-        Passes and mean training losses, one for passes that were made together.
+        The pass and the mean training loss, one record for passes that were made in one go.
     seconds : float
-        Its share of the batch's time.
+        Share of the batch's time, which is divided evenly.
     """
 
     candidate: int
@@ -77,26 +94,27 @@ class StepCandidate:
     seconds: float = 0.0
 
     def has_passes_left(self, last: int) -> bool:
-        """Return whether a pass is left, up to pass `last`: not converged, and finite."""
+        """Return whether to train on, up to pass `last`: neither converged nor diverged."""
         if self.stopping.converged or self.n_iter >= min(last, self.stopping.max_iter):
             return False
+        # A diverged column would only spend time: its NaN never become finite.
         return self.w is None or bool(np.isfinite(self.w).all())
 
 
 class BatchedSteps:
-    """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
+    """Linear models trained together by the same gradient steps, within :meth:`opened`.
 
-    Each candidate gets what its own fit would with weights of 0 for all rows but the training
-    rows of its split.
+    Each candidate ends with the parameters of its own fit to all rows, in which the rows that its
+    split does not train on have weight 0.
 
     Parameters
     ----------
     estimators : sequence of estimator
-        Unfitted, of one of :func:`group_step_estimators`.
+        Unfitted, of one group of :func:`group_step_estimators`.
     roles : FoldAssignment
-        What codes of rows mean.
+        Role of each row in each split, by the row's code.
     classes : ndarray or None
-        Labels of the targets' codes.
+        Sorted labels, whose indices are the targets; None for regression.
     """
 
     def __init__(self, estimators: Sequence[Any], roles: FoldAssignment, classes: Any) -> None:
@@ -106,21 +124,24 @@ class BatchedSteps:
     def opened(
         self, collection: Collection, weighted: bool, client: Any = None
     ) -> Iterator[list[StepCandidate]]:
-        """Hold the rows of a fit; yield the candidates, of each estimator one a split."""
+        """Hold the rows in memory; yield the candidates, by estimator and then by split."""
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         with FitJob(collection, client, self._settings[0].run) as job:
             rows = job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
             job.lay_out_lanes(max(s.max_iter for s in self._settings))
-            self._job, self._asked = job, SolverFits(job)
-            own = CandidatePlans(job, self.roles, self.classes)
-            self._rows_of = own.rows_of_splits(collection)
-            #: Of each split: these differ in where their parameters begin.
-            self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
+            self._job, self._solver_fits = job, SolverFits(job)
+            planner = _CandidatePlanner(job, self.roles, self.classes)
+            self._split_infos = planner.summarize_splits(collection)
+            # One model a split: they differ in the shift of the targets and the first intercept.
+            self._models = [self.estimators[0]._model(info, None) for info in self._split_infos]
             self._model: LinearModel = self._models[0]
-            weights = self._asked.split_weights(self._stacked).sum(axis=1)
+            weights = self._solver_fits.split_weights(self._batched_model).sum(axis=1)
+            # A fit scales weights to a mean of 1 over its rows, which here are all rows.
             self._scales = tuple((rows.survey.n_rows / weights).tolist())
-            self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
-            self._optimizer = find_common_optimizer([plan for row in self._plans for plan in row])
+            self._plans = planner.plan_fits(
+                self._settings, self._models, self._split_infos, self._scales
+            )
+            self._optimizer = _find_common_optimizer([plan for row in self._plans for plan in row])
             yield [
                 StepCandidate(
                     number, split, PassStoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
@@ -130,39 +151,44 @@ class BatchedSteps:
             ]  # fmt: skip
 
     @property
-    def _codes(self) -> NDArray[Any] | None:
+    def _class_codes(self) -> NDArray[Any] | None:
+        """Return the labels as they stand in the targets; None for regression."""
         return None if self.classes is None else np.arange(len(self.classes))
 
     @property
-    def _stacked(self) -> BatchedLinear:
-        return BatchedLinear(self._model, self.roles, self._codes)
+    def _batched_model(self) -> BatchedLinear:
+        """Return the batched model whose sums over rows are asked for, beside the training."""
+        return BatchedLinear(self._model, self.roles, self._class_codes)
 
     # -- training ------------------------------------------------------------------------------
 
-    def advance(self, columns: Iterable[StepCandidate], last: int) -> int:
-        """Train candidates up to pass `last`; return the passes made, summed over candidates."""
-        columns, made = list(columns), 0
+    def advance(self, columns: Iterable[StepCandidate], last: int) -> None:
+        """Train candidates up to pass `last`, each as long as its stopping rule lets it."""
+        columns = list(columns)
+        chunk_size = max(1, _MAX_STEP_COLUMNS // self._model.width)
         while going := [column for column in columns if column.has_passes_left(last)]:
+            # Columns of one fit make the same passes: the least advanced catch up first.
             done = min(column.n_iter for column in going)
-            now = [column for column in going if column.n_iter == done]
-            until = min(last, *(column.stopping.max_iter for column in now))
-            if any(column.stopping.tol is not None for column in now):
+            current = [column for column in going if column.n_iter == done]
+            # Without a tolerance no loss is looked at, and all passes are made in one go.
+            until = min(last, *(column.stopping.max_iter for column in current))
+            if any(column.stopping.tol is not None for column in current):
                 until = done + 1
-            most = max(1, _MAX_STEP_CANDIDATES // self._model.width)
-            for start in range(0, len(now), most):
-                self._train(now[start : start + most], until)
-            made += len(now) * (until - done)
-        return made
+            for start in range(0, len(current), chunk_size):
+                self._train(current[start : start + chunk_size], until)
 
     def _train(self, columns: list[StepCandidate], until: int) -> None:
+        """Train candidates that have made the same passes up to pass `until`, as one fit."""
         begin, done = time.perf_counter(), columns[0].n_iter
+        # `BatchedStepLinear` needs the columns of a split side by side.
         columns = sorted(columns, key=lambda column: column.split)
-        result = self._job.train(self._fit_of(columns, done, until))
+        result = self._job.train(self._join_fits(columns, done, until))
         state, records = result.state, result.records
         assert isinstance(state, ShardState)
         width, seconds = self._model.width, time.perf_counter() - begin
         for k, column in enumerate(columns):
             at = slice(k * width, (k + 1) * width)
+            # All rows of the parameters but the last one, which accumulates each model's loss.
             column.w = state.w[:-1, at].copy()
             column.opt_state = {
                 name: array[:-1, at].copy() for name, array in state.opt_state.items()
@@ -176,8 +202,8 @@ class BatchedSteps:
             column.stopping.update(column.records[-1])
         result.raise_if_interrupted(until)
 
-    def _fit_of(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
-        """Return the one fit of some candidates that makes the passes after `done`."""
+    def _join_fits(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
+        """Return the one fit that makes the passes from `done` to `until` of some candidates."""
         width = self._model.width
         plans = [self._plans[column.candidate][column.split] for column in columns]
         settings = replace(
@@ -185,12 +211,14 @@ class BatchedSteps:
             optimizer=self._optimizer,
         )  # fmt: skip
         splits = tuple(column.split for column in columns)
-        model = BatchedStepLinear(self._model, self.roles, self._codes, splits, self._scales)
-        fit = self._job.plan_steps(settings, model, self._state_of(columns, plans, settings))
+        model = BatchedStepLinear(self._model, self.roles, self._class_codes, splits, self._scales)
+        fit = self._job.plan_steps(settings, model, self._join_states(columns, plans, settings))
+        # "auto" takes larger batches where these touch few parameters, which no joint fit does.
         if fit.work.n_steps != plans[0].work.n_steps:
             raise NotBatchableError("Its batches are of another size.")
         rule = fit.steps.rule
         penalties = [self._settings[column.candidate].penalty for column in columns]
+        # Few schedules are distinct (often one): each is evaluated once a step for all its columns.
         schedules: list[Schedule] = []
         for schedule in (plan.steps.rule.schedule for plan in plans):
             if schedule not in schedules:
@@ -211,48 +239,53 @@ class BatchedSteps:
         rule = replace(rule, groups=groups, schedule=_PassesDone())
         return fit.replace_work(rule=rule, first_pass=done)
 
-    def _state_of(
+    def _join_states(
         self, columns: list[StepCandidate], plans: list[FitSpec], settings: Settings
     ) -> ShardState:
-        """Return the candidates' joint state so far; at first, where their own fits would start."""
+        """Return the joint state of candidates; before the first pass, that of their own starts."""
         first = columns[0]
         dtype = settings.dtype_of(self._job.rows.survey)
 
-        def joined(arrays: list[Any]) -> NDArray[Any]:
+        def join(arrays: list[Any]) -> NDArray[Any]:
+            """Join parameters as columns; the row of zeros below them sums the losses."""
             side_by_side = np.concatenate(arrays, axis=1)
             return np.concatenate([side_by_side, np.zeros_like(side_by_side[:1])])
 
         if first.w is None:
-            begun = [plan.steps.make_start_state(dtype) for plan in plans]
+            starts = [plan.steps.make_start_state(dtype) for plan in plans]
             models = [self._models[column.split] for column in columns]
-            w = [self._model.moved(s.w, m.origin()) for s, m in zip(begun, models, strict=True)]
+            # The joint fit has one shift of the targets, that of the first split's model.
+            w = [self._model.moved(s.w, m.origin()) for s, m in zip(starts, models, strict=True)]
             opt_state = {
-                name: joined([s.opt_state[name] for s in begun]) for name in begun[0].opt_state
+                name: join([s.opt_state[name] for s in starts]) for name in starts[0].opt_state
             }
-            return ShardState(joined(w), opt_state)
-        opt_state = {name: joined([c.opt_state[name] for c in columns]) for name in first.opt_state}
-        return ShardState(joined([c.w for c in columns]), opt_state, first.step, first.rows)
+            return ShardState(join(w), opt_state)
+        opt_state = {name: join([c.opt_state[name] for c in columns]) for name in first.opt_state}
+        return ShardState(join([c.w for c in columns]), opt_state, first.step, first.rows)
 
-    # -- what came of it -----------------------------------------------------------------------
+    # -- scores and fitted estimators ----------------------------------------------------------
 
     def scores(
-        self, columns: Sequence[StepCandidate], role: int, looks: ScoreParts = SUMS_ONLY
+        self, columns: Sequence[StepCandidate], role: int, score_parts: ScoreParts = SUMS_ONLY
     ) -> NDArray[np.float64]:
         """Return the sums of the candidates' scores over the rows of a role in their split."""
-        return self._asked.scores(self._stacked, *_stack_parameters(columns), role, looks)
+        return self._solver_fits.scores(
+            self._batched_model, *_stack_parameters(columns), role, score_parts
+        )
 
     def rankings(self, columns: Sequence[StepCandidate], role: int) -> NDArray[np.float64]:
         """Return the candidates' ranking scores, as :meth:`SolverFits.rankings` does."""
-        return self._asked.rankings(self._stacked, *_stack_parameters(columns), role)
+        return self._solver_fits.rankings(self._batched_model, *_stack_parameters(columns), role)
 
     def fitted(self, column: StepCandidate) -> Any:
         """Return the fitted estimator of a candidate."""
-        made = self.estimators[column.candidate]
-        estimator = type(made)(**made.get_params(deep=False))
+        unfitted = self.estimators[column.candidate]
+        estimator = type(unfitted)(**unfitted.get_params(deep=False))
         assert column.w is not None
+        # An infinite sum of squares makes adaptive steps zero: the parameters would look converged.
         if not all(np.isfinite(array).all() for array in column.opt_state.values()):
             raise DivergedError("The squares of the gradients overflow. Scale the features.")
-        estimator._set_parameters(column.w, self._model, self._rows_of[column.split])
+        estimator._set_parameters(column.w, self._model, self._split_infos[column.split])
         estimator._state = ShardState(column.w, column.opt_state, column.step, column.rows)
         estimator._last_model = self._model
         estimator.n_iter_, estimator.t_ = column.n_iter, column.rows
@@ -263,7 +296,10 @@ class BatchedSteps:
 
 @dataclass(frozen=True)
 class _PassesDone(Schedule):
-    """Schedule that is the number of passes done: a `BatchedOptimizer` finds all rates by it."""
+    """Schedule whose "rate" is the number of passes done, for :class:`BatchedOptimizer`.
+
+    An optimizer gets one number a step; each column's own schedule needs the passes instead.
+    """
 
     name = "passes"
 
@@ -276,76 +312,83 @@ class _PassesDone(Schedule):
 
 
 @dataclass(frozen=True, eq=False)
-class CandidatePlans:
-    """Plans of fits with weights of 0 for all rows but the training rows of a split.
+class _CandidatePlanner:
+    """Planner of the fits that candidates would make alone, each to the training rows of a split.
 
     Parameters
     ----------
     job : FitJob
-        Of all rows; their targets have codes beside them.
+        Of all rows; the last column of their targets is a row's code plus 1.
     roles : FoldAssignment
     classes : ndarray or None
-        Labels of the targets' codes.
+        Sorted labels; None for regression.
     """
 
     job: FitJob
     roles: FoldAssignment
     classes: Any
 
-    def rows_of_splits(self, collection: Collection) -> list[DatasetInfo]:
-        """Return the facts of the rows as the fits of each split know them."""
+    def summarize_splits(self, collection: Collection) -> list[DatasetInfo]:
+        """Return the facts about the training rows of each split that its fits would find."""
         rows, n_splits = self.job.rows, self.roles.n_splits
+        # A classifier's labels and features are those of all rows, whatever the split.
         if self.classes is not None:
             survey = TargetSummary(rows.survey.infos)
             return [replace(rows, survey=survey, classes=self.classes)] * n_splits
-        # Targets of the training rows tell where parameters begin, and their units.
-        look = partial(inspect_block_by_split, self.roles)
+        # Regression: the mean of a split's targets is where its intercept begins, and their spread
+        # is the unit of its loss.
+        inspect = partial(_inspect_block_by_split, self.roles)
         if self.job.engine.streaming is None:
-            of_blocks = self.job.engine.map_kept_blocks(look)
+            infos_of_blocks = self.job.engine.map_kept_blocks(inspect)
         else:
-            make = collection.block_maker
-            of_blocks = reduce_parts(
-                collection, partial(_make_and_apply, make, look), concatenate_lists
-            )
+            inspect_part = partial(_make_and_inspect, collection.block_maker, inspect)
+            infos_of_blocks = reduce_parts(collection, inspect_part, concatenate_lists)
         return [
-            replace(rows, survey=DataSummary([of_block[split] for of_block in of_blocks]))
+            replace(rows, survey=DataSummary([of_splits[split] for of_splits in infos_of_blocks]))
             for split in range(n_splits)
         ]
 
-    def of(
+    def plan_fits(
         self, settings: Sequence[Settings], models: Sequence[LinearModel],
-        rows_of: Sequence[DatasetInfo], scales: Sequence[float],
+        split_infos: Sequence[DatasetInfo], scales: Sequence[float],
     ) -> list[list[FitSpec]]:  # fmt: skip
-        """Return the plans of each candidate, one a split."""
+        """Return the plans of each candidate, one a split, with calibrated learning rates."""
         plans = [
-            [self._plan(of, model, rows) for model, rows in zip(models, rows_of, strict=True)]
-            for of in settings
+            [
+                self._plan_fit(one, model, rows)
+                for model, rows in zip(models, split_infos, strict=True)
+            ]
+            for one in settings
         ]
-        # Settings of a stack are alike in how they find a rate.
+        # The settings of a batch agree on `auto_rate`: the first stand for all.
         if not (settings[0].calibrates and settings[0].auto_rate):
             return plans
+        # One sample serves all pilots; in each split's pilots its other rows have weight 0.
         n_fits = len(settings) * len(models)
         sample = draw_calibration_sample(
             plans[0][0], settings[0], self.job.lanes, self.job.engine, n_fits=n_fits
         )
         factor = self.job.rows.weight_scale or 1.0
-        of_splits = [
-            (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)
-        ]
-        columns = [
-            _calibrate_split([row[split] for row in plans], block, scale, settings[0].seed)
-            for split, (block, scale) in enumerate(of_splits)
-        ]
-        return [list(row) for row in zip(*columns, strict=True)]
+        plans_by_split = [
+            _calibrate_split(
+                [row[split] for row in plans], self._mask_sample(sample, split), scale * factor,
+                settings[0].seed,
+            )
+            for split, scale in enumerate(scales)
+        ]  # fmt: skip
+        return [list(row) for row in zip(*plans_by_split, strict=True)]
 
-    def _plan(self, settings: Settings, model: LinearModel, rows: DatasetInfo) -> FitSpec:
+    def _plan_fit(self, settings: Settings, model: LinearModel, rows: DatasetInfo) -> FitSpec:
+        """Return the plan of one candidate's own fit; raise where no batch can make its steps."""
         plan = self.job.plan_steps(settings, model, rows=rows)
         work = plan.steps
+        # Sparse updates touch few coordinates each, and columns of a batch have no coordinates of
+        # their own. Two groups are the coefficients and the intercept.
         if work.coordinates or work.steps_single_rows or len(work.rule.groups) > 2:
             raise NotBatchableError("Its steps are in few of the parameters.")
         return plan
 
-    def _in_split(self, sample: Block, split: int) -> Block:
+    def _mask_sample(self, sample: Block, split: int) -> Block:
         """Return the sample with weights of 0 for all but a split's training rows."""
         if sample.y is None:
             return sample
@@ -355,8 +398,9 @@ class CandidatePlans:
         return replace(sample, y=y, sample_weight=_weigh_training_rows(self.roles, sample, split))
 
 
-def find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
+def _find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
     """Return the optimizer that all fits share; raise where it, or its state, differs."""
+    # A pilot may have replaced one fit's Adagrad by NAG, or warmed the state of some fits alone.
     (first, _), *others = {
         (p.steps.rule.only.optimizer, frozenset(p.steps.make_start_state(p.rows.dtype).opt_state))
         for p in plans
@@ -370,6 +414,8 @@ def _calibrate_split(
     plans: Sequence[FitSpec], block: Block, scale: float, seed: int
 ) -> list[FitSpec]:
     """Return a split's plans with the rates that pilots find on its weighted rows."""
+    # The scale that gives the split's rows a mean weight of 1 is for the pilots alone: in the joint
+    # fit `BatchedStepLinear` applies it.
     weighed = [replace(plan, rows=replace(plan.rows, weight_scale=scale)) for plan in plans]
     found = calibrated_together(weighed, block, seed)
     return [replace(one, rows=plan.rows) for one, plan in zip(found, plans, strict=True)]
@@ -383,20 +429,21 @@ def _weigh_training_rows(roles: FoldAssignment, block: Block, split: int) -> Any
     return roles.trained(codes, split) * given
 
 
-def inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
-    """Return the facts of a block as fits to the training rows of each split know it."""
+def _inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
+    """Return the facts about a block's training rows in each split."""
     assert block.y is not None
-    found = []
+    infos = []
     for split in range(roles.n_splits):
         weight = _weigh_training_rows(roles, block, split).astype(block.rows.dtype)
-        found.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
-    return found
+        infos.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
+    return infos
 
 
-def _make_and_apply(
-    make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any
+def _make_and_inspect(
+    make_block: Callable[..., Block], inspect: Callable[[Block], Any], index: int, *part: Any
 ) -> Any:
-    return [look(make(i, *part))]
+    """Return a list of one block's facts, to be concatenated with those of the others."""
+    return [inspect(make_block(index, *part))]
 
 
 def _stack_parameters(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -406,16 +453,16 @@ def _stack_parameters(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], N
 
 
 def group_step_estimators(estimators: Sequence[Any]) -> list[list[int]] | None:
-    """Return the numbers of estimators whose fits can be one; None where one cannot be batched."""
-    found: dict[tuple[str, ...], list[int]] = {}
+    """Return the indices of estimators in groups to be batched; None where one cannot be."""
+    groups: dict[tuple[str, ...], list[int]] = {}
     for number, estimator in enumerate(estimators):
         if (
             type(estimator) is not type(estimators[0])
             or (key := _find_group_key(estimator)) is None
         ):
             return None
-        found.setdefault(key, []).append(number)
-    return list(found.values())
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
 
 
 def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
@@ -423,43 +470,39 @@ def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
     if not isinstance(estimator, BaseSGD):
         return None
     params = estimator._params()
-    if any(params.get(name) not in plain for name, plain in _FIXED_PARAMETERS.items()):
+    if any(params.get(name) not in allowed for name, allowed in _FIXED_PARAMETERS.items()):
         return None
+    # Each fit would draw from the generator, and so have an order of rows of its own.
     if isinstance(params["random_state"], np.random.RandomState):
         return None
     try:
         settings, loss = estimator._check_settings(None), estimator._loss()
     except DaskMLDistError:
-        return None  # its own fit says so
+        return None  # the estimator's own fit raises the error
+    if not _settings_can_batch(settings):
+        return None
+    # What the fits of a batch must have in common; candidates may differ in the rest: strengths of
+    # the penalty, rates, tolerances, numbers of passes.
+    names = ("fit_intercept", "batch_size", "shuffle", "random_state", "run", "device", "dtype")
     return (
-        _describe_shared_settings(params, settings, loss) if _settings_can_batch(settings) else None
-    )
+        loss.name, repr(loss.parameters), str(type(loss)), repr(settings.policy),
+        repr(settings.optimizer), str(settings.penalty.l1 > 0), str(settings.auto_rate),
+        *(repr(params.get(name)) for name in names),
+    )  # fmt: skip
 
 
 def _settings_can_batch(settings: Settings) -> bool:
     """Return whether fits of such settings can be trained in the same steps."""
     policy, optimizer, run = settings.policy, settings.optimizer, settings.run
+    # Threads that race have no step in common. With a tolerance each pass is a fit of its own, at
+    # whose end a policy that averages replicas would average once more.
     if policy.uses_threads or (policy.averages and settings.tol is not None):
         return False
     if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
         return False
+    # Rates by column need an elementwise update, and the scales of features are a plan's own.
     if type(optimizer).elementwise_update is None or optimizer.uses_scales:
         return False
     if settings.schedule.scales_with_staleness:
         return False
     return not settings.penalty.l1 or isinstance(settings.schedule, _POSITIVE_SCHEDULES)
-
-
-def _describe_shared_settings(
-    params: dict[str, Any], settings: Settings, loss: Any
-) -> tuple[str, ...]:
-    """Return what the fits of a batch must have in common, as a key."""
-    names = ("fit_intercept", "batch_size", "shuffle", "random_state", "run", "device", "dtype")
-    own = (
-        str(type(loss)),
-        repr(settings.policy),
-        repr(settings.optimizer),
-        str(settings.penalty.l1 > 0),
-        str(settings.auto_rate),
-    )
-    return (loss.name, repr(loss.parameters), *own, *(repr(params.get(name)) for name in names))

@@ -1,4 +1,14 @@
-"""Batches of linear fits by round solvers: candidates and splits are columns of one fit."""
+"""Batches of linear fits by round solvers: each fit of a search is a column of one fit.
+
+A round solver (L-BFGS, Newton-CG, ...) alternates between sums over all rows, such as the gradient
+at a point, and steps that it computes from them. Solvers of many candidates and splits run in lock
+step here: one pass over the rows answers the requests of all, and each row counts in the columns
+of the splits that train on it. The scores of all fits then take a pass for each role of rows.
+
+From outside: `can_batch` says if estimators fit into one batch and `fit_batch` fits and scores
+them; `open_batched_models` holds the rows for callers with fits of their own (`RidgeCV` and the
+like, bagging).
+"""
 
 from __future__ import annotations
 
@@ -45,28 +55,32 @@ from daskml_dist.training.dataset_info import (
 from daskml_dist.training.in_parts import WholeFitCallbacks
 from daskml_dist.training.job import FitJob
 
-#: Candidates of one batch at most: each solver has a thread that waits.
+#: Most candidates of one batch: each solver waits for its sums in a thread of its own.
 _MAX_CANDIDATES = 512
-#: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes
-#: that this saves are hardly dearer than those it takes; and one row in how many is read then.
-_MIN_ENTRIES_FOR_SHARE, _SHARE_OF_ROWS = 1 << 22, 16
-#: Parameters that must be alike in a batch, since they lay out its one fit.
+#: Rows times candidates from which solvers begin at the solutions for a share of the rows. With
+#: fewer, a pass over the share costs about as much as the passes over all rows that it saves.
+_MIN_ENTRIES_FOR_SHARE = 1 << 22
+#: One run of neighbouring rows in 16 belongs to that share.
+_SHARE_OF_ROWS = 16
+#: Parameters that must be equal in a batch, since they lay out its one fit.
 _SHARED_PARAMETERS = ("run", "device", "callbacks", "verbose")
 
 
 @dataclass(eq=False)
 class BatchedFit:
-    """A candidate, fitted to the training rows of a split.
+    """Candidate fitted to the training rows of a split, with the sums that its scores are made of.
 
     Parameters
     ----------
     estimator : estimator
+        Fitted.
     sums : dict of int to ndarray
-        By role.
+        Sums of :class:`BatchedScores` by role of the rows (`TRAIN`, `TEST`).
     seconds : float
-        Its share of the batch's time.
+        Share of the batch's time, which is divided evenly.
     ranks : dict of int to ndarray
-        Ranking scores by role, in the order of `RANKINGS`, or of several labels `CLASS_RANKINGS`.
+        Ranking scores by role, in the order of `RANKINGS`, or with more than two labels of
+        `CLASS_RANKINGS`.
     """
 
     estimator: Any
@@ -75,27 +89,30 @@ class BatchedFit:
     ranks: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def score(self, name: str, role: int) -> float:
-        """Return a score by scikit-learn's name."""
+        """Return a score, given its name in scikit-learn."""
         kind = "classifier" if self.estimator._classification else "regressor"
         return float(CANDIDATE_SCORES[kind][name](self.sums[role][None, :])[0])
 
     def ranking(self, name: str, role: int) -> float:
-        """Return a ranking score; NaN where it takes another pass over the rows."""
+        """Return a ranking score; NaN if only another pass over the rows can tell it."""
         names = RANKINGS if len(self.estimator.classes_) == 2 else CLASS_RANKINGS
         return float(self.ranks[role][names.index(name)]) if name in names else np.nan
 
     def among(self, n_best: int, role: int) -> float:
-        """Return the share of rows whose label is among the `n_best`; NaN as in :meth:`ranking`."""
-        k = len(self.estimator.classes_)
-        if not 2 < k > n_best:  # scikit-learn warns of it, or has a threshold of two
+        """Return top-k accuracy with k of `n_best`; NaN as in :meth:`ranking`."""
+        n_classes = len(self.estimator.classes_)
+        # scikit-learn warns that k >= n_classes is perfect, and cuts two classes at a threshold:
+        # such cases are left to its own function, which reads the rows.
+        if not 2 < n_classes > n_best:
             return np.nan
+        # After the sums of a classifier (weight, hits, losses), weights by the label's place.
         sums = self.sums[role]
         return float(sums[3 : 3 + n_best].sum() / sums[0])
 
     def pairs(self, role: int) -> NDArray[np.float64]:
-        """Return the weights of the rows by true and predicted label, (n_classes, n_classes)."""
-        k = len(self.estimator.classes_)
-        return self.sums[role][-k * k :].reshape(k, k)
+        """Return the confusion matrix of weights, by true and then by predicted label."""
+        n_classes = len(self.estimator.classes_)
+        return self.sums[role][-n_classes * n_classes :].reshape(n_classes, n_classes)
 
 
 def can_batch(estimators: Sequence[Any]) -> bool:
@@ -120,22 +137,20 @@ def fit_batch(
     classes: Any,
     weighted: bool,
     train_score: bool,
-    looks: ScoreParts,
+    score_parts: ScoreParts,
 ) -> list[list[BatchedFit]]:
-    """Fit clones of estimators to the training rows of each split, and score them."""
+    """Fit clones of estimators to each split's training rows and score them, a split a column."""
     for estimator in estimators:
         estimator._check_params()
-    begin = time.perf_counter()
-    with open_batched_models(estimators[0], collection, roles, classes, weighted) as stack:
-        sides = (TEST, TRAIN) if train_score else (TEST,)
-        every = [(e, split) for e in range(len(estimators)) for split in range(roles.n_splits)]
-        flat = CandidateFits(stack, estimators, every, sides, looks).found()
-    found = [flat[i : i + roles.n_splits] for i in range(0, len(flat), roles.n_splits)]
-    seconds = (time.perf_counter() - begin) / (len(found) * roles.n_splits)
-    for row in found:
-        for fit in row:
-            fit.seconds = seconds
-    return found
+    begin, n_splits = time.perf_counter(), roles.n_splits
+    with open_batched_models(estimators[0], collection, roles, classes, weighted) as models:
+        scored_roles = (TEST, TRAIN) if train_score else (TEST,)
+        pairs = [(number, split) for number in range(len(estimators)) for split in range(n_splits)]
+        fits = CandidateFits(models, estimators, pairs, scored_roles, score_parts).found()
+    seconds = (time.perf_counter() - begin) / len(fits)
+    for fit in fits:
+        fit.seconds = seconds
+    return [fits[i : i + n_splits] for i in range(0, len(fits), n_splits)]
 
 
 @contextmanager
@@ -143,33 +158,37 @@ def open_batched_models(
     estimator: Any, collection: Collection, roles: FoldAssignment, classes: Any, weighted: bool,
     *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
 ) -> Iterator[BatchedModels]:  # fmt: skip
-    """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open."""
+    """Hold the rows for a batch of models, laid out as an estimator's `run` and `device` say."""
     with FitJob(collection, client, estimator._run_settings(), callbacks) as job:
         job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
+        # How often the rows will be read is not known yet; 100 passes is the order of a search.
         job.lay_out_sum_lanes(100)
         survey = TargetSummary(job.rows.survey.infos, n_columns=n_targets)
-        watched = WholeFitCallbacks(job.callbacks, with_parameters=False)
+        # To callbacks, all passes of all solvers look like one fit.
+        batch_callbacks = WholeFitCallbacks(job.callbacks, with_parameters=False)
         try:
             rows = replace(job.rows, survey=survey, classes=classes)
-            yield BatchedModels(job, rows, roles, watched)
+            yield BatchedModels(job, rows, roles, batch_callbacks)
         except BaseException as error:
-            watched.finish(error)
+            batch_callbacks.finish(error)
             raise
-        watched.finish()
+        batch_callbacks.finish()
 
 
 class NotBatchableError(DaskMLDistError):
-    """Sign that fits cannot be one, found out from their rows. Never seen by the user."""
+    """Signal that fits cannot share one, as their rows show; the caller then fits each alone."""
 
 
 class SolverFits:
-    """Fits of several solvers to the rows of one job.
+    """Runner of solvers, one after the other, over the rows of one job.
 
     Attributes
     ----------
     job : FitJob
     records : list of dict
-        Of all passes so far.
+        Records of all passes so far, numbered from 1.
+    last : tuple of (FitSpec, FitResult)
+        The last fit, from which a history is made.
     """
 
     def __init__(self, job: FitJob, callbacks: WholeFitCallbacks | None = None) -> None:
@@ -191,52 +210,59 @@ class SolverFits:
         return result.state
 
     def split_weights(self, model: BatchedLinear) -> NDArray[np.float64]:
-        """Return the weight of the training rows of each split, of a classifier by their labels.
+        """Return the weight of each split's training rows, for a classifier by their labels.
 
-        Of shape (n_splits, n_classes), or (n_splits, 1).
+        Its shape is (n_splits, n_classes), or (n_splits, 1) for regression.
         """
-        found = model.roles.weights
-        if found is None and model.classes is None:
+        weights = model.roles.weights
+        if weights is None and model.classes is None:
             return self(model, SinglePassSolver(SplitWeights())).w[:, None]
-        if found is None:
-            found = self(model, SinglePassSolver(SplitLabelWeights())).w
-        if not found.all():
+        if weights is None:
+            weights = self(model, SinglePassSolver(SplitLabelWeights())).w
+        # A fit to such a split alone would have fewer classes, and so fewer outputs.
+        if not weights.all():
             raise NotBatchableError("Training rows of a split lack a label.")
-        return found
+        return weights
 
     def scores(
         self, model: BatchedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
-        looks: ScoreParts = SUMS_ONLY,
+        score_parts: ScoreParts = SUMS_ONLY,
     ) -> NDArray[np.float64]:  # fmt: skip
         """Return the sums that candidates' scores are made of, over a role's rows in a split."""
 
-        def sums(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
-            asked = BatchedScores(w, splits, role, looks.pairs, looks.places)
-            return self(model, SinglePassSolver(asked)).w
+        def sum_scores(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
+            statistic = BatchedScores(w, splits, role, score_parts.pairs, score_parts.places)
+            return self(model, SinglePassSolver(statistic)).w
 
-        return evaluate_by_split(sums, w, splits)
+        return evaluate_by_split(sum_scores, w, splits)
 
     def rankings(
         self, model: BatchedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int
     ) -> NDArray[np.float64]:
         """Return the candidates' ranking scores, a row each, over a role's rows in their splits.
 
-        NaN where these are not found together.
+        They are NaN for regression, and for several classes whose loss has no probabilities.
         """
-        question = BatchedRanks if model.each.width == 1 else BatchedClassRanks
+        statistic = BatchedRanks if model.each.width == 1 else BatchedClassRanks
         if model.classes is None or not (model.each.width == 1 or model.each.loss.proba):
-            return np.full((len(w), len(question.names)), np.nan)
+            return np.full((len(w), len(statistic.names)), np.nan)
         return evaluate_by_split(
-            lambda w, splits: self(model, BatchedRankingSolver(w, splits, role, question)).w,
+            lambda w, splits: self(model, BatchedRankingSolver(w, splits, role, statistic)).w,
             w,
             splits,
         )
 
 
 class BatchedModels(SolverFits):
-    """Rows, laid out for any number of fits of linear models to the training rows of splits.
+    """Runner of batched fits of linear models, over rows that are laid out once.
 
-    `rows` are facts of all of them, with targets alone.
+    Parameters
+    ----------
+    job : FitJob
+    rows : DatasetInfo
+        Facts about all rows, whose targets are without the column of codes.
+    roles : FoldAssignment
+    callbacks : WholeFitCallbacks
     """
 
     def __init__(
@@ -246,7 +272,7 @@ class BatchedModels(SolverFits):
         self.rows, self.roles = rows, roles
 
     def model(self, each: LinearModel, class_weight: Any = None) -> BatchedLinear:
-        """Return the model of a batch: one model for each column."""
+        """Return the batch of models of the form `each`."""
         classes = self.rows.classes
         codes = None if classes is None else np.arange(len(classes))
         return BatchedLinear(each, self.roles, codes, class_weight)
@@ -256,103 +282,114 @@ class BatchedModels(SolverFits):
     ) -> BatchedSolver:
         """Return the solver of some candidates; large problems begin on a share of the rows."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
-        begins = (
+        # Streamed rows are read from their source for each pass: a share costs a reading of all.
+        begins_on_share = (
             n_rows * len(columns) >= _MIN_ENTRIES_FOR_SHARE and self.job.engine.streaming is None
             and all(type(c.solver) is LBFGS and c.start is None for c in columns)
         )  # fmt: skip
-        return BatchedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
+        return BatchedSolver(columns, _SHARE_OF_ROWS if begins_on_share else 1, scored)
 
     def of_split(self, weight: float) -> DatasetInfo:
-        """Return the facts of the training rows of a split, given their weight."""
+        """Return the facts about the training rows of a split, given the sum of their weights."""
         survey = self.rows.survey
         assert isinstance(survey, TargetSummary)
         return replace(self.rows, survey=replace(survey, weight=float(weight)))
 
     def weights(self, each: LinearModel) -> NDArray[np.float64]:
-        """Return the weight of the training rows of each split."""
+        """Return the summed weight of the training rows of each split."""
         return self(self.model(each), SinglePassSolver(SplitWeights())).w
 
 
 class CandidateFits:
-    """Fits of candidates to splits.
+    """Fits of pairs of an estimator and a split, in as few batches as their models allow.
 
     Parameters
     ----------
-    stack : BatchedModels
+    models : BatchedModels
     estimators : sequence of estimator
-    asked : list of (int, int)
-        Numbers of an estimator and of its split; those of an estimator lie together.
-    sides : tuple of int
+    pairs : list of (int, int)
+        Indices of an estimator and of a split; the pairs of an estimator are adjacent.
+    scored_roles : tuple of int
         Roles of the rows that are scored.
-    looks : ScoreParts
+    score_parts : ScoreParts
     """
 
     def __init__(
-        self, stack: BatchedModels, estimators: Sequence[Any], asked: list[tuple[int, int]],
-        sides: tuple[int, ...], looks: ScoreParts,
+        self, models: BatchedModels, estimators: Sequence[Any], pairs: list[tuple[int, int]],
+        scored_roles: tuple[int, ...], score_parts: ScoreParts,
     ) -> None:  # fmt: skip
-        self._stack, self._estimators, self._asked = stack, estimators, asked
-        self._sides, self._looks = sides, looks
+        self._models, self._estimators, self._pairs = models, estimators, pairs
+        self._scored_roles, self._score_parts = scored_roles, score_parts
 
     def found(self) -> list[BatchedFit]:
-        """The fits, as they are asked for."""
-        stack = self._stack
-        weights = stack.split_weights(stack.model(self._estimators[0]._problem(stack.rows)[0]))
+        """Return the fits, in the order of the pairs."""
+        models = self._models
+        weights = models.split_weights(models.model(self._estimators[0]._problem(models.rows)[0]))
         problems: list[tuple[LinearModel, Candidate, DatasetInfo]] = []
-        #: Of each problem: columns of a stack have the same.
-        kinds: list[tuple[LinearModel, str]] = []
-        for number, of_estimator in groupby(self._asked, itemgetter(0)):
+        # Problems of one key (the form of the model, and the class weights) can share a batch.
+        keys: list[tuple[LinearModel, str]] = []
+        for number, pairs in groupby(self._pairs, itemgetter(0)):
             estimator = self._estimators[number]
-            factors = self._factors(estimator, weights)
-            of_splits = (weights if factors is None else weights * factors).sum(axis=1)
-            for _, split in of_estimator:
-                weight = of_splits[split]
-                of_split = stack.of_split(weight)
-                model, solver = estimator._problem(of_split)
-                start = estimator._starting_parameters(model, of_split)
-                problems.append((model, Candidate(split, solver, float(weight), start), of_split))
-                kinds.append((model, repr(estimator._params()["class_weight"])))
-        found: dict[int, BatchedFit] = {}
+            factors = self._class_weights(estimator, weights)
+            split_weights = (weights if factors is None else weights * factors).sum(axis=1)
+            for _, split in pairs:
+                # An estimator sees only the weight of its split, as its own fit would: solvers
+                # divide by it, and penalties are relative to it.
+                info = models.of_split(split_weights[split])
+                model, solver = estimator._problem(info)
+                start = estimator._starting_parameters(model, info)
+                candidate = Candidate(split, solver, float(split_weights[split]), start)
+                problems.append((model, candidate, info))
+                keys.append((model, repr(estimator._params()["class_weight"])))
+        fits: dict[int, BatchedFit] = {}
         left = list(range(len(problems)))
         while left:
-            some = [i for i in left if kinds[i] == kinds[left[0]]][:_MAX_CANDIDATES]
-            factors = self._factors(self._estimators[self._asked[left[0]][0]], weights)
-            stacked = stack.model(kinds[left[0]][0], factors)
-            found |= self._columns(stacked, {i: problems[i] for i in some})
-            left = [i for i in left if i not in found]
-        return [found[i] for i in range(len(problems))]
+            batch = [i for i in left if keys[i] == keys[left[0]]][:_MAX_CANDIDATES]
+            factors = self._class_weights(self._estimators[self._pairs[left[0]][0]], weights)
+            batched_model = models.model(keys[left[0]][0], factors)
+            fits |= self._fit_batch(batched_model, {i: problems[i] for i in batch})
+            left = [i for i in left if i not in fits]
+        return [fits[i] for i in range(len(problems))]
 
-    def _factors(self, estimator: Any, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    def _class_weights(
+        self, estimator: Any, weights: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
         """Return the class weights in each split, as the estimator's own fit would have them."""
-        given, classes = estimator._params()["class_weight"], self._stack.rows.classes
+        given, classes = estimator._params()["class_weight"], self._models.rows.classes
         if given is None or classes is None:
             return None
         if isinstance(given, str):
             return balanced_weights(weights)
         return np.tile(named_weights(given, classes), (len(weights), 1))
 
-    def _columns(
+    def _fit_batch(
         self,
-        stacked: BatchedLinear,
+        batched_model: BatchedLinear,
         problems: dict[int, tuple[LinearModel, Candidate, DatasetInfo]],
     ) -> dict[int, BatchedFit]:
-        """Return the fits of one batch, by their numbers."""
-        columns = tuple(column for _, column, _ in problems.values())
-        asked = tuple((side, self._looks.pairs, self._looks.places) for side in self._sides)
-        solution = self._stack(stacked, self._stack.solver(columns, asked))
-        splits, sums = np.array([c.split for c in columns]), solution.extra["scores"]
+        """Return the fits of one batch, by the indices of their pairs."""
+        candidates = tuple(candidate for _, candidate, _ in problems.values())
+        parts, roles = self._score_parts, self._scored_roles
+        # Plain sums of scores end the solver's run; rankings need a pass of another kind.
+        solver = self._models.solver(
+            candidates, tuple((r, parts.pairs, parts.places) for r in roles)
+        )
+        solution = self._models(batched_model, solver)
+        splits, sums = np.array([c.split for c in candidates]), solution.extra["scores"]
         ranks = {
-            side: self._stack.rankings(stacked, solution.w, splits, side)
-            for side in self._sides if self._looks.ranks
+            role: self._models.rankings(batched_model, solution.w, splits, role)
+            for role in roles if parts.ranks
         }  # fmt: skip
-        found = {}
-        for k, (i, (_, _, rows)) in enumerate(problems.items()):
-            candidate = self._estimators[self._asked[i][0]]
-            estimator = type(candidate)(**candidate.get_params(deep=False))
-            one = candidate_solution(solution, k)
-            estimator._set_fitted(one, stacked.each, rows)
-            estimator._set_n_iter(one)
-            estimator._warn(one)
-            of_column = ({s: of[k] for s, of in found_of.items()} for found_of in (sums, ranks))
-            found[i] = BatchedFit(estimator, next(of_column), 0.0, next(of_column))
-        return found
+        fits = {}
+        for k, (i, (_, _, info)) in enumerate(problems.items()):
+            unfitted = self._estimators[self._pairs[i][0]]
+            estimator = type(unfitted)(**unfitted.get_params(deep=False))
+            own_solution = candidate_solution(solution, k)
+            estimator._set_fitted(own_solution, batched_model.each, info)
+            estimator._set_n_iter(own_solution)
+            estimator._warn(own_solution)
+            own_sums, own_ranks = (
+                {role: of_role[k] for role, of_role in found.items()} for found in (sums, ranks)
+            )
+            fits[i] = BatchedFit(estimator, own_sums, 0.0, own_ranks)
+        return fits

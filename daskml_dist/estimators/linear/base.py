@@ -1,4 +1,9 @@
-"""Base classes of linear models: fitted coefficients, raw predictions, classifiers, regressors."""
+"""Base classes of linear models: fitted coefficients, raw predictions, classifiers, regressors.
+
+Inside the package the parameters of a linear model are one matrix of shape
+(n_features + fit_intercept, width): a column for each output, the intercepts as its last row.
+`BaseLinear` translates between it and scikit-learn's `coef_` and `intercept_`.
+"""
 
 from __future__ import annotations
 
@@ -38,29 +43,32 @@ class BaseLinear(BaseOnRows):
 
     @abstractmethod
     def _loss(self) -> Loss:
-        """The loss; raises an InvalidParameterError where its parameters are not valid."""
+        """Return the loss; raise an InvalidParameterError if its parameters are not valid."""
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
-        """Set the fitted attributes from what a round solver found."""
+        """Set the fitted attributes from the solution of a round solver."""
+        # The solver's parameters are for shifted targets, in float64.
         w = model.uncentred(solution.w).astype(rows.survey.dtype)
         self._set_coef(w, model, rows.classes, "Scale the features (StandardScaler).")
 
     def _set_coef(
         self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
     ) -> None:
-        """Set the fitted attributes from the parameters."""
+        """Set the fitted attributes from the parameters; `remedy` ends the error for NaN."""
         if not np.isfinite(w).all():
             raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
         n_features = self.n_features_in_ = model.n_features
         coef = w[:n_features].T
         intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)
-        if classes is None and model.n_targets is None:
-            self.coef_, self.intercept_ = coef[0].copy(), intercept.copy()
-        else:
-            if classes is not None:
-                self.classes_ = classes
-            coef = coef[0] if self._flat_coef and len(coef) == 1 else coef
-            self.coef_, self.intercept_ = coef.copy(), intercept.copy()
+        if classes is not None:
+            self.classes_ = classes
+        # scikit-learn's shapes: coefficients of one target have one dimension, those of two classes
+        # have one row.
+        has_one_target = classes is None and model.n_targets is None
+        if has_one_target or (self._flat_coef and len(coef) == 1):
+            coef = coef[0]
+        # Copies in C order: the transposed view would keep the solver's matrix alive.
+        self.coef_, self.intercept_ = coef.copy(), intercept.copy()
 
     def _dense_coef(self) -> NDArray[Any]:
         """Return `coef_` as an array; the user may have made it sparse by ``sparsify``."""
@@ -71,14 +79,14 @@ class BaseLinear(BaseOnRows):
         return dense if self._classification or len(dense) > 1 else dense[0]
 
     def _matrix(self) -> NDArray[Any]:
-        """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
+        """Return the parameters as one matrix of shape (n_features + fit_intercept, width)."""
         coef = np.atleast_2d(self._dense_coef()).T
         if not self._all_params()["fit_intercept"]:
             return coef
         return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
 
     def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
-        """The parameters of the last fit, where ``warm_start`` asks for them and they fit."""
+        """Return the last fit's parameters if `warm_start` is set and their shape suits."""
         if not self._all_params()["warm_start"] or not hasattr(self, "coef_"):
             return None
         w = self._matrix()
@@ -100,7 +108,7 @@ def _has_proba(estimator: LinearClassifier) -> bool:
 
 
 class LinearClassifier(BaseClassifier, BaseLinear):
-    """Raw predictions and probabilities, of rows in memory or lazily.
+    """Base class of linear classifiers: raw predictions and probabilities.
 
     An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
     """
@@ -111,7 +119,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         return get_loss(self.loss, "classification")
 
     def decision_function(self, X: Any) -> Any:
-        """Raw predictions.
+        """Return the raw predictions, ``X @ coef_.T + intercept_``; lazily for a Dask collection.
 
         Parameters
         ----------
@@ -122,13 +130,14 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         ndarray or lazy dask Array of shape (n_rows,) or (n_rows, n_classes)
         """
         self._check_fitted(X)
-        n_rows = len(np.atleast_1d(self.intercept_))
-        n_outputs = None if n_rows == 1 else n_rows
-        return self._map_raw_predictions(None, X, self.coef_.dtype, n_outputs)
+        n_outputs = len(np.atleast_1d(self.intercept_))
+        return self._map_raw_predictions(
+            None, X, self.coef_.dtype, None if n_outputs == 1 else n_outputs
+        )
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes; there where the loss has them.
+        """Return the probabilities of the classes; a method only of losses that have them.
 
         Parameters
         ----------
@@ -141,7 +150,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         Raises
         ------
         AttributeError
-            The loss has none.
+            The loss has no probabilities.
         """
         self._check_fitted(X)
         return self._map_raw_predictions(
@@ -150,12 +159,12 @@ class LinearClassifier(BaseClassifier, BaseLinear):
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        """Return the logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))
 
 
 class LinearRegressor(RegressorMixin, BaseLinear):
-    """Targets and R^2, of rows in memory or lazily.
+    """Base class of linear regressors: predicted targets and R^2.
 
     An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
     """
@@ -171,7 +180,7 @@ class LinearRegressor(RegressorMixin, BaseLinear):
     score = score_r2
 
     def predict(self, X: Any) -> Any:
-        """Predicted targets.
+        """Return the predicted targets, by the inverse link of the loss.
 
         Parameters
         ----------
@@ -192,8 +201,8 @@ class LinearRegressor(RegressorMixin, BaseLinear):
 def sparsify(self: Any) -> Any:
     """Make `coef_` a sparse matrix, which takes less memory where most of it is zero.
 
-    Predictions stay as they are, and so does going on by ``partial_fit`` or `warm_start`,
-    which makes it dense again.
+    Predictions do not change. A fit that goes on (``partial_fit``, `warm_start`) makes it dense
+    again.
 
     Returns
     -------
@@ -227,23 +236,24 @@ def densify(self: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _RawPrediction:
-    """``X @ coef.T + intercept``."""
+    """Picklable function ``X @ coef.T + intercept`` of rows, for `map_rows`."""
 
     coef: NDArray[Any]
     intercept: NDArray[Any]
 
-    #: NaN and infinity stay in a sum of products, whatever the coefficients; for `map_rows`.
+    #: NaN times any coefficient is NaN, and infinity times any is not finite: `map_rows` finds
+    #: missing values in the results, and need not look through the rows.
     shows_not_finite = True
 
     def __call__(self, X: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         w = self._weights
-        # The same for all rows of a block but the last ones.
         if isinstance(X, np.ndarray):
             w = w[:, 0] if w.shape[1] == 1 else w
             if out is None:
-                return self._shifted(self._in_dtype(X @ w))
-            return self._shifted(np.matmul(X, w, out=out[: len(X)]))
-        return self._shifted(self._in_dtype(get_backend("cpu").dot(X, w)))
+                return self._add_intercept(self._in_dtype(X @ w))
+            # `out` serves block after block, of which the last has fewer rows.
+            return self._add_intercept(np.matmul(X, w, out=out[: len(X)]))
+        return self._add_intercept(self._in_dtype(get_backend("cpu").dot(X, w)))
 
     def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the function of :meth:`for_dtype` for rows that are each computed alone."""
@@ -252,33 +262,37 @@ class _RawPrediction:
     def for_dtype(
         self, dtype: np.dtype[Any], product: Callable[[Any, Any], NDArray[Any]] = operator.matmul
     ) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """The same function of dense rows of a dtype; what they do not change is found once."""
+        """Return the function of dense rows of one dtype, for many calls with few rows each."""
+        # For single rows (serving), resolving dtypes and shapes would cost more than the product.
         w = self._weights
         raw = np.empty(0, np.result_type(dtype, w))
-        wanted = self._in_dtype(raw).dtype
-        one = w.shape[1] == 1
-        w, shift = (w[:, 0], np.ravel(self.intercept)[0]) if one else (w, self.intercept)
-        as_it_is = wanted == raw.dtype
+        out_dtype = self._in_dtype(raw).dtype
+        is_single = w.shape[1] == 1
+        w, shift = (w[:, 0], np.ravel(self.intercept)[0]) if is_single else (w, self.intercept)
+        keeps_dtype = out_dtype == raw.dtype
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
-            raw = product(X, w) if as_it_is else product(X, w).astype(wanted)
+            raw = product(X, w) if keeps_dtype else product(X, w).astype(out_dtype)
             raw += shift
             return raw
 
         return apply
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """The same function of rows of a dtype on a device; only products leave it."""
+        """Return the function of rows of a dtype on a device; only the products leave it."""
         w = backend.to_device(self._weights.astype(np.result_type(self.coef, dtype)))
-        return lambda X: self._shifted(self._in_dtype(backend.to_numpy(backend.dot(X, w))))
+        return lambda X: self._add_intercept(self._in_dtype(backend.to_numpy(backend.dot(X, w))))
 
     @property
     def _weights(self) -> NDArray[Any]:
+        """Return the coefficients as a matrix of shape (n_features, width)."""
         return np.atleast_2d(self.coef).T
 
     def _in_dtype(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """Return products in the dtype of the predictions, float32 at least."""
         return raw.astype(np.result_type(raw, self.intercept, np.float32), copy=False)
 
-    def _shifted(self, raw: NDArray[Any]) -> NDArray[Any]:
+    def _add_intercept(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """Add the intercept in place; return the raw predictions."""
         raw += np.ravel(self.intercept)[0] if raw.ndim == 1 else self.intercept
         return raw

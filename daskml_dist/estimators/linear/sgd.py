@@ -1,4 +1,9 @@
-"""Linear models trained by gradient steps: their base class, and scikit-learn's parameters."""
+"""Linear models trained by gradient steps: their base class, and scikit-learn's parameters.
+
+With ``learning_rate="auto"`` a pilot on a sample of the rows finds where to start and which rate to
+take (`daskml_dist.training.learning_rate_search`). Regressions are trained on targets less their
+mean or median (`LinearModel.centred`): steps need not first carry the intercept there.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +42,8 @@ from daskml_dist.training.learning_rate_search import (
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import FitSpec, Settings
 
-#: Schedules that begin with `eta0`.
-_OF_ETA0 = ("auto", "constant", "invscaling", "adaptive")
+#: Schedules that begin at the rate `eta0`.
+_ETA0_SCHEDULES = ("auto", "constant", "invscaling", "adaptive")
 
 
 class BaseSGD(BaseSteps, BaseLinear):
@@ -140,12 +145,26 @@ class BaseSGD(BaseSteps, BaseLinear):
         return self
 
     def _params(self) -> dict[str, Any]:
-        return resolve_learning_rate(super()._params())
+        """Return every parameter, with a schedule in place of scikit-learn's name for one."""
+        params = super()._params()
+        if params["l1_ratio"] is None and params["penalty"] != "elasticnet":
+            params["l1_ratio"] = 0.15  # a valid number, which the other penalties do not read
+        rate, eta0 = params["learning_rate"], params.get("eta0")
+        has_pilot = isinstance(rate, str) and rate == "auto" and eta0 is None
+        if isinstance(rate, str) and rate in _ETA0_SCHEDULES and not has_pilot:
+            if eta0 is None:
+                eta0 = get_optimizer(params["optimizer"]).default_learning_rate
+            params["learning_rate"] = (
+                InverseScaling(float(eta0), float(params.get("power_t", 0.5)))
+                if rate == "invscaling"
+                else Constant(float(eta0))
+            )
+        return params
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         check_accepted(self)
-        check_sgd_params(super()._params())
-        self._loss()
+        _check_sgd_params(super()._params())
+        self._loss()  # raises for an invalid loss, or its parameters
         return super()._check_settings(policy)
 
     def _starting_state(
@@ -154,8 +173,9 @@ class BaseSGD(BaseSteps, BaseLinear):
         if start is None:
             return None
         dtype = settings.dtype_of(rows.survey)
-        first = model.uncentred(model.init(settings.seed, dtype))
-        w = starting_coefficients(model, first, *start)
+        # The user's coefficients are for targets as they are; training subtracts their centre.
+        initial = model.uncentred(model.init(settings.seed, dtype))
+        w = _join_starting_coefficients(model, initial, *start)
         return ShardState(model.centred(w), {})
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
@@ -165,6 +185,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
     @property
     def _adapts(self) -> bool:
+        """Whether the rate is divided whenever the loss stops improving ("adaptive")."""
         rate = self._all_params().get("learning_rate")
         return isinstance(rate, str) and rate == "adaptive"
 
@@ -174,32 +195,35 @@ class BaseSGD(BaseSteps, BaseLinear):
         aside: tuple[type, ...] = (),
         first: Sequence[object] = (),
     ) -> CallbackList:
-        found = super()._make_callbacks(max_iter, aside, first)
-        if self._adapts and found.need_parameters:
+        callbacks = super()._make_callbacks(max_iter, aside, first)
+        if self._adapts and callbacks.need_parameters:
             raise InvalidParameterError(
                 'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
                 "leave eval_set and callbacks that need parameters out, or use another rate."
             )
-        return found
+        return callbacks
 
     def _model(self, rows: DatasetInfo, last: LinearModel | None) -> LinearModel:
         params, survey = self._all_params(), rows.survey
         loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
         if not self._classification:
             loss.check_target(survey.target_range)
+        # A fit that goes on keeps the shift of the first rows: its parameters are relative to it.
         shift = (
             make_target_shift(loss, fit_intercept, survey) if last is None else last.target_shift
         )
-        first: float | tuple[float, ...] = 0.0
+        first_intercept: float | tuple[float, ...] = 0.0
         n_targets = None if self._classification else survey.n_targets
         if last is not None and last.n_targets != n_targets:
+            was, now = _describe_columns(last.n_targets), _describe_columns(n_targets)
             raise InvalidDataError(
-                f"Going on needs the targets of the first fit, {_number(last.n_targets)}; y has "
-                f"{_number(n_targets)}. Set warm_start=False, or give y as at first."
+                f"Going on needs the targets of the first fit, {was}; y has {now}. Set "
+                "warm_start=False, or give y as at first."
             )
+        # Losses without a centre (such as Poisson's, whose link is a logarithm) begin with the
+        # intercept at the best constant prediction instead.
         if not self._classification and fit_intercept and not shift:
-            means = map(float, survey.target_means)
-            first = tuple(loss.constant(mean) for mean in means)
+            first_intercept = tuple(loss.constant(float(mean)) for mean in survey.target_means)
         return LinearModel(
             loss,
             survey.n_features,
@@ -207,7 +231,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             fit_intercept,
             n_targets,
             target_shift=shift,
-            first_intercept=first,
+            first_intercept=first_intercept,
             touches=survey.nonzeros_per_row,
             row_size=None if last is None else last.row_size,
             few_entries=has_few_entries(survey.n_rows, survey.n_features),
@@ -216,7 +240,10 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _rated(
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
-        """A rate by the size of the first rows, where no pilot finds one, which the model keeps."""
+        """Choose a rate by the size of the first rows, which the model keeps, if there is no pilot.
+
+        That is the case in ``partial_fit`` and in streams.
+        """
         if settings.calibrates or not (settings.auto_rate and settings.optimizer.rates_by_rows):
             return settings, model
         assert isinstance(model, LinearModel)
@@ -225,19 +252,30 @@ class BaseSGD(BaseSteps, BaseLinear):
         return replace(settings, own_rate=rate_for_row_size(model)), model
 
     def _calibrate_rates(self, job: FitJob, fit: FitSpec, settings: Settings) -> FitSpec:
-        """The fit with the start and the rates that a pilot on a sample finds."""
-        return calibrated(fit, settings, job.lanes, job.engine, _rarity(job.rows))
+        """Return the fit with the start and the rates that a pilot on a sample finds."""
+        rarity = 1.0
+        if job.rows.classes is not None:
+            # With rare labels a sample must be larger: the mean count of a label over the least.
+            counts = job.rows.survey.label_weights(job.rows.classes)
+            counts = counts[counts > 0]
+            rarity = float(counts.mean() / counts.min()) if len(counts) else 1.0
+        return calibrated(fit, settings, job.lanes, job.engine, rarity)
 
     def _settings_of_last_fit(self, settings: Settings) -> Settings:
-        """Settings to go on by: in the units of each feature, where the fit before was so."""
-        before = type(settings.optimizer) is Adagrad and "scale" in self._state.opt_state
-        return replace(settings, optimizer=NAG()) if settings.auto_rate and before else settings
+        """Return the settings, with NAG for Adagrad where the last fit's pilot replaced it."""
+        # Only NAG keeps the scale of each feature.
+        was_replaced = type(settings.optimizer) is Adagrad and "scale" in self._state.opt_state
+        if not (settings.auto_rate and was_replaced):
+            return settings
+        return replace(settings, optimizer=NAG())
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Parameters to go on from, about the model's shift of the targets."""
-        if state.average is not None:  # no place to go on from
+        """Return the parameters to go on from, for the model's shifted targets."""
+        # `coef_` is the average of the steps, but steps go on from where the last one ended.
+        if state.average is not None:
             return state.w
-        # The user may have changed coef_ meanwhile, and it counts; else no digit may be lost.
+        # A coef_ that the user has changed counts; one that is unchanged must not be rounded by a
+        # shift back and forth.
         w = self._matrix()
         model = self._last_model
         return state.w if np.array_equal(w, model.uncentred(state.w)) else model.centred(w)
@@ -247,8 +285,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         self._set_coef(model.uncentred(w), model, rows.classes, remedy)
 
 
-def check_sgd_params(params: Mapping[str, Any]) -> None:
-    """Check the parameters that estimators by gradient steps have from scikit-learn alone."""
+def _check_sgd_params(params: Mapping[str, Any]) -> None:
+    """Raise for invalid values of the parameters that only scikit-learn's SGD estimators have."""
     rate, eta0 = params["learning_rate"], params.get("eta0")
     if isinstance(rate, str) and rate in ("pa1", "pa2"):
         raise InvalidParameterError(
@@ -284,26 +322,9 @@ def check_sgd_params(params: Mapping[str, Any]) -> None:
         )
 
 
-def resolve_learning_rate(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters with a schedule in place of scikit-learn's names for one."""
-    rate, eta0 = params["learning_rate"], params.get("eta0")
-    ratio = params["l1_ratio"]
-    if ratio is None and params["penalty"] != "elasticnet":
-        ratio = 0.15  # of which the other penalties make no use
-    return {**params, "l1_ratio": ratio, "learning_rate": _rate(rate, eta0, params)}
-
-
-def _rate(rate: Any, eta0: float | None, params: dict[str, Any]) -> Any:
-    if not isinstance(rate, str) or rate not in _OF_ETA0 or (rate == "auto" and eta0 is None):
-        return rate
-    first = get_optimizer(params["optimizer"]).default_learning_rate if eta0 is None else eta0
-    if rate == "invscaling":
-        return InverseScaling(float(first), float(params.get("power_t", 0.5)))
-    return Constant(float(first))
-
-
 def set_loss_epsilon(loss: Loss, given: Any, epsilon: float) -> Loss:
-    """The loss with an estimator's `epsilon`, where `given` is its name."""
+    """Return the loss with an estimator's `epsilon`, if `given` is a name and it has one."""
+    # A loss that the user gave as an object has an epsilon of its own.
     if isinstance(given, str) and isinstance(
         loss, Huber | EpsilonInsensitive | SquaredEpsilonInsensitive
     ):
@@ -311,14 +332,15 @@ def set_loss_epsilon(loss: Loss, given: Any, epsilon: float) -> Loss:
     return loss
 
 
-def starting_coefficients(
-    model: LinearModel, first: NDArray[Any], coef: Any, intercept: Any
+def _join_starting_coefficients(
+    model: LinearModel, initial: NDArray[Any], coef: Any, intercept: Any
 ) -> NDArray[Any]:
-    """Parameters to start from, of those that a user gives to ``fit``."""
-    w, d = first.copy(), model.n_features
+    """Return the `initial` parameters, replaced where the user gives `coef` or `intercept`."""
+    w, d = initial.copy(), model.n_features
     if coef is not None:
-        coef = _numbers("coef_init", coef, w.dtype)
+        coef = _as_finite_array("coef_init", coef, w.dtype)
         shape = (model.width, d)
+        # As scikit-learn, one row of coefficients may have one dimension.
         if coef.shape != shape and not (model.width == 1 and coef.shape == (d,)):
             raise InvalidDataError(
                 f"Provided coef_init does not match dataset: it has shape {coef.shape}, and the "
@@ -327,7 +349,7 @@ def starting_coefficients(
         w[:d] = coef.reshape(shape).T
     if intercept is None:
         return w
-    intercept = np.ravel(_numbers("intercept_init", intercept, w.dtype))
+    intercept = np.ravel(_as_finite_array("intercept_init", intercept, w.dtype))
     if intercept.shape != (model.width,):
         raise InvalidDataError(
             f"Provided intercept_init does not match dataset: it has {len(intercept)} numbers, and "
@@ -343,29 +365,22 @@ def starting_coefficients(
     return w
 
 
-def _numbers(name: str, given: Any, dtype: Any) -> NDArray[Any]:
-    """An array of finite real numbers; of a sparse matrix too, as `sparsify` leaves one."""
+def _as_finite_array(name: str, given: Any, dtype: Any) -> NDArray[Any]:
+    """Return finite real numbers as an array; raise for others, naming the argument."""
+    # `sparsify` leaves a sparse coef_, which may be given back here.
     values = np.asarray(given.toarray() if sparse.issparse(given) else given)
     if values.dtype.kind in "biufO":
         try:
-            found = values.astype(dtype)
+            converted = values.astype(dtype)
         except (TypeError, ValueError):
-            found = np.array(np.nan)
-        if np.isfinite(found).all():
-            return found
+            converted = np.array(np.nan)
+        if np.isfinite(converted).all():
+            return converted
     raise InvalidDataError(
         f"{name} must be finite real numbers (its dtype is {values.dtype}). Pass what a fit found."
     )
 
 
-def _rarity(rows: DatasetInfo) -> float:
-    """Rows of a label in the mean over those of the rarest one."""
-    if rows.classes is None:
-        return 1.0
-    counts = rows.survey.label_weights(rows.classes)
-    counts = counts[counts > 0]
-    return float(counts.mean() / counts.min()) if len(counts) else 1.0
-
-
-def _number(n_targets: int | None) -> str:
+def _describe_columns(n_targets: int | None) -> str:
+    """Return the number of columns in words; None: the targets have one dimension."""
     return "one column" if n_targets is None else f"{n_targets} columns"

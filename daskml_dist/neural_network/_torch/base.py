@@ -1,4 +1,10 @@
-"""Base class of the estimators over modules of torch."""
+"""Base class of the estimators over modules of torch.
+
+The user gives a recipe of the module (a class and its arguments), of which each process makes its
+own copy; parameters travel as one flat vector, as those of any other model (`TorchModel`). Before a
+fit the module is tried on a few rows (`ModuleTrial`), which shows its mistakes early and tells what
+the fit must know: the form of targets, the fewest rows of a batch, the stages of a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +37,14 @@ from daskml_dist.models.torch_modules.source import ModuleSource, without_weight
 from daskml_dist.models.torch_modules.staged import TorchChain
 from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.neural_network._torch.export import export
-from daskml_dist.neural_network._torch.options import group_options, schedule_of
-from daskml_dist.neural_network._torch.predict import TorchOutputs, fitted_module
+from daskml_dist.neural_network._torch.options import resolve_groups, resolve_schedule
+from daskml_dist.neural_network._torch.predict import TorchOutputs, make_fitted_module
 from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
 from daskml_dist.neural_network._torch.trying import (
-    Tried,
+    ModuleTrial,
     check_batches,
+    check_picklable,
     check_shapes,
-    check_travels,
 )
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.policies import Pipeline, Policy
@@ -48,16 +54,16 @@ from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec, Settings
 
-#: Rows of a trial.
-_TRIED = 4
-#: Beginnings of the parameters that are passed on.
-_PASSED_ON = ("module__", "criterion__")
+#: Rows on which a module is tried: more than one, as batch normalisation needs.
+_TRIAL_ROWS = 4
+#: Prefixes of the parameters that are arguments of the module or the criterion.
+_PREFIXES = ("module__", "criterion__")
 
 
 class BaseTorch(BaseNetwork):
     """Base class of estimators over a module of torch.
 
-    A subclass says what the default criterion is.
+    A subclass gives the default criterion.
 
     Parameters
     ----------
@@ -84,8 +90,8 @@ class BaseTorch(BaseNetwork):
         ``{"*.bias": dict(weight_decay=0), "features.*": dict(rate=0.1)}``.
     precision : {"bf16", "fp16"} or None, default=None
         What products are computed in, where the device has it; parameters stay as they are.
-        With ``"fp16"`` the loss is multiplied before the backward pass by what is as large as can
-        be without an overflow, in each step anew (not in a pipeline).
+        With ``"fp16"`` the loss is scaled before the backward pass by the largest factor without an
+        overflow, which each step finds anew (not in a pipeline).
     dtype : {"float32", "float64"}, default="float32"
         Of the parameters, and of rows of floats as the module gets them.
     images : {"channels_last", "channels_first"} or None, default=None
@@ -130,15 +136,15 @@ class BaseTorch(BaseNetwork):
     layer: str | None
     precision: str | None
     pipeline: Pipeline | None
-    #: Of the last fit.
+    #: Model and parameters of the last fit.
     _net: TorchModel
     _w: NDArray[Any]
 
     def _pass_on(self, given: Mapping[str, Any]) -> None:
-        """Take parameters of the constructor that go to the module or the criterion."""
+        """Set parameters of the constructor that are arguments of the module or the criterion."""
         check_torch(type(self).__name__)
         for name, value in given.items():
-            if not name.startswith(_PASSED_ON):
+            if not name.startswith(_PREFIXES):
                 raise InvalidParameterError(
                     f"{type(self).__name__} has no parameter {name!r}. Arguments of the module "
                     "begin with module__, those of the criterion with criterion__."
@@ -146,59 +152,63 @@ class BaseTorch(BaseNetwork):
             setattr(self, name, value)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name, those of the module and the criterion among them."""
-        passed = {n: v for n, v in vars(self).items() if n.startswith(_PASSED_ON)}
+        """Return the parameters by name, with the arguments of the module and the criterion."""
+        passed = {n: v for n, v in vars(self).items() if n.startswith(_PREFIXES)}
         return {**super().get_params(deep), **passed}
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name; ``module__x`` and ``criterion__x`` too."""
-        passed = {name: params.pop(name) for name in [*params] if name.startswith(_PASSED_ON)}
+        # scikit-learn would take the prefix for a nested estimator.
+        passed = {name: params.pop(name) for name in [*params] if name.startswith(_PREFIXES)}
         super().set_params(**params)
         for name, value in passed.items():
             setattr(self, name, value)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
+        # The built module can be made again, and the user's class may not be picklable.
         return {k: v for k, v in super().__getstate__().items() if k != "_built"}
 
     # -- model files ---------------------------------------------------------------------------
 
     def _take_tensors(self, state: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """Take the module's tensors, by its own names, and its code out of a state."""
+        """Remove the module's tensors, and its code, from a state; return the tensors by name."""
         return take_tensors(state)
 
     def _set_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Set what :meth:`_take_tensors` took; the module's class is among the parameters."""
+        """Set the tensors of a model file; the module's class is among the parameters."""
         set_tensors(self.__dict__, tensors, self._source())
 
     # -- settings ------------------------------------------------------------------------------
 
     def _params(self) -> dict[str, Any]:
         params = super()._params()
-        params["learning_rate"] = schedule_of(params)
-        params["groups"] = group_options(params["groups"], params["optimizer"])
+        params["learning_rate"] = resolve_schedule(params)
+        params["groups"] = resolve_groups(params["groups"], params["optimizer"])
         return params
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         settings = super()._check_settings(policy)
         check_one_of("images", self.images, (None, *IMAGES))
         check_one_of("precision", self.precision, (None, *PRECISIONS))
-        self._source()
+        self._source()  # raises for an invalid module or criterion
         return settings
 
     def _default_criterion(self) -> Any:
+        """Return the criterion that is used where the user gives none."""
         raise NotImplementedError
 
     def _threshold(self) -> float:
-        """Output above which a single one tells of the second class."""
+        """Return the threshold of a single output, above which it is the second class."""
         return 0.0
 
     def _arguments(self, prefix: str) -> dict[str, Any]:
+        """Return the arguments that are given by a prefix, sorted by name."""
         given = {n[len(prefix) :]: v for n, v in vars(self).items() if n.startswith(prefix)}
         return dict(sorted(given.items()))
 
     def _source(self) -> ModuleSource:
-        """The module and the criterion that the user asked for, checked."""
+        """Return the recipe of the module and the criterion; raise if one is invalid."""
         check_torch(type(self).__name__)
         torch, module, arguments = load_torch(), self.module, self._arguments("module__")
         if isinstance(module, torch.nn.Module):
@@ -218,6 +228,7 @@ class BaseTorch(BaseNetwork):
         return ModuleSource(module, arguments, criterion, self._arguments("criterion__"))
 
     def _check_instance(self, module: Any, arguments: dict[str, Any]) -> None:
+        """Raise for a module that is an object, unless a fit is to begin with its weights."""
         name = type(module).__name__
         if not self._params()["warm_start"]:
             raise InvalidParameterError(
@@ -235,20 +246,22 @@ class BaseTorch(BaseNetwork):
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         collection = super()._make_collection(X, y, sample_weight, reset=reset)
-        self._tried = Tried(self._rows_to_try(collection), self._inputs_of(X, collection))
+        self._trial = ModuleTrial(self._rows_to_try(collection), self._inputs_of(X, collection))
         return collection
 
     @staticmethod
     def _rows_to_try(collection: Collection) -> NDArray[Any] | None:
-        """Some rows, where they are here."""
+        """Return the first rows of a collection in memory; None for others."""
         if collection.kind != "memory":
             return None
         X = collection.parts[0][0]
-        rows = as_rows(X.iloc[:_TRIED] if hasattr(X, "iloc") else X[:_TRIED], tensors=True)
-        found: NDArray[Any] = rows.toarray() if hasattr(rows, "toarray") else rows
-        return found
+        first = X.iloc[:_TRIAL_ROWS] if hasattr(X, "iloc") else X[:_TRIAL_ROWS]
+        rows = as_rows(first, tensors=True)
+        dense: NDArray[Any] = rows.toarray() if hasattr(rows, "toarray") else rows
+        return dense
 
     def _inputs_of(self, X: Any, collection: Collection) -> TorchInputs:
+        """Return the function from rows to the module's arguments."""
         if self.inputs is None:
             return TorchInputs(self.images)
         names = [] if collection.feature_names is None else list(collection.feature_names)
@@ -261,6 +274,7 @@ class BaseTorch(BaseNetwork):
                     f"inputs[{argument!r}] names {missing}, which X has no columns for: they are "
                     f"{names}. Pass a dataframe with these columns."
                 )
+            # A frame of several dtypes becomes one array of floats: tokens become integers again.
             whole = all(X.dtypes[name].kind in "iub" for name in wanted)
             columns[argument] = InputColumns(tuple(map(names.index, wanted)), single, whole)
         return TorchInputs(None, columns)
@@ -268,99 +282,105 @@ class BaseTorch(BaseNetwork):
     def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
         torch = load_torch()
         try:
-            # Lanes in this process draw from torch's one stream, which is the user's.
+            # Lanes in this process draw from torch's one random stream, which is the user's: it is
+            # restored after the fit.
             with torch.random.fork_rng(devices=()):
                 super()._train(X, y, sample_weight, **how)
         except DivergedError as error:
+            # A network that took hours keeps the last parameters whose loss was finite.
             if self._keep_snapshot(error.snapshot):
                 kept = "The estimator keeps earlier parameters, whose loss was finite."
                 error.args = (f"{error} {kept}",)
             raise
         finally:
-            self.__dict__.pop("_tried", None)
+            self.__dict__.pop("_trial", None)
 
     def _model(self, rows: DatasetInfo, last: Any) -> TorchModel:
-        source, tried = self._source(), self._tried
+        source, trial = self._source(), self._trial
         dtype = str(np.dtype(self._params()["dtype"]))
-        kind = torch_dtype(dtype)
         n_targets = rows.survey.n_targets
+        # Several labels a row have no classes: each is a target of its own.
         n_classes = None if rows.classes is None or n_targets else len(rows.classes)
-        module = source.make_seeded(0, kind)
+        # Any seed will do for the trial: the fit draws initial parameters by its own.
+        module = source.make_seeded(0, torch_dtype(dtype))
         parameters = lay_out_parameters(module)
         check_shapes(source.name, parameters, last)
         chained = self.pipeline is not None
-        found = tried.by(source, module, rows, dtype, n_classes, n_targets, chained)
+        probe = trial.run(source, module, rows, dtype, n_classes, n_targets, chained)
         start = None
         if isinstance(self.module, load_torch().nn.Module):
             start = flatten_parameters(self.module, dtype)
-        target = "binary" if n_targets and rows.classes is not None else found.target
-        make: Any = TorchModel if found.chain is None else partial(TorchChain, chain=found.chain)
+        target = "binary" if n_targets and rows.classes is not None else probe.target
+        make: Any = TorchModel if probe.chain is None else partial(TorchChain, chain=probe.chain)
         model: TorchModel = make(
-            source, parameters, tried.inputs, target, self._threshold(), self.precision, start,
-            fewest_rows=found.min_batch_rows, pixelwise=found.channels_last_kernels,
+            source, parameters, trial.inputs, target, self._threshold(), self.precision, start,
+            fewest_rows=probe.min_batch_rows, pixelwise=probe.channels_last_kernels,
         )  # fmt: skip
-        tried.begun = model, rows
+        trial.model = model, rows
         return model
 
     def _plan_fit(self, job: FitJob, settings: Settings, model: Any, initial: Any) -> FitSpec:
+        # Workers draw the initial parameters themselves, and compare them by a checksum.
         if initial is None:
             model = model.checked(settings.seed, settings.dtype_of(job.rows.survey))
         fit = super()._plan_fit(job, settings, model, initial)
         check_batches(fit, model)
         if not isinstance(job.engine, InProcessEngine):
-            check_travels(model)
+            check_picklable(model)
         return fit
 
     def _set_learned(self, state: ShardState, model: Any, rows: DatasetInfo) -> None:
         super()._set_learned(state, model, rows)
-        self._last_model = self._net
+        self._last_model = self._net  # without the modules that the fit has made
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Any:
-        return self._tried_alone(super()._begin_stream, X, y, sample_weight, classes)
+        return self._start_stream(super()._begin_stream, X, y, sample_weight, classes)
 
     def _resume_stream(self, saved: Any, path: Any, classes: Any) -> Any:
-        return self._tried_alone(super()._resume_stream, saved, path, classes)
+        return self._start_stream(super()._resume_stream, saved, path, classes)
 
-    def _tried_alone(self, begin: Callable[..., Any], *given: Any) -> Any:
-        """The start of a stream; torch's random stream, which is the user's, stays as it is."""
-        around = partial(load_torch().random.fork_rng, devices=())
+    def _start_stream(self, begin: Callable[..., Any], *given: Any) -> Any:
+        """Return a started stream, which leaves torch's random stream, the user's, as it is."""
+        fork_stream = partial(load_torch().random.fork_rng, devices=())
         try:
-            with around():
+            with fork_stream():
                 started = begin(*given)
         finally:
-            self.__dict__.pop("_tried", None)
-        started.steps.around = around
+            self.__dict__.pop("_trial", None)
+        started.steps.around = fork_stream
         return started
 
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         self.__dict__.pop("_built", None)
         self._net, self._w = model.at_rest(), w
+        # A new token, so that no process predicts with the module of an earlier fit.
         self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.survey.rows_dtype
         self.n_outputs_ = rows.survey.n_targets or 1
 
     def _keep_snapshot(self, w: NDArray[Any] | None) -> bool:
-        """Keep the last parameters whose loss was finite of a fit that diverged, if any."""
-        if w is None or self._tried.begun is None:
+        """Set a diverged fit's last parameters of finite loss; return False if there are none."""
+        if w is None or self._trial.model is None:
             return False
-        model, rows = self._tried.begun
+        model, rows = self._trial.model
         self._set_parameters(w, model, rows)
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model, self.n_iter_, self.t_ = ShardState(w, {}), self._net, 0, 0.0
         return True
 
-    # -- what was fitted -----------------------------------------------------------------------
+    # -- the fitted module ---------------------------------------------------------------------
 
     @property
     def module_(self) -> Any:
-        """The fitted module, in evaluation mode, on the host; built when first asked for."""
+        """Return the fitted module, in evaluation mode, on the host; built when first read."""
         if not hasattr(self, "_net"):
             raise AttributeError(f"{type(self).__name__} has no module_ before it is fitted.")
         if "_built" not in self.__dict__:
-            self._built = fitted_module(self._net, self._w)
+            self._built = make_fitted_module(self._net, self._w)
         return self._built
 
     def state_dict(self) -> dict[str, Any]:
-        """The fitted module's parameters and buffers by name, as ``load_state_dict`` takes them."""
+        """Return the module's parameters and buffers by name, as ``load_state_dict`` takes them."""
+        # Copies: the tensors are views of the vector that predictions are made with.
         self._check_fitted()
         state: dict[str, Any] = self.module_.state_dict()
         return {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -385,7 +405,7 @@ class BaseTorch(BaseNetwork):
         export(self.module_, path, self._net.inputs(rows, torch_dtype(str(self._w.dtype))))
 
     def transform(self, X: Any, layer: str | None = None) -> Any:
-        """Embeddings: what a layer gives for each row, flattened; lazy where X is.
+        """Return embeddings: the outputs of a layer for each row, flattened; lazy where X is.
 
         Parameters
         ----------
@@ -404,6 +424,7 @@ class BaseTorch(BaseNetwork):
         return self._map_outputs(outputs, X, width)
 
     def _outputs(self, **how: Any) -> TorchOutputs:
+        """Return the function from rows to outputs, with options of :class:`TorchOutputs`."""
         token = f"{self._token}-{how.get('layer')}"
         return TorchOutputs(self._net, self._w, token=token, **how)
 
@@ -413,4 +434,5 @@ class BaseTorch(BaseNetwork):
     def _map_outputs(
         self, outputs: TorchOutputs, X: Any, n_outputs: int | None, then: Any = None
     ) -> Any:
+        """Return outputs for the rows of X, lazily for a Dask collection."""
         return self._map_rows(outputs, X, self._w.dtype, n_outputs, then=then)

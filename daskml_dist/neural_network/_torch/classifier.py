@@ -12,10 +12,10 @@ from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.models.torch_modules.module import cross_entropy
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.neural_network._torch.predict import (
-    Above,
-    either,
-    nonlinearity_of,
+    MarginOutputs,
+    find_nonlinearity,
     sigmoid,
+    softmax_or_sigmoid,
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
@@ -29,11 +29,11 @@ class TorchClassifier(BaseClassifier, BaseTorch):
     criterion : class or callable, default=None
         Class of a criterion such as ``torch.nn.CrossEntropyLoss``, with arguments given as
         ``criterion__name=value``; or a function of outputs and targets that returns the loss of
-        each row. None: the cross-entropy of logits, of
-        which the module returns one a class, or one alone for the second of two classes.
+        each row. None: the cross-entropy of logits, of which the module returns one a class, or one
+        alone for the second of two classes.
     predict_nonlinearity : "auto", callable or None, default="auto"
-        What makes probabilities of the module's outputs (a function of a tensor); ``"auto"`` goes
-        with the criterion: softmax, sigmoid or exp, and None: they are probabilities already.
+        Function of a tensor, from the module's outputs to probabilities. ``"auto"``: softmax,
+        sigmoid or exp, by the criterion; None: outputs are probabilities already.
     **passed_on
         ``module__name=value`` and ``criterion__name=value``.
 
@@ -169,7 +169,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         return self
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes.
+        """Return the probabilities of the classes, or of each of several labels.
 
         Parameters
         ----------
@@ -181,23 +181,26 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         """
         self._check_fitted(X)
         then = self._nonlinearity()
-        if self._several and then is either:
+        # Several labels have one logit each, which do not compete as those of classes do.
+        if self._several and then is softmax_or_sigmoid:
             then = sigmoid
-        return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_each)
+        return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_proba)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        """Return the logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))
 
     def _raw_prediction(self) -> Any:
-        # Of one output a row, or of several labels, the sign must tell the class.
-        signs = self._several or len(self.classes_) == 2
-        return self._outputs(then=Above(self._threshold(), self._several) if signs else None)
+        # `BaseClassifier` reads the sign of one output a row, and of several labels.
+        reads_signs = self._several or len(self.classes_) == 2
+        then = MarginOutputs(self._threshold(), self._several) if reads_signs else None
+        return self._outputs(then=then)
 
     def _threshold(self) -> float:
         return 0.5 if self._nonlinearity() is None else 0.0
 
     def _nonlinearity(self) -> Any:
+        """Return the function from outputs to probabilities; None if outputs are probabilities."""
         given = self.predict_nonlinearity
         if given is None or callable(given):
             return given
@@ -205,14 +208,15 @@ class TorchClassifier(BaseClassifier, BaseTorch):
             raise InvalidParameterError(
                 f'predict_nonlinearity={given!r}: use "auto", a function of a tensor, or None.'
             )
-        return nonlinearity_of(
+        return find_nonlinearity(
             self._default_criterion() if self.criterion is None else self.criterion
         )
 
 
-def _write_each(found: NDArray[Any], out: NDArray[Any]) -> None:
-    if found.ndim == 2:
-        out[...] = found
+def _write_proba(proba: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write probabilities of classes or labels to `out`; of the second of two classes, both."""
+    if proba.ndim == 2:
+        out[...] = proba
         return
-    out[:, 1] = found
-    np.subtract(1, found, out=out[:, 0])
+    out[:, 1] = proba
+    np.subtract(1, proba, out=out[:, 0])

@@ -13,7 +13,10 @@ from daskml_dist.models.torch_modules.library import load_torch
 
 
 def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, Any]]) -> None:
-    """Write a module to a file, in the format that its name ends with."""
+    """Write a module to a file, in the format of its suffix.
+
+    `example` holds positional and named inputs of the module, which ONNX traces it with.
+    """
     path = Path(path)
     write = _FORMATS.get(path.suffix)
     if write is None:
@@ -25,20 +28,22 @@ def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, An
 
 
 def _write_tensors(module: Any, path: Path, example: Any) -> None:
-    safetensors = _needed("safetensors.torch", "safetensors", path)
-    # Here they are views of one vector, of which the format wants each apart.
+    """Write parameters and buffers as a safetensors file."""
+    safetensors = _import_or_explain("safetensors.torch", "safetensors", path)
+    # A fitted module's tensors are views of one vector; the format refuses shared memory.
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     safetensors.save_file(state, str(path))
 
 
 def _write_onnx(module: Any, path: Path, example: tuple[list[Any], dict[str, Any]]) -> None:
-    _needed("onnx", "onnx", path)
-    _needed("onnxscript", "onnxscript", path)
+    """Write the computation as an ONNX file, for any number of rows."""
+    _import_or_explain("onnx", "onnx", path)
+    _import_or_explain("onnxscript", "onnxscript", path)
     torch, (positional, named) = load_torch(), example
     rows = torch.export.Dim("rows")
     shapes = (*({0: rows} for _ in positional),) or None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
+        warnings.simplefilter("ignore")  # torch and onnxscript warn of each other's versions
         program = torch.onnx.export(
             module, tuple(positional), kwargs=named, dynamo=True, verbose=False,
             dynamic_shapes=shapes if shapes else {name: {0: rows} for name in named},
@@ -52,7 +57,8 @@ _FORMATS: dict[str, Callable[[Any, Path, Any], None]] = {
 }
 
 
-def _needed(module: str, package: str, path: Path) -> Any:
+def _import_or_explain(module: str, package: str, path: Path) -> Any:
+    """Return a module that a format needs; raise with the remedy if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Options of a fit as users of torch say them: schedules by name, groups as dicts."""
+"""Options of a fit in the terms of torch: schedules by name, groups of parameters as dicts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from daskml_dist.optimizers import GroupOptions, get_optimizer
 from daskml_dist.schedules import SCHEDULES, Schedule, get_schedule
 
 
-def schedule_of(params: Mapping[str, Any]) -> Any:
-    """Learning rate as the base class takes it, of `learning_rate` and `schedule`."""
+def resolve_schedule(params: Mapping[str, Any]) -> Any:
+    """Return `learning_rate` and `schedule` as the one parameter that the base class takes."""
     rate, schedule = params["learning_rate"], params["schedule"]
     if schedule is None:
         return rate
@@ -28,15 +28,16 @@ def schedule_of(params: Mapping[str, Any]) -> Any:
             f"schedule={schedule!r}: use one of {list(SCHEDULES)}, an object of "
             "daskml_dist.schedules, or None for a constant rate."
         )
+    # The named schedule begins at the rate, for which a constant schedule resolves "auto".
     default = get_optimizer(params["optimizer"]).default_learning_rate
     first = get_schedule(rate, default=default, alpha=0.0, max_iter=1)(1, 0.0)
     return SCHEDULES[schedule].from_defaults(first, params["alpha"], params["max_iter"])
 
 
-def group_options(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | None:
-    """Options of groups, of which those that are dicts change the fit's optimizer.
+def resolve_groups(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | None:
+    """Return the options of groups; a dict gives those by which a group differs from the fit.
 
-    ``{"*.bias": dict(weight_decay=0, rate=2.0)}``
+    An example is ``{"*.bias": dict(weight_decay=0, rate=2.0)}``.
     """
     if groups is None:
         return None
@@ -45,12 +46,14 @@ def group_options(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | None
             f"groups={groups!r}: use a dict from patterns of parameters' names to dicts, such as "
             '{"*.bias": dict(weight_decay=0)}, or to GroupOptions.'
         )
-    return {name: _options(name, given, optimizer) for name, given in groups.items()}
+    return {name: _resolve_group(name, given, optimizer) for name, given in groups.items()}
 
 
-def _options(name: str, given: Any, optimizer: Any) -> GroupOptions:
+def _resolve_group(name: str, given: Any, optimizer: Any) -> GroupOptions:
+    """Return the options of one group, given as such or as a dict."""
     if isinstance(given, GroupOptions):
         return given
+    # Keys of a dict are the group's own options, its optimizer, or that optimizer's parameters.
     changes = dict(given)
     own = {key: changes.pop(key) for key in ("rate", "penalty") if key in changes}
     base: Any = get_optimizer(changes.pop("optimizer", optimizer))

@@ -1,4 +1,8 @@
-"""Predictions of a fitted module: a function of rows that builds it once a process."""
+"""Predictions of a fitted module: a function of rows that builds it once in each process.
+
+`TorchOutputs` is sent to workers as the recipe of a module and an array of parameters; each process
+builds the module when it first predicts, and keeps the last few by a token.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,18 @@ from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.module import TorchModel
 from daskml_dist.models.torch_modules.source import class_name_of, explain_errors
 
-#: Modules that this process has built last, by the token of what built them.
+#: Modules that this process has built, by the token of their outputs; the last used comes last.
 _BUILT: OrderedDict[str, Any] = OrderedDict()
-_MOST_BUILT = 4
+#: Modules that are kept: the present one, the last one, and layers of either.
+_MAX_MODULES = 4
 _BUILDING = threading.Lock()
-#: Threads share a module, and a hook on it sees what all of them compute.
+#: Threads share a module, and a hook on it is called in all of them: one thread at a time hooks.
 _HOOKING = threading.Lock()
 
 
-def fitted_module(model: TorchModel, w: NDArray[Any]) -> Any:
-    """A new module with fitted parameters, ready to predict."""
+def make_fitted_module(model: TorchModel, w: NDArray[Any]) -> Any:
+    """Return a new module with fitted parameters, in evaluation mode."""
+    # The seed does not matter: all parameters and buffers are replaced.
     module = model.source.make_seeded(0, torch_dtype(str(w.dtype)))
     flat = FlatModule(module, model.parameters, w, trained=False)
     flat.enter(w)
@@ -36,16 +42,18 @@ def fitted_module(model: TorchModel, w: NDArray[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class TorchOutputs:
-    """Function from rows to a fitted module's outputs, or to what a layer of it gives.
+    """Function from rows to the outputs of a fitted module, or of one of its layers.
 
     Parameters
     ----------
     model : TorchModel
     w : ndarray of shape (n, 1)
     layer : str or None
-        Whose output is wanted, flattened; None: the module's own.
+        Layer whose output is returned, flattened; None: the module.
     then : callable or None
-        What is made of the module's output, a tensor.
+        Function of the module's output, a tensor.
+    token : str
+        Key under which a process keeps the module.
     """
 
     model: TorchModel
@@ -55,79 +63,82 @@ class TorchOutputs:
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        """Outputs of shape (n,), or (n, ...)."""
+        """Return outputs of shape (n,), or (n, ...)."""
         torch = load_torch()
         module, kind = self._module(), torch_dtype(str(self.w.dtype))
         name = self.model.source.name
         positional, named = self.model.inputs(X, kind)
         with torch.inference_mode(), explain_errors(f"{name}.forward, on {X.shape[0]} rows,"):
             if self.layer is not None:
-                found = _of_layer(module, self.layer, positional, named)
+                tensor = _compute_layer_output(module, self.layer, positional, named)
             else:
+                # Of several outputs the first is the prediction, as in the loss.
                 output = module(*positional, **named)
-                found = output[0] if isinstance(output, tuple) else output
-                found = found if self.then is None else self.then(found)
-            result: NDArray[Any] = found.to(kind).numpy()
-        return (
-            result.reshape(len(result))
-            if result.shape[1:] == (1,) and self.layer is None
-            else result
-        )
+                tensor = output[0] if isinstance(output, tuple) else output
+                tensor = tensor if self.then is None else self.then(tensor)
+            outputs: NDArray[Any] = tensor.to(kind).numpy()
+        is_column = outputs.shape[1:] == (1,) and self.layer is None
+        return outputs.reshape(len(outputs)) if is_column else outputs
 
     def _module(self) -> Any:
+        """Return the module, which is built if this process does not have it."""
         with _BUILDING:
             if self.token not in _BUILT:
-                _BUILT[self.token] = fitted_module(self.model, self.w)
-                while len(_BUILT) > _MOST_BUILT:
+                _BUILT[self.token] = make_fitted_module(self.model, self.w)
+                while len(_BUILT) > _MAX_MODULES:
                     _BUILT.popitem(last=False)
             _BUILT.move_to_end(self.token)
             return _BUILT[self.token]
 
     def width(self, rows: NDArray[Any]) -> int:
-        """Columns of the result, seen on a few rows."""
+        """Return the number of columns of the result, as some rows show."""
         return int(np.prod(self(rows).shape[1:], dtype=int))
 
 
-def _of_layer(module: Any, layer: str, positional: list[Any], named: dict[str, Any]) -> Any:
+def _compute_layer_output(
+    module: Any, layer: str, positional: list[Any], named: dict[str, Any]
+) -> Any:
+    """Return the output of a layer, flattened, by a forward hook on it."""
     layers = dict(module.named_modules())
     if layer not in layers or not layer:
         known = [name for name in layers if name]
         raise InvalidParameterError(f"layer={layer!r}: the module's layers are {known}. Name one.")
-    taken: list[Any] = []
+    outputs: list[Any] = []
     with _HOOKING:
-        hook = layers[layer].register_forward_hook(lambda _, __, output: taken.append(output))
+        hook = layers[layer].register_forward_hook(lambda _, __, output: outputs.append(output))
         try:
             module(*positional, **named)
         finally:
             hook.remove()
-    if not taken:
+    if not outputs:
         raise InvalidParameterError(f"layer={layer!r} has no part in forward. Name another.")
-    found = taken[-1][0] if isinstance(taken[-1], tuple) else taken[-1]
-    return found.flatten(1)
+    # A layer that is called several times, such as one with shared weights, gives the last output.
+    last = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
+    return last.flatten(1)
 
 
-def nonlinearity_of(criterion: Any) -> Callable[[Any], Any] | None:
-    """Function from outputs to probabilities that goes with a criterion; None: they are these."""
+def find_nonlinearity(criterion: Any) -> Callable[[Any], Any] | None:
+    """Return the function from outputs to probabilities that suits a criterion; None: identity."""
     return _NONLINEARITIES.get(class_name_of(criterion))
 
 
 @dataclass(frozen=True)
-class Above:
-    """Outputs of which the largest, or the sign of a single one, tells the class.
+class MarginOutputs:
+    """Function of outputs whose largest, or the sign of a single one, tells the class.
 
     Parameters
     ----------
     threshold : float
-        Of a single one.
+        Output above which a label is predicted.
     each : bool
-        Whether each of several outputs is one of its own.
+        Whether each of several outputs is a label of its own.
     """
 
     threshold: float
     each: bool
 
     def __call__(self, output: Any) -> Any:
-        """Outputs themselves, or how far single ones lie above the threshold."""
+        """Return outputs of classes unchanged, others relative to the threshold."""
         if output.ndim == 2 and output.shape[1] > 1 and not self.each:
             return output
         return output - self.threshold
@@ -137,13 +148,13 @@ def _softmax(output: Any) -> Any:
     return output.softmax(dim=1)
 
 
-def either(output: Any) -> Any:
-    """Probabilities of logits: one a class, or a single one for the second of two classes."""
+def softmax_or_sigmoid(output: Any) -> Any:
+    """Return probabilities of logits: one a class, or one for the second of two classes."""
     return _softmax(output) if output.ndim == 2 and output.shape[1] > 1 else sigmoid(output)
 
 
 def sigmoid(output: Any) -> Any:
-    """Probabilities of logits, each of its own."""
+    """Return probabilities of logits, each independent of the others."""
     return output.sigmoid()
 
 
@@ -151,9 +162,10 @@ def _exp(output: Any) -> Any:
     return output.exp()
 
 
+#: Functions from outputs to probabilities, by the names of criteria that take other outputs.
 _NONLINEARITIES = {
     "CrossEntropyLoss": _softmax,
-    "cross_entropy": either,
+    "cross_entropy": softmax_or_sigmoid,
     "BCEWithLogitsLoss": sigmoid,
     "binary_cross_entropy_with_logits": sigmoid,
     "NLLLoss": _exp,

@@ -1,4 +1,8 @@
-"""Tensors of a fitted module, apart from all else that its estimator holds."""
+"""Tensors of a fitted module, apart from the other attributes of its estimator.
+
+A model file holds arrays and plain values, and none of the user's code: the tensors are stored by
+their names in the module, and the class of the module is given again when the file is loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +17,30 @@ from daskml_dist.errors import ModelFileError
 from daskml_dist.models.torch_modules.flat import lay_out_parameters, torch_dtype
 from daskml_dist.models.torch_modules.source import ModuleSource
 
-#: Field of the state, for the time between, that the tensors are.
+#: Key in model files: field of the `ShardState` ("w" or "average") whose array the tensors are.
 _TAKEN = "_taken"
 
 
 def take_tensors(state: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Take the module's tensors out of the attributes of an estimator, and the user's code."""
-    whole, net, w = state["_state"], state["_net"], state.pop("_w")
+    """Remove the module's tensors, and the user's code, from a state; return the tensors."""
+    shard_state, net, w = state["_state"], state["_net"], state.pop("_w")
     del state["_last_model"]
     state["_net"] = replace(net, source=None)
-    taken = "w" if whole.average is None else "average"
-    if np.array_equal(getattr(whole, taken), w, equal_nan=True):
-        state["_state"], state[_TAKEN] = replace(whole, **{taken: None}), taken
-    found: dict[str, NDArray[Any]] = net.parameters.views(w)
-    return found
+    # The state to go on from usually has the same array, which is not stored twice.
+    taken = "w" if shard_state.average is None else "average"
+    if np.array_equal(getattr(shard_state, taken), w, equal_nan=True):
+        state["_state"], state[_TAKEN] = replace(shard_state, **{taken: None}), taken
+    tensors: dict[str, NDArray[Any]] = net.parameters.views(w)
+    return tensors
 
 
 def set_tensors(
     state: dict[str, Any], tensors: Mapping[str, NDArray[Any]], source: ModuleSource
 ) -> None:
-    """Set what :func:`take_tensors` took."""
+    """Put back into an estimator's attributes what :func:`take_tensors` has removed."""
     net = replace(state["_net"], source=source)
     _check_module(net, source)
-    dtype = next(iter(tensors.values())).dtype  # of all
+    dtype = next(iter(tensors.values())).dtype  # all tensors have one dtype
     w = np.empty(net.parameters.shape, dtype)
     for name, view in net.parameters.views(w).items():
         view[...] = tensors[name]
@@ -46,13 +51,14 @@ def set_tensors(
 
 
 def _check_module(net: Any, source: ModuleSource) -> None:
+    """Raise if the module that is given has other parameters than the one of the file."""
     module = source.make_seeded(0, torch_dtype("float32"))
     here = {part.name: part.shape for part in lay_out_parameters(module).parts}
     there = {part.name: part.shape for part in net.parameters.parts}
-    odd = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    if odd:
+    changed = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    if changed:
         raise ModelFileError(
             f"{source.name} is another module than that of the file: "
-            + ", ".join(f"{n} of shape {here.get(n)} was {there.get(n)}" for n in odd[:5])
+            + ", ".join(f"{n} of shape {here.get(n)} was {there.get(n)}" for n in changed[:5])
             + ". Give the class of the fit."
         )

@@ -1,4 +1,7 @@
-"""Checks before a fit of a module: a trial on some rows, batches, the way to the workers."""
+"""Checks before a fit of a module: a trial on some rows, batches, and pickling for workers.
+
+A mistake in a user's module would otherwise be found by a worker, in the middle of a fit.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,27 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import FitSpec
 
 
-class Tried:
-    """Rows that a fit tries a module with, and the model that it begins."""
+class ModuleTrial:
+    """Rows that a fit tries a module with, and the model that comes of it.
+
+    Parameters
+    ----------
+    sample : ndarray or None
+        Some rows; None where they are not in this process.
+    inputs : TorchInputs
+
+    Attributes
+    ----------
+    model : tuple of (TorchModel, DatasetInfo) or None
+        The model that the fit begins with, kept for a fit that diverges.
+    """
 
     def __init__(self, sample: NDArray[Any] | None, inputs: TorchInputs) -> None:
         self.sample = sample
         self.inputs = inputs
-        self.begun: tuple[TorchModel, DatasetInfo] | None = None
+        self.model: tuple[TorchModel, DatasetInfo] | None = None
 
-    def by(
+    def run(
         self,
         source: ModuleSource,
         module: Any,
@@ -36,7 +51,8 @@ class Tried:
         n_targets: int | None,
         chained: bool,
     ) -> ProbeResult:
-        """Findings on rows that are here, or on such as could be there."""
+        """Return what the module shows on the sample, or without one on made-up rows."""
+        # Rows of zeros, and of ones for a module that cannot take zeros.
         shape, kind = (2, *rows.survey.row_shape), np.dtype(rows.survey.rows_dtype)
         samples = [np.zeros(shape, kind), np.ones(shape, kind)]
         if self.sample is not None and len(self.sample):
@@ -53,26 +69,28 @@ class Tried:
 
 
 def check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
-    """Check that the parameters are those of the fit that this one goes on from."""
+    """Raise if the parameters differ from those of the fit that this one goes on from."""
     if last is None or last.parameters == parameters:
         return
     before = {part.name: part.shape for part in last.parameters.parts}
     now = {part.name: part.shape for part in parameters.parts}
-    odd = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    changed = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     raise InvalidParameterError(
         f"{name} has other parameters than in the fit that this one goes on from: "
-        + ", ".join(f"{k} of shape {now.get(k)} was {before.get(k)}" for k in odd[:5])
+        + ", ".join(f"{k} of shape {now.get(k)} was {before.get(k)}" for k in changed[:5])
         + ". Keep its arguments, or set warm_start=False and call fit."
     )
 
 
 def check_batches(fit: FitSpec, model: TorchModel) -> None:
-    """Check that each call of the module gets as many rows as it needs."""
+    """Raise if a call of the module may get fewer rows than its batch normalisation needs."""
     if model.fewest_rows < 2:
         return
     smallest = min((n for n in fit.rows.lane_rows if n), default=0)
     pipeline = fit.steps.pipeline
     parts = 1 if pipeline is None else pipeline.micro_batches
+    # The batches of a lane differ by one row at most, as do the micro-batches of a batch: the
+    # smallest lane has batches of `least` rows, or one more.
     least, micro = smallest // fit.work.n_steps, fit.work.micro_batch
     fewest = least // parts
     if micro is not None and least:
@@ -87,9 +105,10 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
         )
 
 
-def check_travels(model: TorchModel) -> None:
-    """Check that a model can be sent to workers, but for its weights."""
+def check_picklable(model: TorchModel) -> None:
+    """Raise if a model cannot be sent to workers."""
     try:
+        # Without the weights, which are large, and are arrays that can be sent.
         cloudpickle.dumps(dataclasses.replace(model, start=None))
     except Exception as error:
         where = inspect.getmodule(model.source.module)
