@@ -28,6 +28,7 @@ def inherit_documentation(cls: type) -> None:
     text = inspect.cleandoc(cls.__doc__)
     known: dict[str, str] = {}
     attributes: dict[str, str] = {}
+    # From the farthest base to the nearest, whose entries replace those of the others.
     for base in reversed(cls.__mro__[1:-1]):
         if base.__doc__ and base.__module__.startswith("daskml_dist."):
             known |= read_entries(base.__doc__, "Parameters")
@@ -47,6 +48,7 @@ def inherit_documentation(cls: type) -> None:
 
 
 def _has_constructor(cls: type) -> bool:
+    """Return whether a class has a constructor, its own or inherited."""
     return cls.__init__ is not object.__init__  # type: ignore[misc]
 
 

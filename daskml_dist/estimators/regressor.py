@@ -1,17 +1,20 @@
-"""R^2, the score of the regressors, from one pass over rows in memory or blocks."""
+"""Methods that regressors share: R^2 from one pass over the rows, and one more pass of training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.parameters.checks import check_some_weight
+
+if TYPE_CHECKING:
+    from daskml_dist.policies import Policy
 
 _Link = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -37,6 +40,25 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
     errors, spread = sums.errors, sums.targets.squares
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
+
+
+def partial_fit(
+    self: Any, X: Any, y: Any = None, sample_weight: Any = None, *,
+    policy: str | Policy | None = None, client: Any = None,
+) -> Any:  # fmt: skip
+    """Make one pass over more rows, going on from the last state.
+
+    Parameters
+    ----------
+    X, y, sample_weight, policy, client
+        As in :meth:`fit`.
+
+    Returns
+    -------
+    self
+    """
+    self._fit_one_pass(X, y, sample_weight, policy, client, None)
+    return self
 
 
 @dataclass(frozen=True, eq=False)

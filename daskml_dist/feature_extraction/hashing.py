@@ -1,9 +1,14 @@
-"""Hashers of features: scikit-learn's for Dask collections, and Vowpal Wabbit's namespaces."""
+"""Hashers of features: scikit-learn's for Dask collections, and Vowpal Wabbit's namespaces.
+
+The column of a feature is a hash of its name, so that nothing is learned and blocks need not agree.
+Scalar products of hashed rows are in expectation those of the rows, if each feature gets a random
+sign (K. Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009, lemma
+2).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import repeat
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -95,11 +100,12 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
 #: Multiplier of the first hash of a product (MurmurHash2's); odd, so no bit is lost.
 _HASH_MULTIPLIER = np.uint32(0x5BD1E995)
 
+#: Hashes of features, and their values.
 Features = tuple[NDArray[np.uint32], NDArray[np.float64]]
 
 
 class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
-    """Hasher of rows in memory, in the place of a scikit-learn class; see `NamespaceHasher`."""
+    """Hasher of rows in memory, which stands for a class of scikit-learn; see `NamespaceHasher`."""
 
     def __init__(
         self,
@@ -139,34 +145,36 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
             columns.append(hashes)
             values.append(numbers)
             lengths.append(len(hashes))
-        # All rows at once: signs, columns and the row pointers of a CSR matrix.
-        every = np.concatenate([np.empty(0, np.uint32), *columns])
+        # All rows at once: signs, columns and the row pointers of a CSR matrix. The empty arrays
+        # give no rows the right dtypes.
+        hashes = np.concatenate([np.empty(0, np.uint32), *columns])
         numbers = np.concatenate([np.empty(0), *values])
         if self.alternate_sign:
             # The sign is the highest bit of the hash, which the column does not depend on.
-            numbers = np.where(every >> np.uint32(31), -numbers, numbers)
+            numbers = np.where(hashes >> np.uint32(31), -numbers, numbers)
         indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        at = ((every & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
+        at = ((hashes & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
         rows = sparse.csr_array(
             (numbers.astype(self.dtype), at, indptr), shape=(len(lengths), self.n_features)
         )
-        rows.sum_duplicates()
+        rows.sum_duplicates()  # features that collide are added up
         return rows
 
     def _hash_row(self, row: Any) -> Features:
+        """Return the features of a row: those of its namespaces, then the products."""
         if not isinstance(row, Mapping):
             raise InvalidDataError(
                 f"A row is a {type(row).__name__}. Pass dicts from namespace to text, tokens or "
                 "{name: value}."
             )
         spaces = {space: _hash_namespace(space, features) for space, features in row.items()}
-        found = list(spaces.values())
+        parts = list(spaces.values())
         for a, b in self.interactions:
             if a in spaces and b in spaces:
-                found.append(_multiply_features(spaces[a], spaces[b], same=a == b))
-        if not found:
+                parts.append(_multiply_features(spaces[a], spaces[b], same=a == b))
+        if not parts:
             return np.empty(0, np.uint32), np.empty(0)
-        return np.concatenate([h for h, _ in found]), np.concatenate([v for _, v in found])
+        return np.concatenate([h for h, _ in parts]), np.concatenate([v for _, v in parts])
 
 
 class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
@@ -242,10 +250,11 @@ def _hash_namespace(space: str, features: Any) -> Features:
             f"Namespace {space!r} holds {features!r}. Give its features: a text, a list of names, "
             "or a mapping of names to numbers, such as {'price': 2.5}."
         )
-    pairs = features.items() if isinstance(features, Mapping) else zip(features, repeat(1.0))
+    items = (
+        features.items() if isinstance(features, Mapping) else [(name, 1.0) for name in features]
+    )
     # The hash of the namespace is the seed, so that equal names in two of them are told apart.
     seed = murmurhash3_32(space, positive=True)
-    items = list(pairs)
     hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name, _ in items]
     return np.array(hashes, dtype=np.uint32), np.array([value for _, value in items], dtype=float)
 

@@ -51,6 +51,7 @@ class DocumentTransformer(BlockTransformer):
 
     def decode(self, doc: Any) -> Any:
         """Decode a text as scikit-learn does; None and pandas.NA are missing values too."""
+        # scikit-learn refuses NaN with a message, and would fail on the others anywhere.
         missing = doc is None or type(doc).__name__ == "NAType"
         return super().decode(np.nan if missing else doc)
 
@@ -64,7 +65,7 @@ class DocumentTransformer(BlockTransformer):
         return partial(_preprocess_text, preprocess)
 
     def _sample(self, X: Any) -> Any:
-        return ["text"]
+        return ["text"]  # one document, whatever the kind of collection
 
     def fit_transform(self, raw_documents: Any, y: Any = None, **params: Any) -> Any:  # type: ignore[override]
         """Fit to documents, and return them transformed."""
@@ -286,11 +287,13 @@ class VocabularyTransformer(DocumentTransformer):
         return db.from_delayed([terms_of(block) for block in X.to_delayed().ravel()])
 
     def _map(self, method: str, X: Any) -> Any:
+        # Documents have one dimension, where `BlockTransformer` takes rows of two.
         self._check_vocabulary_known()
         return super()._map(method, join_delayed(X, 1))
 
     def _check_vocabulary_known(self) -> None:
         """Raise if the terms are not known yet; a given vocabulary needs no fit."""
+        # The check sets `vocabulary_` from the parameter.
         if (
             not hasattr(self, "vocabulary_")
             and self.vocabulary is not None
@@ -426,6 +429,7 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
         self
         """
         check_documents(X)
+        # scikit-learn's fit checks the parameters alone, but takes no lazy documents.
         text.HashingVectorizer.fit(self, ["text"] if is_dask(X) else X)
         return self
 

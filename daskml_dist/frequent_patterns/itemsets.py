@@ -135,6 +135,7 @@ def frequent_itemsets(
     X = convert_foreign(X)
     if basket is None:
         names = _read_item_names(X)
+        # With missing values each item gets a second column, of the baskets in which it is known.
         X = mark_known(X) if null_values else X
     elif null_values:
         raise InvalidParameterError(

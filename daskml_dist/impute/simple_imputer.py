@@ -1,6 +1,8 @@
 """`SimpleImputer`: statistics of each column, merged over blocks.
 
-`_finish` fits scikit-learn's class to two made-up rows that have the statistics of all rows.
+Each strategy has a summary that merges: a count and a mean, a sketch of the quantiles, or the
+counts of the values. `_finish` then fits scikit-learn's class to two made-up rows that have the
+statistics of all rows, so that its attributes and its indicator are scikit-learn's own.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     _numeric = False
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Return for each column its summary and whether values are missing, dtypes, and kind."""
         if sparse.issparse(X):
             raise InvalidDataError(
                 "SimpleImputer takes no sparse chunks of a Dask collection: what is not stored "
@@ -69,6 +72,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         dtypes = list(X.dtypes) if is_frame else [X.dtype] * X.shape[1]
         if self._has_numeric_columns(dtypes):
             return *self._summarise_numbers(as_rows(X, any_order=True)), dtypes, is_frame
+        # Texts, objects, extension dtypes and other missing values go through pandas.
         frame = X if is_frame else load_pandas().DataFrame(X)
         columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
         missing = [self._find_missing(column) for column in columns]
@@ -92,8 +96,9 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         return list(zip(count.astype(int), known, strict=True)), count < len(rows)
 
     def _find_missing(self, column: Any) -> Any:
+        """Return the mask of a column's missing values."""
         given = self.missing_values
-        if given is None or type(given).__name__ == "NAType" or given != given:
+        if given is None or type(given).__name__ == "NAType" or given != given:  # NaN
             return column.isna().to_numpy()
         return (column == given).fillna(False).to_numpy(dtype=bool)
 
@@ -101,9 +106,9 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         """Return the summary of a column's values in a block that the strategy needs."""
         if self.strategy in ("mean", "median"):
             # Objects may be numbers; an empty column of objects has no dtype to infer.
-            known = values.infer_objects() if len(values) else values.astype(float)
+            inferred = values.infer_objects() if len(values) else values.astype(float)
             try:
-                numbers = as_rows(known.to_frame())[:, 0].astype(np.float64)
+                numbers = as_rows(inferred.to_frame())[:, 0].astype(np.float64)
             except InvalidDataError as error:
                 raise ValueError(
                     f"Cannot use {self.strategy} strategy with non-numeric data of column "
@@ -117,11 +122,12 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         return len(values)
 
     def _merge(self, summaries: list[Any]) -> Any:
-        values, missing, dtypes, frames = zip(*summaries, strict=True)
+        values, missing, dtypes, are_frames = zip(*summaries, strict=True)
         merged = [self._merge_column(list(column)) for column in zip(*values, strict=True)]
-        return merged, np.logical_or.reduce(missing), dtypes[0], frames[0]
+        return merged, np.logical_or.reduce(missing), dtypes[0], are_frames[0]
 
     def _merge_column(self, parts: list[Any]) -> Any:
+        """Return the summary of a column in all blocks."""
         if self.strategy == "mean":
             n = sum(count for count, _ in parts)
             # Weighted means, not sums, which might overflow.
@@ -130,35 +136,36 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
             return merge_sketches(parts)
         return sum(parts, Counter() if self.strategy == "most_frequent" else 0)
 
-    def _compute_statistic(self, found: Any) -> Any:
+    def _compute_statistic(self, summary: Any) -> Any:
         """Return the value to fill with; None for a column without values."""
         if self.strategy == "mean":
-            return found[1] if found[0] else None
+            return summary[1] if summary[0] else None
         if self.strategy == "median":
-            return found.quantile(0.5) if len(found.values) else None
+            return summary.quantile(0.5) if len(summary.values) else None
         if self.strategy == "most_frequent":
             # Of several most frequent values the smallest, as in scikit-learn.
-            most = max(found.values(), default=0)
-            return min((v for v, n in found.items() if n == most), default=None)
-        return 0 if found else None
+            most = max(summary.values(), default=0)
+            return min((v for v, n in summary.items() if n == most), default=None)
+        return 0 if summary else None  # "constant": the number of values
 
     def _finish(self, summary: Any) -> None:
         """Fit scikit-learn's class to two rows that have the statistics of all rows."""
         columns, missing, dtypes, is_frame = summary
         if self.strategy == "median":
             self.rank_error_ = max(s.error / max(s.n_rows, 1) for s in columns)
-        small = {}
-        for j, (found, lacks, dtype) in enumerate(zip(columns, missing, dtypes, strict=True)):
-            value = self._compute_statistic(found)
+        made_up = {}
+        for j, (own, lacks, dtype) in enumerate(zip(columns, missing, dtypes, strict=True)):
+            value = self._compute_statistic(own)
+            # Any value of the column's kind: the constant itself is a parameter.
             if self.strategy == "constant" and value is not None:
                 value = "" if dtype.kind not in "biuf" else 0
             gap = self.missing_values
             first = gap if value is None else value
             # One value and one gap (if the column has any) have this statistic and this indicator.
-            small[j] = load_pandas().Series(
+            made_up[j] = load_pandas().Series(
                 [first, gap if lacks or value is None else first], dtype=object
             )
-        frame = load_pandas().DataFrame(small).infer_objects()
+        frame = load_pandas().DataFrame(made_up).infer_objects()
         if is_frame:
             frame.columns = (
                 self.feature_names_in_

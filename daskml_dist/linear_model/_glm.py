@@ -29,7 +29,6 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.dataset_info import DatasetInfo
 
-
 #: Links that a user may choose.
 _LINKS = ("auto", "identity", "log")
 

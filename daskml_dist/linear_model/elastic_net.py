@@ -1,4 +1,9 @@
-"""`ElasticNet` and `Lasso`: least squares with an l1 penalty."""
+"""`ElasticNet` and `Lasso`: least squares with an l1 penalty, by coordinate descent.
+
+One pass sums the Gram matrix; coordinate descent with covariance updates works on it alone (J.
+Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear models via
+coordinate descent", 2010, section 2.2).
+"""
 
 from __future__ import annotations
 
@@ -151,6 +156,7 @@ class ElasticNet(BaseLeastSquares):
         return sparse.csr_matrix(self.coef_)
 
     def _set_n_iter(self, solution: Solution) -> None:
+        """Set `n_iter_` and `dual_gap_`: numbers for one target, arrays for several."""
         gaps, n_iter = solution.extra["dual_gap"], solution.extra["n_iter"]
         if len(gaps) == 1:
             self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
@@ -167,6 +173,7 @@ class ElasticNet(BaseLeastSquares):
         check_count("max_iter", self.max_iter)
         if self.selection not in ("cyclic", "random"):
             raise InvalidParameterError(f'selection={self.selection!r}: use "cyclic" or "random".')
+        # scikit-learn's warning, in its words.
         if self.alpha == 0:
             warnings.warn(
                 "With alpha=0, this algorithm does not converge well. You are advised to use the "

@@ -85,6 +85,7 @@ class LinearRegression(BaseLeastSquares):
         return tags
 
     def _clear_fitted(self) -> None:
+        # Sparse rows and `positive` find no singular values: those of an earlier fit would stay.
         for name in ("rank_", "singular_"):
             self.__dict__.pop(name, None)
 
@@ -102,6 +103,7 @@ class LinearRegression(BaseLeastSquares):
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         model = self._model(rows)
         moments = moments_of(rows)
+        # As in scikit-learn, whose error begins with these words.
         if self.positive and moments["sparse"]:
             raise InvalidTypeError(
                 "Sparse data was passed for X, but dense data is required. positive=True needs "

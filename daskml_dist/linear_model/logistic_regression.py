@@ -1,4 +1,9 @@
-"""Logistic regression by round solvers over sums of all rows."""
+"""Logistic regression by round solvers over sums of all rows.
+
+All solvers reach the optimum of one convex objective, the mean log loss plus the penalty, so that
+scikit-learn's names choose the way and not the result; names without a solver of their own here
+are served by L-BFGS.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Names of scikit-learn's solvers for which L-BFGS is used.
 _SERVED = ("liblinear", "newton-cg", "sag", "saga")
-#: scikit-learn's warnings for solvers that have one of their own for a lack of convergence.
+#: scikit-learn's words for a lack of convergence, by solver: {0} is its name, {1} the iterations.
 _FAILURES = {
     "liblinear": "Liblinear failed to converge, increase the number of iterations",
     "newton-cholesky": "Newton solver did not converge after {1} iterations",
@@ -145,7 +150,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self.callbacks = callbacks
 
     def _set_n_iter(self, solution: Solution) -> None:
-        self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)
+        self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)  # an array, as in scikit-learn
 
     def _loss(self) -> Loss:
         return LogLoss()
@@ -172,6 +177,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
             raise InvalidParameterError(
                 f"solver={name!r}: use one of {names}.{suggest_nearest(name, names)}"
             )
+        # What scikit-learn refuses of a solver is refused, though L-BFGS in its place could do it.
         if self.dual and name != "liblinear":
             raise InvalidParameterError(
                 f"Solver {name} supports only dual=False, got dual=True. Leave dual out: both "
@@ -202,6 +208,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     def _warn_of_contradictions(self) -> None:
         """Warn if `penalty` contradicts `l1_ratio` or `C`, and say which of them counts."""
+        # 1. What is wrong, in the package's words.
         name, ratio, text = self.penalty, self.l1_ratio or 0.0, ""
         if name == "elasticnet" and ratio == 0:
             text = "is the l2 penalty. Set l1_ratio above 0 for an elastic net"
@@ -214,6 +221,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         if not text:
             return
         text = f"penalty={name} with l1_ratio={ratio} {text}."
+        # 2. scikit-learn's words before them, by which warnings are filtered.
         if name is None:
             text = f"Setting penalty=None will ignore the C and l1_ratio parameters: {text}"
         elif name != "elasticnet":

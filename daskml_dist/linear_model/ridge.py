@@ -16,8 +16,9 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.training.dataset_info import DatasetInfo
 
-#: Names of scikit-learn's solvers, and the method of each for the reduced problem, of as many
-#: rows as features. All are exact; "lbfgs" is the name that goes with `positive`.
+#: Methods for the reduced problem, which has as many rows as features, by the names of
+#: scikit-learn's solvers. All are exact, as an iterative one has nothing to save at this size;
+#: "lbfgs" is scikit-learn's name for `positive`.
 _SOLVERS = {
     "auto": "auto",
     "svd": "svd",
@@ -104,7 +105,7 @@ class Ridge(BaseLeastSquares):
         self.callbacks = callbacks
 
     def _set_n_iter(self, solution: Solution) -> None:
-        self.n_iter_ = None
+        self.n_iter_ = None  # as in scikit-learn for solvers that do not iterate
         used = solution.extra["solver"]
         self.solver_ = used if self.solver == "auto" or self.positive else self.solver
 

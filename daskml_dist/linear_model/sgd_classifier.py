@@ -137,6 +137,7 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self.checkpoint = checkpoint
 
     def _loss(self) -> Loss:
+        # A loss of regression is for targets of -1 and +1.
         if isinstance(self.loss, str) and self.loss in LABEL_LOSS_NAMES:
             return label_loss_of(
                 set_loss_epsilon(get_loss(self.loss, "regression"), "", self.epsilon)
@@ -167,6 +168,7 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self
         """
         self._check_one_pass()
+        # The rows of one call may lack a class, or hold another share of it than the next ones.
         if isinstance(self.class_weight, str):
             raise InvalidParameterError(
                 f"class_weight {self.class_weight!r} is not supported for partial_fit. In order to "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from daskml_dist.estimators.linear.base import LinearRegressor, densify, sparsify
 from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
+from daskml_dist.estimators.regressor import partial_fit
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
@@ -129,25 +130,4 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     def _loss(self) -> Loss:
         return set_loss_epsilon(super()._loss(), self.loss, self.epsilon)
 
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Make one pass over more rows, going on from the last state.
-
-        Parameters
-        ----------
-        X, y, sample_weight, policy, client
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        self
-        """
-        self._fit_one_pass(X, y, sample_weight, policy, client, None)
-        return self
+    partial_fit = partial_fit

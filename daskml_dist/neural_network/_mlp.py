@@ -165,7 +165,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
         check_one_of("learning_rate", params["learning_rate"], _RATES)
         for name in ("alpha", "tol", "power_t"):
-            # tol=None: steps make all max_iter passes.
+            # tol=None: steps make all max_iter passes; L-BFGS needs a tolerance.
             if not (name == "tol" and params[name] is None and not self._by_rounds):
                 check_number(name, params[name])
         check_number("learning_rate_init", params["learning_rate_init"], lambda v: v > 0, "> 0")
@@ -312,6 +312,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             0 if rows.classes is None else len(rows.classes),
             rows.survey.n_targets is not None,
         )
+        # Layers may have been changed between fits by `set_params`, or y may have other columns.
         if last is not None and last.sizes != model.sizes:
             raise InvalidParameterError(
                 f"Going on needs the layers of the first fit, of {list(last.sizes)} units; these "
@@ -354,7 +355,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         params = self._all_params()
         goes_on = self._continues_last_fit()
         if goes_on:
-            self._check_going_on(rows)
+            self._check_same_classes(rows)
         model = self._model(rows, self._last_model if goes_on else None)
         # The objective is a mean: scikit-learn's alpha / 2 * |w|^2 is over the weight of all rows.
         penalty = Penalty(0.0, float(params["alpha"]) / rows.weight_sum)
@@ -362,7 +363,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             penalty, int(params["max_iter"]), float(params["tol"]), int(params["max_fun"])
         )
 
-    def _check_going_on(self, rows: DatasetInfo) -> None:
+    def _check_same_classes(self, rows: DatasetInfo) -> None:
         """Raise if a fit with `warm_start` has other classes than the last one."""
         if rows.classes is not None and not np.array_equal(rows.classes, self.classes_):
             raise InvalidDataError(
@@ -450,11 +451,15 @@ def _resolve_optimizer(params: dict[str, Any]) -> str | Optimizer:
     if params["optimizer"] is not None:
         given: str | Optimizer = params["optimizer"]
         return given
+    # D. P. Kingma and J. Ba, "Adam: a method for stochastic optimization", 2015. L-BFGS makes no
+    # steps, and its optimizer is not read.
     if params["solver"] != "sgd":
         return Adam(params["beta_1"], params["beta_2"], params["epsilon"])
     check_number("momentum", params["momentum"], lambda v: 0 <= v < 1, "from 0 up to, not with, 1")
     if params["momentum"] == 0:
         return SGD()
+    # Momentum and Nesterov's form of it: I. Sutskever et al., "On the importance of initialization
+    # and momentum in deep learning", 2013.
     return (Nesterov if params["nesterovs_momentum"] else Momentum)(params["momentum"])
 
 
@@ -462,6 +467,7 @@ def _resolve_schedule(params: dict[str, Any]) -> Schedule:
     """Return the given schedule, or the one of scikit-learn's learning rate."""
     rate = params["learning_rate_init"]
     if params["schedule"] is not None:
+        # Parameters are read before they are checked: an invalid alpha must not fail here.
         alpha = params["alpha"] if isinstance(params["alpha"], Real) else 0.0
         return get_schedule(
             params["schedule"], default=rate, alpha=float(alpha), max_iter=params["max_iter"]

@@ -126,6 +126,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         return 1 if n_classes == 2 and not self._several else n_classes
 
     def _out_activation(self, model: MLP) -> str:
+        # Labels of a row are independent of each other, and classes exclude each other.
         return "logistic" if model.several or model.n_outputs == 1 else "softmax"
 
     @available_if(steps_alone)  # type: ignore[untyped-decorator]
@@ -168,7 +169,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         ndarray or lazy dask Array of shape (n_rows, n_classes)
         """
         self._check_fitted(X)
-        write = _write_each if self._several else LogLoss().write_proba
+        write = _write_label_proba if self._several else LogLoss().write_proba
         return self._map_raw_predictions(write, X, self._state.w.dtype, len(self.classes_))
 
     def predict_log_proba(self, X: Any) -> Any:
@@ -176,6 +177,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         return np.log(self.predict_proba(X))
 
 
-def _write_each(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the probability of each of several labels."""
+def _write_label_proba(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the probability of each of several labels to `out`."""
+    # Each raw output is the log odds of two classes, of which the second is the label.
     out[...] = LogLoss().predict_proba(raw.ravel())[:, 1].reshape(out.shape)

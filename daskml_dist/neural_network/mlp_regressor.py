@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.metaestimators import available_if
 
+from daskml_dist.estimators.regressor import partial_fit
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network._base import NetworkRegressor
@@ -130,26 +131,4 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         link = self._loss().inverse_link
         return "identity" if link(np.ones(1))[0] == 1 else "exp"
 
-    @available_if(steps_alone)  # type: ignore[untyped-decorator]
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Make one pass over more rows, going on from the last state.
-
-        Parameters
-        ----------
-        X, y, sample_weight, policy, client
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        self
-        """
-        self._fit_one_pass(X, y, sample_weight, policy, client, None)
-        return self
+    partial_fit = available_if(steps_alone)(partial_fit)

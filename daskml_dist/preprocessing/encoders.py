@@ -1,7 +1,9 @@
 """Encoders of categories and labels, and the base class that learns categories block by block.
 
-`CategoryEncoder` collects the categories of each column and their rows, and fits scikit-learn's
-class to a few made-up rows that hold them all; only the distinct values of a column are encoded.
+What an encoder learns follows from the categories of each column and the number of rows of each.
+`CategoryEncoder` collects both from the blocks, and fits scikit-learn's class to a few made-up rows
+that hold all categories, with the true numbers put in its place (`_counts`). Objects are looked up
+in Python, which is slow: only the distinct values of a column in a block are encoded.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 
-#: Rows from which on only distinct values are encoded; for fewer, finding them costs more.
+#: Fewest rows of which only distinct values are encoded; for fewer, finding them costs more.
 _MIN_ROWS_FOR_DISTINCT = 256
 
 
@@ -43,8 +45,8 @@ class CategoryEncoder(BlockTransformer):
     """Base class of encoders whose fitted state follows from categories and their counts."""
 
     _numeric = False
-    #: Rows, and the counts of each column's categories, while scikit-learn's `fit` sees made-up
-    #: rows.
+    #: Number of all rows, and the counts of each column's categories, during scikit-learn's `fit`
+    #: to made-up rows.
     _counts: tuple[int, list[NDArray[np.int64]]] | None = None
 
     def _read(self, X: Any) -> Any:
@@ -52,41 +54,38 @@ class CategoryEncoder(BlockTransformer):
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Return the categories of each column, their counts, n_rows, and whether X is a frame."""
-        few, places = find_distinct_rows(X)
-        few = convert_missing_to_nan(few)
-        # Given categories are checked against the rows; found ones are collected.
+        distinct, places = find_distinct_rows(X)
+        distinct = convert_missing_to_nan(distinct)
+        # Given categories are checked against the rows, by scikit-learn's own fit to them.
         given = self.categories
         if not isinstance(given, str):
-            clone(self).set_params(min_frequency=None, max_categories=None).fit(few)
-        found, codes = number_categories(few, given)
+            clone(self).set_params(min_frequency=None, max_categories=None).fit(distinct)
+        categories, codes = number_categories(distinct, given)
         counts = []
-        for j, categories in enumerate(found):
-            column, each = codes[:, j], np.bincount(places[j], minlength=len(codes))
+        for j, own in enumerate(categories):
+            column, n_rows = codes[:, j], np.bincount(places[j], minlength=len(codes))
             # Rows of each distinct value, added up by its category; unknown values have none.
-            rows = np.zeros(len(categories), dtype=np.int64)
+            sums = np.zeros(len(own), dtype=np.int64)
             known = column >= 0
-            np.add.at(rows, column[known], each[known])
-            counts.append(rows)
-        return found, counts, X.shape[0], is_dataframe_like(X)
+            np.add.at(sums, column[known], n_rows[known])
+            counts.append(sums)
+        return categories, counts, X.shape[0], is_dataframe_like(X)
 
     def _merge(self, summaries: list[Any]) -> Any:
-        categories, counts, rows, frames = zip(*summaries, strict=True)
+        categories, counts, n_rows, are_frames = zip(*summaries, strict=True)
         join = _join_categories if isinstance(self.categories, str) else _add_counts
-        merged = [
-            join(list(found), list(sums))
-            for found, sums in zip(
-                zip(*categories, strict=True), zip(*counts, strict=True), strict=True
-            )
-        ]
-        return [c for c, _ in merged], [n for _, n in merged], sum(rows), frames[0]
+        # From blocks of columns to columns of blocks.
+        columns = zip(zip(*categories, strict=True), zip(*counts, strict=True), strict=True)
+        merged = [join(list(own), list(sums)) for own, sums in columns]
+        return [c for c, _ in merged], [n for _, n in merged], sum(n_rows), are_frames[0]
 
     def _finish(self, summary: Any) -> None:
         """Fit scikit-learn's class to a few rows that hold all categories."""
         categories, counts, n_rows, is_frame = summary
-        small = self._make_rows_of_categories(categories, is_frame)
+        made_up = self._make_rows_of_categories(categories, is_frame)
         self._counts = n_rows, counts
         try:
-            super().fit(small)
+            super().fit(made_up)
         except ValueError as error:  # such as a category to drop that is not there
             raise InvalidParameterError(
                 f"{error}\nThe parameters do not fit the categories that X holds: change either."
@@ -95,6 +94,7 @@ class CategoryEncoder(BlockTransformer):
             del self._counts
 
     def _make_rows_of_categories(self, categories: list[NDArray[Any]], is_frame: bool) -> Any:
+        """Return few rows that hold all categories, as an array or a frame."""
         # Shorter columns are repeated to the longest: every category is there, none is new.
         longest = max(map(len, categories))
         columns = [np.resize(found, longest) for found in categories]
@@ -106,7 +106,7 @@ class CategoryEncoder(BlockTransformer):
     def _fit_infrequent_category_mapping(
         self, n_samples: int, category_counts: Any, missing_indices: Any
     ) -> None:
-        # scikit-learn's hook, which counts rows by default: those that it sees are made up.
+        # scikit-learn's private hook, which counts the rows that it sees: here these are made up.
         if self._counts is not None:
             n_samples, category_counts = self._counts
         super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
@@ -119,8 +119,7 @@ class CategoryEncoder(BlockTransformer):
     def _transform(self, X: Any, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the code of each value of X, and whether it is known.
 
-        scikit-learn's hook of all encoders, which looks each value up in Python; here only the
-        distinct values of each column.
+        This overrides scikit-learn's private method of all encoders, which looks up each value.
         """
         if np.shape(X)[0] < _MIN_ROWS_FOR_DISTINCT or not (
             is_dataframe_like(X) or isinstance(X, np.ndarray)
@@ -128,12 +127,13 @@ class CategoryEncoder(BlockTransformer):
             known = super()._transform(X, *args, **options)
             return known[0], known[1]
         # Encode distinct values, and look the codes of all rows up by their places.
-        few, places = find_distinct_rows(X)
-        codes, are_known = super()._transform(convert_missing_to_nan(few), *args, **options)
+        distinct, places = find_distinct_rows(X)
+        codes, are_known = super()._transform(convert_missing_to_nan(distinct), *args, **options)
         at = np.stack(places, axis=1), np.arange(len(places))
         return codes[at], are_known[at]
 
     def _sample(self, X: Any) -> Any:
+        # A row of known categories: "handle_unknown" must not refuse the sample.
         if not hasattr(self, "categories_") or not all(map(len, self.categories_)):
             return make_sample_row(X)
         first = [found[:1] for found in self.categories_]
@@ -142,23 +142,25 @@ class CategoryEncoder(BlockTransformer):
         return _make_frame(X.columns, first)
 
 
-def number_categories(few: Any, categories: Any) -> tuple[list[NDArray[Any]], NDArray[np.int64]]:
+def number_categories(rows: Any, categories: Any) -> tuple[list[NDArray[Any]], NDArray[np.int64]]:
     """Return the categories of each column and the codes of its values; -1 for unknown ones.
 
     A missing value has the last code, as its category comes last.
     """
+    # scikit-learn gives missing values a code of the caller's, here one that no category has.
     encoder = preprocessing.OrdinalEncoder(
         categories=categories,
         handle_unknown="use_encoded_value",
         unknown_value=-1,
         encoded_missing_value=-2,
     )
-    codes = encoder.fit_transform(few).astype(np.int64)
-    last = np.array([len(found) - 1 for found in encoder.categories_])
+    codes = encoder.fit_transform(rows).astype(np.int64)
+    last = np.array([len(own) - 1 for own in encoder.categories_])
     return encoder.categories_, np.where(codes == -2, last, codes)
 
 
 def _make_frame(names: Any, columns: list[NDArray[Any]]) -> Any:
+    """Return a frame of columns with their dtypes."""
     # With dtypes: pandas would infer strings from objects, and make NaN of a None among them.
     series = load_pandas().Series
     made = [series(column, dtype=column.dtype) for column in columns]
@@ -176,10 +178,10 @@ def _join_categories(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted union of a column's categories, and the sums of their rows."""
-    dtypes = {found.dtype for found in categories}
+    dtypes = {own.dtype for own in categories}
     if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
         # A block without a value of the column may have another dtype; NumPy joins numbers itself.
-        categories = [found.astype(object) for found in categories]
+        categories = [own.astype(object) for own in categories]
     every = np.concatenate(categories)[:, None]
     (union,), at = number_categories(every, "auto")
     sums = np.zeros(len(union), dtype=np.int64)
@@ -309,12 +311,14 @@ class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_
         column = _as_one_column(y)
         X = column.to_frame() if is_series_like(column) else column[:, None]
         with reading(type(self).__name__):
-            found = reduce_parts(as_collection(X, numeric=False), _find_block_labels, _merge_labels)
-        if found is None:
+            labels = reduce_parts(
+                as_collection(X, numeric=False), _find_block_labels, _merge_labels
+            )
+        if labels is None:
             raise InvalidDataError(
                 "y holds 0 labels in all its blocks. Check the filter or the path that made it."
             )
-        self.classes_ = found
+        self.classes_ = labels
         return self
 
     def transform(self, y: Any) -> Any:
@@ -336,7 +340,7 @@ class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_
         return self._map("transform", y, np.empty(0, dtype=np.intp))
 
     def fit_transform(self, y: Any) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same labels; parameters as there."""
+        """Find the distinct labels, and return them encoded; parameters as in :meth:`fit`."""
         if not is_dask(y := convert_to_host(y)):
             return preprocessing.LabelEncoder.fit_transform(self, y)
         return self.fit(y).transform(y)
@@ -356,10 +360,12 @@ class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_
         return self._map("inverse_transform", y, self.classes_[:0])
 
     def _map(self, method: str, y: Any, meta: NDArray[Any]) -> Any:
+        """Return the results of a method of scikit-learn's class, lazily for a Dask collection."""
         check_fitted(self)
         y = join_delayed(convert_to_host(y), 1)
         if not is_dask(y):
             return getattr(preprocessing.LabelEncoder, method)(self, y)
+        # A copy, so that a later fit does not change lazy results.
         return map_blocks(partial(_encode_block, copy.copy(self), method), _as_one_column(y), meta)
 
 
@@ -376,39 +382,42 @@ def _as_one_column(y: Any) -> Any:
 
 
 def _find_block_labels(index: int, X: Any, y: Any, sample_weight: Any) -> NDArray[Any] | None:
-    """Return the sorted labels of a block; None of an empty one."""
+    """Return the sorted labels of a block; None for an empty one."""
     if X.shape[0] == 0:
         return None
     try:
-        few = convert_missing_to_nan(find_distinct_rows(copy_to_host(X))[0])
-        return _sort_labels(as_column(few, name="y", index=index))
+        distinct = convert_missing_to_nan(find_distinct_rows(copy_to_host(X))[0])
+        return _sort_labels(as_column(distinct, name="y", index=index))
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of y: ") from error
 
 
 def _merge_labels(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
-    found = [part for part in parts if part is not None]
-    kinds = {part.dtype.kind for part in found}
+    """Return the sorted labels of all blocks; None if all are empty."""
+    filled = [part for part in parts if part is not None]
+    kinds = {part.dtype.kind for part in filled}
     if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would make strings of numbers
-        found = [part.astype(object) for part in found]
+        filled = [part.astype(object) for part in filled]
     try:
-        return _sort_labels(np.concatenate(found)) if found else None
+        return _sort_labels(np.concatenate(filled)) if filled else None
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
 
 
 def _sort_labels(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return distinct labels in scikit-learn's order; raise for labels of several types."""
     classes: NDArray[Any] = preprocessing.LabelEncoder().fit(labels).classes_
     return classes
 
 
 def _encode_block(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> NDArray[Any]:
-    few, (places,) = find_distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
-    values = as_column(convert_missing_to_nan(few), name="y")
+    """Return the result of a method for a block, of which only distinct values are looked up."""
+    distinct, (places,) = find_distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
+    values = as_column(convert_missing_to_nan(distinct), name="y")
     try:
-        found: NDArray[Any] = getattr(preprocessing.LabelEncoder, method)(encoder, values)
+        encoded: NDArray[Any] = getattr(preprocessing.LabelEncoder, method)(encoder, values)
     except ValueError as error:
         raise InvalidDataError(
             f"{error}. Fit on labels that hold them all, or drop these rows."
         ) from error
-    return found[places]
+    return encoded[places]

@@ -1,4 +1,8 @@
-"""Transformers that make several columns of one: bins (`KBinsDiscretizer`) and polynomials."""
+"""Transformers that make several columns of one: bins (`KBinsDiscretizer`) and polynomials.
+
+Edges of bins follow from sketches of the columns, which are summaries of a bounded size that merge
+(`data/column_statistics.py`); polynomials learn nothing but the number of columns.
+"""
 
 from __future__ import annotations
 
@@ -102,13 +106,13 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         return self
 
     def _transformed(self, X: Any, **options: Any) -> Any:
-        one = self
+        # scikit-learn's `transform` sets the dtype of its encoder for a moment, so that threads of
+        # one process must not share the encoder.
+        discretizer = self
         if "_encoder" in vars(self):
-            # scikit-learn's `transform` sets the dtype of its encoder for a moment, which threads
-            # of one process must not share.
-            one = copy.copy(self)
-            one._encoder = copy.copy(self._encoder)
-        return super(KBinsDiscretizer, one)._transformed(X, **options)
+            discretizer = copy.copy(self)
+            discretizer._encoder = copy.copy(self._encoder)
+        return super(KBinsDiscretizer, discretizer)._transformed(X, **options)
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         weighted = sample_weight is not None
@@ -135,11 +139,12 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         weighted = sample_weight is not None
         if weighted:
             sample_weight = convert_weights(np.asarray(sample_weight), np.float64, None)
+        # Even bins need the extremes alone, which two rows have: their sketch is small and exact.
         if self.strategy == "uniform":
-            some = rows[sample_weight > 0] if weighted else rows
-            if len(some):
-                some = np.stack([some.min(axis=0), some.max(axis=0)])
-            rows, sample_weight = some, None
+            counted = rows[sample_weight > 0] if weighted else rows
+            if len(counted):
+                counted = np.stack([counted.min(axis=0), counted.max(axis=0)])
+            rows, sample_weight = counted, None
         return sketch_columns(rows, sample_weight), rows.dtype, weighted
 
     def _merge(self, summaries: list[Any]) -> Any:
@@ -158,7 +163,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             n_bins[j] = len(edges[j]) - 1
         self.rank_error_ = compute_rank_error(sketches)
         self.bin_edges_, self.n_bins_ = edges, n_bins
-        self.__dict__.pop("_encoder", None)
+        self.__dict__.pop("_encoder", None)  # of an earlier fit with another `encode`
         if self.encode != "ordinal":
             self._encoder = preprocessing.OneHotEncoder(
                 categories=[np.arange(n) for n in n_bins],
@@ -169,7 +174,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
     def _find_bin_edges(
         self, number: int, sketch: ColumnSketch, n_bins: int, weighted: bool
     ) -> NDArray[np.float64]:
-        """Return the edges of the bins of a column."""
+        """Return the edges of the bins of a column, of which `n_bins` are asked for."""
         low, high = sketch.values[[0, -1]]
         if low == high:
             warnings.warn(
@@ -203,16 +208,17 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
 
 def _find_kmeans_edges(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return edges midway between the centroids of k-means, begun in the middle of even bins."""
+    # In one dimension these edges are the boundaries of the clusters (a Voronoi tessellation).
     first = (even[1:] + even[:-1])[:, None] * 0.5
-    if len(sketch.values) <= len(first):
+    if len(sketch.values) <= len(first):  # each value is a cluster of its own
         centroids = sketch.values
     else:
         from sklearn.cluster import KMeans  # slow to load, and few callers need it
 
-        found = KMeans(len(first), init=first, n_init=1).fit(
+        clusters = KMeans(len(first), init=first, n_init=1).fit(
             sketch.values[:, None], sample_weight=sketch.weights
         )
-        centroids = np.sort(found.cluster_centers_[:, 0])
+        centroids = np.sort(clusters.cluster_centers_[:, 0])
     return np.concatenate([even[:1], (centroids[1:] + centroids[:-1]) * 0.5, even[-1:]])
 
 
@@ -247,6 +253,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
     _remedy = "Fill missing values first (SimpleImputer)."
 
     def _summarise_all(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
+        # Without a pass, where Dask knows the number of columns.
         if collection.n_features is not None:
             return collection.n_features, None
         return (yield from super()._summarise_all(collection))

@@ -1,8 +1,11 @@
 """Scalers of features: by moments, extremes and quantiles.
 
-Rows in memory are scikit-learn's. Of a Dask collection each class summarises the blocks
+Rows in memory are left to scikit-learn. For a Dask collection each class summarises the blocks
 (`_summarise`), merges the summaries (`_merge`) and sets scikit-learn's fitted attributes from them
-(`_finish`); `transform` then is scikit-learn's, block by block.
+(`_finish`); `transform` is then scikit-learn's, block by block. Moments are merged pairwise (T.
+Chan, G. Golub and R. LeVeque, "Algorithms for computing the sample variance", 1983), which loses no
+digits of a mean far from zero as sums of squares would; extremes by minima and maxima; quantiles by
+sketches of a bounded size (`data/column_statistics.py`).
 """
 
 from __future__ import annotations
@@ -97,8 +100,9 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Return mean and variance of each feature (None where not asked for), and its count."""
+        # scikit-learn refuses rows without any weight, and a block may consist of these.
         if sample_weight is not None and not np.any(sample_weight):
-            # scikit-learn refuses rows without any weight, and a block may consist of these.
             none = np.full(X.shape[1], np.nan)
             with_mean = self.with_mean or self.with_std
             return (none if with_mean else None), (none if self.with_std else None), np.zeros(())
@@ -118,6 +122,8 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
             # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983).
             total = n + n_b
             if mean is not None:
+                # With the second part's share s of the rows, and the gap d of the means:
+                # mean = a + s d, and var = (1 - s) va + s vb + s (1 - s) d^2.
                 share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)
                 # The mean of a feature is NaN in a block that has no value of it.
                 a, b = (np.where(count > 0, m, 0.0) for m, count in ((mean, n), (mean_b, n_b)))
@@ -141,6 +147,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         self.n_samples_seen_ = n[()] if np.ndim(n) == 0 or np.ptp(n) else n[0]
         self.scale_ = None
         if self.with_std:
+            # The variance of a constant feature may be rounding errors, and must not divide it.
             constant = is_constant_feature(self.var_, self.mean_, self.n_samples_seen_)
             self.scale_ = replace_zero_scales(
                 np.sqrt(self.var_), copy=False, constant_mask=constant
@@ -155,8 +162,8 @@ class _ExtremesScaler(BlockTransformer):
         # `_finish` calls scikit-learn's `fit`, which calls this with rows in memory.
         if is_dask(X := convert_to_host(X)):
             return self._fit_more(X)
-        found: Self = super().partial_fit(self._plain(X), y)
-        return found
+        fitted: Self = super().partial_fit(self._plain(X), y)
+        return fitted
 
 
 class MinMaxScaler(_ExtremesScaler, preprocessing.MinMaxScaler):
@@ -198,10 +205,12 @@ class MinMaxScaler(_ExtremesScaler, preprocessing.MinMaxScaler):
         return *compute_column_ranges(rows), len(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
+        # fmin and fmax leave NaN out: a feature may be missing in some blocks.
         low, high, n = zip(*summaries, strict=True)
         return np.fmin.reduce(low), np.fmax.reduce(high), sum(n)
 
     def _finish(self, summary: Any) -> None:
+        # Two made-up rows have the extremes of all: scikit-learn's fit sets the attributes.
         low, high, n = summary
         preprocessing.MinMaxScaler.fit(self, np.stack([low, high]))
         self.n_samples_seen_ = n
@@ -312,6 +321,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
                 )
             scale = np.array([s.quantile(high / 100) - s.quantile(low / 100) for s in summary])
             self.scale_ = replace_zero_scales(scale, copy=False)
+            # Of a normal feature the range is this many standard deviations: they become 1.
             if self.unit_variance:
                 self.scale_ /= stats.norm.ppf(high / 100) - stats.norm.ppf(low / 100)
 

@@ -24,7 +24,6 @@ from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
-
 #: Losses of `LinearSVR` by their names in scikit-learn.
 _REGRESSION_LOSSES: dict[Any, type[EpsilonInsensitive]] = {
     "epsilon_insensitive": EpsilonInsensitive,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
+from daskml_dist.estimators.regressor import partial_fit
 from daskml_dist.models.torch_modules.module import squared_error
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.policies import Pipeline
 
 
 class TorchRegressor(NetworkRegressor, BaseTorch):
@@ -111,25 +112,4 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
     def _default_criterion(self) -> Any:
         return squared_error
 
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Make one pass, going on from the last fit, if any.
-
-        Parameters
-        ----------
-        X, y, sample_weight, policy, client
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        self
-        """
-        self._fit_one_pass(X, y, sample_weight, policy, client, None)
-        return self
+    partial_fit = partial_fit
