@@ -65,6 +65,7 @@ class BaseCentroidEstimator(
     # -- fitting -------------------------------------------------------------------------------
 
     def _set_of_rows(self, X: Any) -> None:
+        # Lazy where X is: no pass before it is asked for.
         self.labels_ = self.predict(X)
 
     def _set_labels(self, X: Any) -> None:
@@ -134,6 +135,7 @@ class BaseCentroidEstimator(
 
         The error for something that is no array names the strings `inits` that `init` may be.
         """
+        # What a function `init` has returned, or `init` itself.
         given = self.__dict__.pop("_called_init", self.init)
         try:
             centroids = np.asarray(given, dtype=np.float64)
@@ -269,6 +271,7 @@ class _CentroidFunction(ABC):
     def _find_nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
         """Return the index of each row's nearest centroid and the squared distance to it."""
         backend, dtype = get_backend("cpu"), X.dtype
+        # Sparse rows are not shifted, which would make them dense.
         if sparse.issparse(X) or self.shift is None:
             rows = backend.rows(X, slice(0, X.shape[0]))
             return backend.nearest(rows, None, self.centroids.astype(dtype))
@@ -285,12 +288,14 @@ class _Labels(_CentroidFunction):
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the same function of dense rows of a dtype, with the terms of centroids cached."""
+        # The same shift and casts as in `_find_nearest`, made once.
         shifted = self.centroids if self.shift is None else self.centroids - self.shift
         shift = None if self.shift is None else self.shift.astype(dtype)
         centroids = shifted.astype(dtype)
         half_norms, transposed = (centroids * centroids).sum(axis=1) / 2, centroids.T
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
+            # Compiled loops, where they are loaded for such rows, are faster still.
             if load_centre_loops(X, shift, len(centroids)) is not None:
                 return self(X)
             rows = X if shift is None else X - shift

@@ -1,4 +1,4 @@
-"""k-means by repeated splits of a cluster in two."""
+"""`BisectingKMeans`: k-means by repeated splits of a cluster in two."""
 
 from __future__ import annotations
 
@@ -110,12 +110,14 @@ class BisectingKMeans(BaseCentroidSolver):
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, BisectingSolver]:
         survey = self._check_n_rows(rows)
+        # Each split is a k-means with k = 2 over the rows of one leaf (Steinbach et al.).
         two_means = KMeansSolver(
             k=2,
             init=self.init,
             n_init=int(self.n_init),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
+            # Defaults of `KMeans`.
             oversampling=1.0,
             rounds=1,
             seed=seed_of(self.random_state),
@@ -132,6 +134,7 @@ class BisectingKMeans(BaseCentroidSolver):
         labels = np.zeros(1 + 2 * len(leaves.split), np.int32)
         labels[nodes] = np.arange(len(nodes))
         self._tree = _TreeDescent(leaves, labels)
+        # A leaf of equal rows cannot be split.
         if (found := len(nodes)) < self.n_clusters:
             warnings.warn(
                 f"Number of clusters ({found}) found smaller than n_clusters ({self.n_clusters}): "
@@ -142,7 +145,9 @@ class BisectingKMeans(BaseCentroidSolver):
             )
 
     def predict(self, X: Any) -> Any:
-        """Return the cluster of each row: down from the root, to the nearer of two centroids.
+        """Return the cluster of each row, by descent from the root to the nearer of two centroids.
+
+        The labels are those of the fit; another leaf's centroid may be nearer.
 
         Parameters
         ----------
@@ -158,11 +163,11 @@ class BisectingKMeans(BaseCentroidSolver):
 
 @dataclass(frozen=True, eq=False)
 class _TreeDescent:
-    """Function that finds the cluster of each row, down the tree of splits.
+    """Function of rows: the cluster that each reaches by descent in the tree of splits.
 
     Parameters
     ----------
-    leaves : Leaves
+    leaves : LeafAssignment
     labels : ndarray of int32 of shape (n_nodes,)
         Cluster of each leaf; 0 for inner nodes.
     """

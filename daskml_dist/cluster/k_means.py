@@ -1,4 +1,4 @@
-"""k-means by Lloyd's iterations over all rows."""
+"""`KMeans`: Lloyd's iterations over all rows, run by `solvers/k_means.py`."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ class KMeans(BaseCentroidSolver):
                 RuntimeWarning,
                 stacklevel=user_stack_level(),
             )
+        # An array's shape is checked once the number of features is known.
         self._check_init(_INITS)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, KMeansSolver]:
@@ -134,6 +135,7 @@ class KMeans(BaseCentroidSolver):
             n_init=self._count_runs(),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
+            # Bahmani et al.: a round draws `oversampling * k` rows in expectation.
             oversampling=float(self.oversampling_factor),
             rounds=int(self.init_rounds),
             seed=seed_of(self.random_state),
@@ -142,7 +144,7 @@ class KMeans(BaseCentroidSolver):
 
     def _count_runs(self) -> int:
         """Return the number of runs, of which the best is kept."""
-        if not isinstance(self.init, str):
+        if not isinstance(self.init, str):  # every run would be the same
             self._warn_of_one_init()
             return 1
         if self.n_init == "auto":
@@ -152,6 +154,7 @@ class KMeans(BaseCentroidSolver):
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centroids(solution, model, rows)
+        # Fewer distinct rows than clusters.
         if (found := int(solution.extra["n_found"])) < self.n_clusters:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "

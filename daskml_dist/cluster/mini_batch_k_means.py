@@ -1,4 +1,8 @@
-"""k-means by steps along mini-batches, under any policy."""
+"""`MiniBatchKMeans`: k-means by steps along mini-batches, under any policy.
+
+The step itself is `models/centroids.py`. Here are the parameters, the first centroids (chosen in a
+sample), the rules that end a fit, and what follows the last step.
+"""
 
 from __future__ import annotations
 
@@ -39,31 +43,31 @@ from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import FitSpec, Settings
 
 _INITS = ("k-means||", "k-means++", "random")
-#: Most entries (rows times features) of the sample that first centroids are chosen in: 16 MiB.
+#: Most entries (rows times features) of the sample in which first centroids are chosen: 16 MiB.
 _MAX_SAMPLE_ENTRIES = 1 << 21
 
 
 class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     """k-means by steps along small batches, under a policy.
 
-    A step moves each centroid towards the mean of its rows of the batch, by the share that they
-    are of all its rows so far. Counts and sums of rows are added whatever the policy, so under all
-    of them each row counts once a pass in a centroid.
+    A step moves each centroid towards the mean of its rows of the batch, by their share in all of
+    its rows so far. Counts and sums of rows are added, so under every policy each row counts once a
+    pass.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
     callable, default="k-means||"
-        First centroids, chosen in `init_size` rows that are drawn by their weights:
-        ``"k-means||"`` makes a k-means of them, ``"k-means++"`` draws rows far from each other,
-        ``"random"`` any rows.
+        First centroids, chosen in a sample of `init_size` rows that are drawn by their weights:
+        ``"k-means||"`` clusters the sample by k-means, ``"k-means++"`` draws rows far from each
+        other, ``"random"`` any rows.
     max_iter : int, default=100
-        Passes over the rows at most.
+        Most passes over the rows.
     batch_size : int, default=1024
         Rows of a step, of all lanes together; under a policy in which each push is a step of its
         own (``"async"``, ``"ssp"``, ``"hogwild"``), of each push.
     compute_labels : bool, default=True
-        Find ``labels_``, and ``inertia_`` by one more pass over all rows.
+        Whether to compute ``labels_``, and ``inertia_`` by one more pass over all rows.
     tol : float, default=0.0
         Above 0: a fit also ends when the sum of the centroids' squared movements in a pass is at
         most `tol` times the mean variance of the features.
@@ -71,30 +75,31 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         A fit ends with the pass that completes this many steps in which the mean squared distance
         has not fallen by more than its sampling error. None: this does not end it.
     init_size : int or None, default=None
-        Rows that first centroids are chosen in. None: ``3 * batch_size``, but
-        ``3 * n_clusters`` where that is less than the clusters.
+        Rows of the sample in which first centroids are chosen. None: ``3 * batch_size``, or
+        ``3 * n_clusters`` if that is less than `n_clusters`.
     n_init : int or "auto", default="auto"
         Sets of first centroids to try, of which the best is kept. ``"auto"``: 3 for
         ``init="random"``, else 1.
     reassignment_ratio : float, default=0.01
-        Share of the rows of the largest cluster, below which a centroid is moved to a drawn row.
+        A centroid with less than this share of the rows of the largest cluster is moved to a random
+        row.
     policy : str or Policy, default="allreduce"
-        Any, but for outer steps of :class:`~daskml_dist.policies.LocalSGD`.
+        Any, except outer steps of :class:`~daskml_dist.policies.LocalSGD`.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
     counts_ : ndarray of float64 of shape (n_clusters,)
-        Weight of the rows that each centroid is the mean of.
+        Weight of the rows of which each centroid is the mean.
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
         Index of each row's centroid; lazy where X is, and then not pickled.
     inertia_ : float
         Sum of the squared distances of the rows to their centroids, weighted; without
         `compute_labels`, the sum over the last pass, each row before its step.
     n_iter_ : int
-        Passes.
+        Number of passes.
     n_steps_ : int
-        Steps.
+        Number of steps.
 
     References
     ----------
@@ -167,6 +172,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         check_flag("compute_labels", self.compute_labels)
         self._check_init(_INITS)
         settings = super()._check_settings(policy)
+        # Outer steps extrapolate; counts and sums would then be of no rows.
         if settings.policy.outer_rate != 1 or settings.policy.outer_momentum != 0:
             raise InvalidParameterError(
                 f"{settings.policy!r} goes further than the mean of the lanes, and centres are "
@@ -209,6 +215,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         """
         self._call_init(X)
         settings = self._check_settings(policy)
+        # `_ready` chooses the first centroids, `_run_training` runs the steps.
         self._train(X, None, sample_weight, settings=settings, client=client, go_on=False)
         self._set_labels(X)
         return self
@@ -222,7 +229,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
-        """Make one step along more rows, as one batch, going on from the last state.
+        """Take one step along more rows, as one batch, from the last state.
 
         Parameters
         ----------
@@ -247,6 +254,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         self._sparse = survey.any_sparse
         if last is None:
             self._check_n_rows(rows)
+            # A placeholder of the right shape: `_ready` chooses the centroids.
             return CentroidModel(np.zeros((int(self.n_clusters), survey.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
@@ -260,7 +268,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     ) -> DatasetInfo:
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         self._mean_weight = rows.weight_sum / rows.survey.n_rows
-        # Weights are not scaled to a mean of 1: later batches may have another mean.
+        # Weights are not scaled to a mean of 1: counts are kept, and rows of a later `partial_fit`
+        # may have another mean.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
 
     def _settings_for_lanes(
@@ -268,18 +277,19 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     ) -> Settings:
         if settings.batch_size is None:
             return settings
+        # `batch_size` is of all lanes together; each lane has its share of it.
         batch = min(int(self.batch_size), rows.survey.n_rows)
         return dataclasses.replace(
             settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
         )
 
     def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
-        # The inertia is known once the fit has ended; callbacks may read the estimator before.
+        # The inertia is known after the fit; callbacks may read the estimator during it.
         self._loss = float("nan")
         if fit.steps.initial is not None:
             return fit
         n_rows = sum(fit.rows.lane_rows)
-        # First centroids are chosen in a sample, where Sculley (algorithm 1) takes random rows.
+        # First centroids are chosen in a sample; Sculley (algorithm 1) takes random rows instead.
         sample = job.solve_beside(fit, RowSampleSolver(self._count_sample_rows(fit), fit.work.seed))
         shift = None if self._sparse else compute_shift(sample)
         shifted, init = sample if shift is None else sample - shift, self.init
@@ -302,7 +312,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         return fit.replace_work(model=model, stopping=self._make_stopping(fit, sampling_error))
 
     def _count_sample_rows(self, fit: FitSpec) -> int:
-        """Return the number of rows that first centroids are chosen in."""
+        """Return the number of rows of the sample in which first centroids are chosen."""
         k, size, n_rows = int(self.n_clusters), self.init_size, sum(fit.rows.lane_rows)
         if size is not None and size < k:
             warnings.warn(
@@ -323,6 +333,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         if not self.reassignment_ratio:
             return None
         k, batch = int(self.n_clusters), count_step_rows(fit)
+        # Centroids are dealt out among lanes that have rows. At most half of a step's rows become
+        # centroids, as in scikit-learn.
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
         ratio, every = float(self.reassignment_ratio), ROWS_PER_REASSIGNMENT * k / batch
         return Reassignment(k, ratio, sample, lanes, every, max(1, batch // 2))
@@ -350,6 +362,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         assert isinstance(state, ShardState)
         if fit.work.stopping.max_iter * fit.work.n_steps == 1:
             self._reassign_after_single_step(job, fit, state)
+        # Losses of steps are of centroids that moved in between: the inertia takes one more pass.
         if result.interrupted is None and self.compute_labels:
             inertia = InertiaSolver(model.centres(state.w), model.shift)
             self._loss = float(job.solve_beside(fit, inertia)[0])
@@ -358,15 +371,16 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         return result
 
     def _reassign_after_single_step(self, job: FitJob, fit: FitSpec, state: ShardState) -> None:
-        """Reassign low centroids if it is due after a fit of one step.
+        """Reassign low centroids after a fit of one step (a `partial_fit`), if that is due.
 
-        Lanes reassign at the beginning of each step but the first, and such a fit has no other.
+        Lanes reassign at the beginning of each step but the first, and such a fit has one only.
         """
         before = fit.make_start_state().w
         model, n_since = fit.steps.model, count_step_rows(fit)
         if fit.steps.initial is not None:
             n_since += self._n_since
         assert isinstance(model, CentroidModel)
+        # Due after 10 rows a centroid, counted over calls, or while a centroid has no row.
         is_due = n_since >= ROWS_PER_REASSIGNMENT * self.n_clusters
         if not is_due and (model.parts(before)[0] > 0).all():
             self._n_since = n_since

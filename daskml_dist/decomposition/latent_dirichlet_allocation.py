@@ -1,6 +1,7 @@
 """`LatentDirichletAllocation`: parameters of a fit, topics of documents, bound and perplexity.
 
-The variational updates are in `models/topics.py`, the iterations in `solvers/latent_dirichlet.py`.
+The updates of documents (E-step) are in `models/topics.py`, the iterations over all documents and
+the updates of the topics (M-step) in `solvers/latent_dirichlet.py`.
 """
 
 from __future__ import annotations
@@ -28,56 +29,57 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     """Topics of documents by variational Bayes, over all rows.
 
     scikit-learn's algorithm and parameters. Documents stay where they are, in memory or streamed;
-    what travels in each round is of the size of the topics. Everything is computed in float64, on
+    what travels in each round has the size of the topics. Everything is computed in float64, on
     the CPU.
 
     Parameters
     ----------
     n_components : int, default=10
-        Topics.
+        Number of topics.
     doc_topic_prior, topic_word_prior : float or None, default=None
-        From 0 to 1; None: ``1 / n_components``.
+        Parameters alpha and eta of the Dirichlet priors, from 0 to 1; None: ``1 / n_components``.
     learning_method : {"batch", "online"}, default="batch"
-        ``"batch"``: each iteration makes the topics anew of all documents. ``"online"``: a step
-        after each `batch_size` of them, which is as good with fewer iterations where there are
-        many documents.
+        ``"batch"``: each iteration computes the topics anew from all documents. ``"online"``: a
+        step after each `batch_size` of them, which with many documents needs fewer iterations for
+        the same result.
     learning_decay : float, default=0.7
-        From 0 to 1: how fast the steps become shorter.
+        Exponent kappa of the step sizes ``(learning_offset + t) ** -kappa``, from 0 to 1.
     learning_offset : float, default=10.0
-        Makes the first steps shorter; 1 or more.
+        Offset tau_0 of the step sizes, at least 1: a large one makes the first steps shorter.
     max_iter : int, default=10
-        Times that each document is looked at.
+        Passes over the documents.
     batch_size : int, default=128
         Documents of a step, drawn from all blocks in turn. Each step is a sum over the workers, so
-        take thousands where there are many documents.
+        take thousands if there are many documents.
     evaluate_every : int, default=-1
-        Iterations from one look at the perplexity to the next; 0 or less: none.
+        Iterations from one evaluation of the perplexity to the next; 0 or less: none.
     total_samples : float, default=1e6
-        Documents in all, for :meth:`partial_fit`.
+        Number of all documents, for :meth:`partial_fit`.
     perp_tol : float, default=0.1
-        Change of the perplexity, from look to look, that ends the iterations.
+        Change of the perplexity between evaluations below which the iterations end.
     mean_change_tol : float, default=1e-3
-        Mean change of a document's parameters that ends its own iterations.
+        Mean change of a document's topic parameters below which its iterations end.
     max_doc_update_iter : int, default=100
-        These, at most.
+        Most iterations of a document.
     n_jobs : int, default=None
         Accepted for scikit-learn's interface, without effect: `run` says where a fit runs.
     random_state : int, RandomState instance or None, default=None
-        Topics begin as scikit-learn's do. What documents begin with follows from their places in
-        their blocks: with the same chunks it is the same on any number of workers.
+        Topics start from the same numbers as scikit-learn's. Documents start from numbers that
+        depend on their places in their blocks: with the same chunks they are the same on any number
+        of workers.
 
     Attributes
     ----------
     components_ : ndarray of float64 of shape (n_components, n_features)
-        Parameters of the topics' words; about how often a topic made each word.
+        Parameters lambda of the topics' words: about how often each word came from a topic.
     exp_dirichlet_component_ : ndarray of float64 of shape (n_components, n_features)
-        Exponential of the expected logarithms of the topics' words.
+        ``exp(E[log(beta)])``, with beta the shares of words in topics.
     bound_ : float
         Perplexity of the rows of the fit.
     n_batch_iter_ : int
-        Updates of the topics, and 1.
+        Number of updates of the topics, plus 1.
     n_iter_ : int
-        Times that each document was looked at.
+        Passes over the documents.
     doc_topic_prior_, topic_word_prior_ : float
 
     References
@@ -95,7 +97,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     True
     """
 
-    #: Topics are found on the CPU.
+    #: Its loops are compiled for the CPU only; it has no parameter `device`.
     device = "cpu"
 
     def __init__(
@@ -174,8 +176,9 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         return self
 
     def partial_fit(self, X: Any, y: None = None, *, client: Any = None) -> Self:
-        """Go on with more documents, of `total_samples` in all; parameters as in :meth:`fit`."""
+        """Update the topics by more documents, of `total_samples` in all; parameters of `fit`."""
         first = not hasattr(self, "components_")
+        # Read by `_problem` only, during this call.
         self._is_partial_fit = True
         try:
             self._fit(X, None, None, client, reset=first)
@@ -186,7 +189,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     def fit_transform(  # type: ignore[override]
         self, X: Any, y: None = None, *, normalize: bool = True, client: Any = None
     ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        """Fit the topics and :meth:`transform` the same rows; parameters as there."""
         return self.fit(X, client=client).transform(X, normalize=normalize)
 
     def _clear_fitted(self) -> None:
@@ -214,18 +217,22 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         is_partial = hasattr(self, "_is_partial_fit")
         online = is_partial or self.learning_method == "online"
         generator = check_random_state(self.random_state)
+        # A first fit: else `partial_fit` goes on from the topics and priors that there are.
         if not hasattr(self, "components_"):
             share = 1.0 / self.n_components
             self.doc_topic_prior_ = self.doc_topic_prior or share
             self.topic_word_prior_ = self.topic_word_prior or share
+            # Gamma(100, 0.01), of mean 1, as in the authors' code and scikit-learn.
             self._initial_topics = generator.gamma(100.0, 0.01, (self.n_components, n_features))
         return Unlabelled(n_features), LatentDirichletSolver(
             doc_topic_prior=float(self.doc_topic_prior_),
             topic_word_prior=float(self.topic_word_prior_),
             max_iter=1 if is_partial else int(self.max_iter),
+            # Rounded up: the last batch may be smaller.
             n_batches=-(-n_rows // int(self.batch_size)) if online else None,
             learning_decay=float(self.learning_decay),
             learning_offset=float(self.learning_offset),
+            # A step scales the words of its batch up to all documents (algorithm 2).
             total_samples=float(self.total_samples if is_partial else n_rows),
             evaluate_every=0 if is_partial else int(self.evaluate_every),
             perp_tol=float(self.perp_tol),
@@ -233,6 +240,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
             max_doc_update_iter=int(self.max_doc_update_iter),
             mean_change_tol=float(self.mean_change_tol),
             seed=int(generator.randint(2**31 - 1)),
+            # Steps go on becoming shorter over calls of `partial_fit`.
             n_before=getattr(self, "n_batch_iter_", 1) - 1,
         )
 
@@ -244,6 +252,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         )
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
+        # Per-word perplexity over no words.
         if np.isinf(solution.extra.get("bound", 0.0)):
             raise InvalidDataError(
                 "X holds no word: all its counts are 0. Look at the vocabulary of the vectorizer "
@@ -269,7 +278,8 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         ----------
         X : as in :meth:`fit`
         normalize : bool, default=True
-            Shares of the topics; False: the parameters of their distribution.
+            Whether to return shares of the topics, rather than the parameters gamma of their
+            Dirichlet distribution.
 
         Returns
         -------
@@ -298,17 +308,18 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         ----------
         X : as in :meth:`fit`
         sub_sampling : bool, default=False
-            Take the documents for a sample of `total_samples`.
+            Whether to treat the documents as a sample of `total_samples`.
         """
         score, n_words, n_rows = self._sum_bounds(X)
         if n_words == 0:
             raise InvalidDataError("X holds no word: all its counts are 0. Give others.")
+        # The documents' part of the bound is scaled up; the topics' part counts once.
         ratio = self.total_samples / n_rows if sub_sampling else 1.0
         bound = ratio * score + topics_bound(self.components_, self.topic_word_prior_)
         return float(np.exp(-bound / (ratio * n_words)))
 
     def _sum_bounds(self, X: Any) -> Any:
-        """Return the documents' part of the bound, the number of words, and of documents."""
+        """Return the documents' part of the bound, the number of words, and that of documents."""
         self._check_fitted(X)
         return self._sum_over_blocks(_sum_block, X, None, None)
 
@@ -349,4 +360,5 @@ class _BoundsOfDocuments:
 
 
 def _sum_block(y: None, found: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the sums of a block's bounds and words, and its number of documents."""
     return np.array([*found.sum(axis=0), len(found)])

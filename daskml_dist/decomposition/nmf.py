@@ -1,6 +1,8 @@
-"""`NMF`: parameters, checks of given factors, and the weights of new rows.
+"""`NMF`: parameters, checks of initial matrices, and the weights of new rows.
 
-The iterations are in `solvers/nmf.py`.
+X is about ``W @ H``: H, the components, has the size of the features and is fitted; W has a row for
+each row of X and is not kept, since the weights of a row follow from the row and H. The iterations
+are in `solvers/nmf.py`, the multiplicative updates in `models/nonnegative.py`.
 """
 
 from __future__ import annotations
@@ -34,47 +36,53 @@ from daskml_dist.solvers.nmf import (
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 _INIT_METHODS = ("nndsvd", "nndsvda", "nndsvdar", "random", "custom")
+#: Values of beta for the divergences that have names.
 _BETAS_BY_NAME = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
-#: Sweeps of coordinate descent over the weights of a row in `transform`, at least allowed; and the
-#: relative change that ends them, at least as strict.
+#: Coordinate descent over the weights of a row in `transform` may take at least this many sweeps,
+#: and ends at a relative change of at most this, whatever `max_iter` and `tol` of the fit are: the
+#: weights are the result here, and sweeps of one row are cheap.
 _MIN_SWEEP_LIMIT, _MAX_SWEEP_TOL = 1000, 1e-5
-#: Entries of the components that a process may hold: 2 GiB of float64.
+#: Most entries of the components that a process should hold: 2 GiB of float64.
 _MAX_COMPONENT_ENTRIES = 1 << 28
 
 
 class NMF(BaseComponents):
-    """Non-negative factorisation of all rows: few parts that add up to each row.
+    """Non-negative matrix factorisation ``X = W @ H`` of all rows.
 
-    Rows stay where they are, in memory or streamed; what travels in each round is of the size of
-    the components.
+    Rows stay where they are, in memory or streamed; what travels in each round has the size of the
+    components H.
 
     Parameters
     ----------
     n_components : int, "auto" or None, default="auto"
-        ``"auto"``: those of given `H`, else as None, which is as many as there are features.
+        ``"auto"``: the rows of a given `H`, or else as None: the number of features.
     init : {"random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None, default=None
-        As in scikit-learn: halves of singular vectors, with zeros, means or small drawn numbers in
-        the places of zeros; drawn; or `W` and `H` as they are given to :meth:`fit`. None:
-        ``"nndsvda"`` where there are as many rows and features as components, else ``"random"``.
+        As in scikit-learn. ``"nndsvd"``: non-negative parts of singular vectors, whose zeros are
+        kept, replaced by the mean of X (``"nndsvda"``) or by small random numbers
+        (``"nndsvdar"``). ``"random"``: random numbers. ``"custom"``: the `W` and `H` given to
+        :meth:`fit`. None: ``"nndsvda"`` if there are at least as many rows and features as
+        components, else ``"random"``.
     solver : {"cd", "mu"}, default="cd"
-        ``"cd"``: the best weights of each row, by coordinate descent, for components that take
-        sweeps of it in turn with sums over the rows, and go some way on in their last direction. It
-        remembers nothing of the rows. ``"mu"``: multiplicative updates, step by step those of
-        scikit-learn, for any `beta_loss`.
+        ``"cd"``: in each pass the optimal weights of each row, by coordinate descent; between two
+        passes sweeps of coordinate descent over the components, which are then extrapolated (Ang
+        and Gillis). No state of the rows is kept. ``"mu"``: multiplicative updates, step by step
+        those of scikit-learn, for any `beta_loss`.
     beta_loss : float or {"frobenius", "kullback-leibler", "itakura-saito"}, default="frobenius"
-        What is minimised; other than ``"frobenius"`` by ``"mu"`` alone.
+        Divergence that is minimised; ``"cd"`` minimises ``"frobenius"`` only.
     tol : float, default=1e-4
-        ``"cd"``: of the components' slope, by which it ends, of the first. ``"mu"``: of the
-        decrease of the error in 10 steps, of the first error.
+        ``"cd"`` ends when the L1 norm of the components' projected gradient has fallen to this
+        share of the first. ``"mu"`` ends when 10 steps lower the error by less than this share of
+        the first error.
     max_iter : int, default=200
+        Most iterations.
     random_state : int, RandomState instance or None, default=None
-        Of drawn numbers.
+        Seed of random numbers.
     alpha_W : float, default=0.0
-        Penalty on weights, for each feature.
+        Penalty on weights, multiplied by the number of features.
     alpha_H : float or "same", default="same"
-        Penalty on components, for each row.
+        Penalty on components, multiplied by the number of rows.
     l1_ratio : float, default=0.0
-        Share of absolute values in the penalties, beside halves of squares.
+        Share of the L1 norm in the penalties; the rest is half the squared L2 norm.
     shuffle : bool, default=False
         Ignored.
 
@@ -82,7 +90,7 @@ class NMF(BaseComponents):
     ----------
     n_components_ : int
     reconstruction_err_ : float
-        Root of twice the `beta_loss` of all rows; "frobenius": the norm of what is left of them.
+        Root of twice the divergence of all rows; for "frobenius" the norm of ``X - W @ H``.
     n_iter_ : int
 
     References
@@ -166,9 +174,9 @@ class NMF(BaseComponents):
             k equals a row repeated k times.
         y : ignored
         W : array-like or dask Array of shape (n_rows, n_components), or None
-            Weights to begin with, of ``init="custom"`` and ``solver="mu"``; rows chunked as X.
+            Initial weights, for ``init="custom"`` and ``solver="mu"``; chunked by rows as X.
         H : array-like of shape (n_components, n_features), or None
-            BaseComponents to begin with, of ``init="custom"``.
+            Initial components, for ``init="custom"``.
 
         Returns
         -------
@@ -184,6 +192,7 @@ class NMF(BaseComponents):
         TrainingError
             When the fit cannot go on.
         """
+        # Read by `_check_params` and `_problem`; not an attribute of the fitted estimator.
         self._given = None if H is None else self._check_matrix("H", H), W
         try:
             self._fit(X, W, sample_weight, client)
@@ -201,11 +210,11 @@ class NMF(BaseComponents):
         H: Any = None,
         client: Any = None,
     ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        """Fit the components and :meth:`transform` the same rows; parameters as :meth:`fit`."""
         return self.fit(X, None, sample_weight, W=W, H=H, client=client).transform(X)
 
     def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        # The initial weights W belong to rows as targets do, and take their place.
+        # The initial weights W belong to the rows, as targets do, and travel in their place.
         return take_named_columns(X, y, sample_weight)
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -234,7 +243,7 @@ class NMF(BaseComponents):
         self._check_initial_matrices()
 
     def _check_initial_matrices(self) -> None:
-        """Check the given W and H, as far as that does not depend on the rows."""
+        """Check whether W and H were given as `init` needs them; their shapes are checked later."""
         H, W = self._given
         if self.init != "custom":
             if H is not None or W is not None:
@@ -250,6 +259,7 @@ class NMF(BaseComponents):
 
     @staticmethod
     def _check_matrix(name: str, given: Any) -> Array:
+        """Return a matrix of finite numbers >= 0, or raise `InvalidParameterError`."""
         try:
             found = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -263,6 +273,7 @@ class NMF(BaseComponents):
 
     @property
     def _beta(self) -> float:
+        """Return beta of the divergence that `beta_loss` names."""
         if isinstance(self.beta_loss, str):
             return _BETAS_BY_NAME[self.beta_loss]
         return float(self.beta_loss)
@@ -290,9 +301,9 @@ class NMF(BaseComponents):
         return Unlabelled(d), MultiplicativeNMF(beta=self._beta, **how)
 
     def _resolve_n_components(self, d: int) -> int:
-        """Return the number of components of rows with `d` features."""
+        """Return the number of components for `d` features; raise if H has another shape."""
         H = self._given[0]
-        auto = isinstance(self.n_components, str)
+        auto = isinstance(self.n_components, str)  # "auto", as `_check_params` has found
         k = d if self.n_components is None or auto else int(self.n_components)
         if H is not None:
             k = len(H) if auto else k
@@ -311,6 +322,7 @@ class NMF(BaseComponents):
     @staticmethod
     def _check_initial_weights(survey: DataSummary, k: int) -> None:
         """Check that the initial weights W are of `k` components and not negative."""
+        # W took the place of the targets, so the survey of the targets is that of W.
         if (found := len(survey.targets.mean)) != k:
             raise InvalidParameterError(
                 f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but got "
@@ -322,7 +334,9 @@ class NMF(BaseComponents):
             )
 
     def _resolve_init(self, n: int, d: int) -> str:
+        """Return the initialisation for n rows of d features."""
         k = self._resolve_n_components(d)
+        # A matrix has no more singular vectors than rows or columns.
         fits = k <= min(n, d)
         if self.init is None:
             return "nndsvda" if fits else "random"
@@ -342,14 +356,14 @@ class NMF(BaseComponents):
         return str(self.init)
 
     def _draw_initial(self, init: str, k: int, d: int) -> tuple[int, Array | None]:
-        """Return a seed, and numbers for random components in scikit-learn's order of draws."""
+        """Return a seed and, for random components, normal numbers in scikit-learn's order."""
         generator = check_random_state(self.random_state)
         drawn = generator.standard_normal((k, d)).T if init == "random" else None
         return int(generator.randint(2**31 - 1)), drawn
 
     @property
     def _scaled_penalties(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the L1 penalties of weights and components, and their L2 penalties."""
+        """Return the L1 penalties of weights and components, then their L2 penalties."""
         alpha_H = self.alpha_W if isinstance(self.alpha_H, str) else self.alpha_H
         both = float(self.alpha_W), float(alpha_H)
         ratio = float(self.l1_ratio)
@@ -357,11 +371,13 @@ class NMF(BaseComponents):
 
     def _starting_parameters(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any] | None:
         H: Array | None = self._given[0]
+        # The solver's parameters have a row for each feature.
         return None if H is None else np.ascontiguousarray(H.T)
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self.components_ = np.ascontiguousarray(solution.w.T)
         self.n_components_ = len(self.components_)
+        # In the user's weights, which the fit scales to a mean of 1. Rounding may leave it below 0.
         error = 2 * max(0.0, float(solution.extra["error"])) / (rows.weight_scale or 1.0)
         self.reconstruction_err_ = float(np.sqrt(error))
         self.n_features_in_ = model.n_features
@@ -371,13 +387,14 @@ class NMF(BaseComponents):
     def _make_projection(self) -> Callable[[Any], NDArray[Any]]:
         l1, l2 = self._scaled_penalties
         d = self.n_features_in_
+        # The penalties of one row's weights, as in the fit.
         how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
         return _WeightsOfRows(self.components_, *how)
 
 
 @dataclass(frozen=True, eq=False)
 class _WeightsOfRows:
-    """Function of rows that returns their weights, each row's independent of the others."""
+    """Function of rows that returns their optimal weights, each row's independent of the others."""
 
     components: Array
     beta: float
@@ -395,6 +412,7 @@ class _WeightsOfRows:
         if self.beta != 2:
             found = updates.settled(updates.rows(rows), self.max_iter, self.tol)
         else:
+            # Least squares with W >= 0, from the products of components and of rows with them.
             how = (
                 self.l1,
                 self.l2,

@@ -1,8 +1,8 @@
 """Principal components: `PCA`, `TruncatedSVD` and `IncrementalPCA`.
 
-The first two fit over all rows by a solver (an exact covariance of few features, power iterations
-of many) and share `BaseComponents`, which projects rows; the third goes through the rows in
-batches, as scikit-learn's does.
+The first two are fitted by a solver over all rows (`solvers/principal_components.py`): an exact
+covariance for few features, power iterations for many. Their base, `BaseComponents`, projects rows.
+`IncrementalPCA` goes through the rows in batches, one worker after the other, as scikit-learn's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sklearn import decomposition
 from sklearn.utils import gen_batches
 
 from daskml_dist.data.blocks import check_finite_rows
-from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
@@ -52,13 +52,13 @@ class BaseComponents(BaseUnlabelledTransformer):
     Parameters
     ----------
     tol : float, default=0.0
-        Of ARPACK.
+        Tolerance of ARPACK; 0: machine precision.
     n_oversamples : int, default=10
-        Vectors of power iterations beside those asked for.
+        Vectors of the power iterations in addition to the components.
     power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
-        Always QR.
+        Without effect: always QR.
     random_state : int, RandomState instance or None, default=None
-        Of drawn vectors.
+        Seed of the vectors that power iterations start from.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class BaseComponents(BaseUnlabelledTransformer):
         """Set nothing: `n_iter_` has no meaning for eigenvectors."""
 
     def transform(self, X: Any) -> Any:
-        """Project rows on the components.
+        """Return the projections of rows on the components.
 
         Parameters
         ----------
@@ -89,8 +89,8 @@ class BaseComponents(BaseUnlabelledTransformer):
         Returns
         -------
         ndarray or lazy dask Array of shape (n_rows, n_components)
-            Of float32 where X is; else of float64, also for a list of delayed blocks, whose dtype
-            is not known before they are computed.
+            Of float32 if X is; else of float64, also for a list of delayed blocks, whose dtype is
+            not known before they are computed.
         """
         self._check_fitted(X)
         return self._map_rows(
@@ -126,7 +126,7 @@ class BaseComponents(BaseUnlabelledTransformer):
 
 @dataclass(frozen=True, eq=False)
 class AffineProjection:
-    """Function of rows: minus a point, times a matrix, plus another point.
+    """Function of rows: ``(X - before) @ matrix + after``.
 
     Parameters
     ----------
@@ -141,10 +141,11 @@ class AffineProjection:
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the projections, in the dtype of the rows."""
         matrix = self.matrix.astype(X.dtype)
+        # Dense rows are centred first, so that rows far from 0 keep their digits in float32.
         if self.before is not None and isinstance(X, np.ndarray):
             X = X - self.before.astype(X.dtype)
         found = np.asarray(X @ matrix)
-        # Sparse rows are not centred, which would make them dense: their projections are.
+        # Centring would make sparse rows dense: the projection of the point is subtracted instead.
         if self.before is not None and not isinstance(X, np.ndarray):
             found = found - (self.before @ self.matrix).astype(X.dtype)
         return found if self.after is None else found + self.after.astype(X.dtype)
@@ -156,25 +157,27 @@ def _resolve_result_dtype(X: Any) -> np.dtype[Any]:
     return np.dtype(np.float32 if {str(one) for one in dtypes} == {"float32"} else np.float64)
 
 
-#: Features up to which all products of features are summed in one exact pass: 2 MiB.
+#: Most features for which `TruncatedSVD` sums the products of all pairs of features, X.T @ X of
+#: 2 MiB, in one exact pass.
 _MAX_FEATURES_OF_PRODUCTS = 512
 
 
 class TruncatedSVD(BaseComponents):
-    """Largest singular values of all rows, which stay as they are: sparse ones are not centred.
+    """Truncated singular value decomposition of all rows, which are not centred.
 
-    Of few features one pass makes their products; of more, each pass multiplies the rows by few
-    vectors. Nothing of the size of ``n_features ** 2`` is made, so that hashed rows of any width
-    can be projected.
+    Sparse rows stay sparse. For up to 512 features one pass sums the products of all pairs of
+    features. For more, each pass multiplies the rows by a few vectors, and nothing of the size of
+    ``n_features ** 2`` is made, so that hashed rows of any width can be projected.
 
     Parameters
     ----------
     n_components : int, default=2
     algorithm : {"randomized", "arpack"}, default="randomized"
-        Power iterations from drawn vectors, or ARPACK, a pass for each of its products. Up to 512
-        features either is exact, from one pass.
+        Power iterations from random vectors, or ARPACK, with a pass for each of its products. For
+        up to 512 features both are exact, from one pass.
     n_iter : int, default=5
-        Power iterations; fewer passes that keep all their vectors find as much.
+        Power iterations. Vectors of all iterations are kept (a block Krylov space), so that fewer
+        passes find as much.
 
     Attributes
     ----------
@@ -247,13 +250,14 @@ class TruncatedSVD(BaseComponents):
                 f"n_components({k}) must be {'<' if lanczos else '<='} n_features({d}). Ask for "
                 "fewer components."
             )
-        # Few features: the second moments of all rows, and their exact eigenvectors.
+        # Few features: eigenvectors of the second moments of all rows are the right singular
+        # vectors.
         if d <= _MAX_FEATURES_OF_PRODUCTS:
             return Unlabelled(d), CovarianceEigenSolver(k, double=True, centred=False)
         return Unlabelled(d), PowerIterations(
             n_components=k,
             n_oversamples=int(self.n_oversamples),
-            n_iter=int(self.n_iter) + 1,  # scikit-learn's last product with X.T is a pass too
+            n_iter=int(self.n_iter) + 1,  # scikit-learn's last product with X.T is one pass more
             centred=False,
             seed=seed_of(self.random_state),
             lanczos=lanczos,
@@ -264,8 +268,9 @@ class TruncatedSVD(BaseComponents):
         k, found = int(self.n_components), solution.extra
         self.components_ = solution.w[:k].copy()
         values, variance = found["values"][:k], found["variance"]
+        # Eigenvalues of the mean of x x.T.
         self.singular_values_ = np.sqrt(values * rows.weight_sum)
-        # Rows are not centred, and the mean of the projections is no part of their variance.
+        # Variance of the projections: their mean square less their squared mean.
         means = self.components_ @ found["mean"]
         self.explained_variance_ = np.maximum(values - means**2, 0.0)
         self.explained_variance_ratio_ = (
@@ -277,10 +282,10 @@ class TruncatedSVD(BaseComponents):
 class IncrementalPCA(BlockTransformer, decomposition.IncrementalPCA):
     """:class:`sklearn.decomposition.IncrementalPCA` for Dask collections, batch for batch.
 
-    Batches are cut from the rows in their order, over the borders of blocks; the components go
-    from worker to worker, so one works at a time. :class:`~daskml_dist.decomposition.PCA` is
-    exact, takes one pass and lets all workers work: this class is for rows that come bit by bit
-    (`partial_fit`), and for scikit-learn's very results.
+    Batches are cut from the rows in their order, across the borders of blocks. The components go
+    from worker to worker, so one works at a time. :class:`~daskml_dist.decomposition.PCA` is exact,
+    takes one pass and uses all workers: this class is for rows that arrive in parts
+    (`partial_fit`), and for the same results as scikit-learn's.
 
     Parameters
     ----------
@@ -316,7 +321,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
     """
 
     def partial_fit(self, X: Any, y: Any = None, check_input: bool = True) -> Self:
-        """Go on with more rows: a batch in memory, or the batches of a Dask collection.
+        """Update the components by more rows: one batch in memory, or a collection's batches.
 
         Parameters
         ----------
@@ -331,10 +336,10 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         self
         """
         if is_dask(X := convert_to_host(X)):
-            first = not hasattr(self, "components_")
-            if not first:
+            if hasattr(self, "components_"):
                 check_feature_names(self, X, reset=False)
             return self._fit_batches(X, self)
+        # Overflow is an error below, and NaN from equal rows is replaced.
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             decomposition.IncrementalPCA.partial_fit(self, X, y, check_input=check_input)
         if not (np.isfinite(self.components_).all() and np.isfinite(self.var_).all()):
@@ -355,28 +360,27 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         return self._fit_batches(X, fresh)
 
     def _fit_batches(self, X: Any, begun: IncrementalPCA) -> Self:
-        """Fit to all batches of a collection, beginning with a given estimator."""
+        """Fit to all batches of a collection, starting from the state of `begun`."""
         self._check_parameters()
         collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
         with reading(type(self).__name__):
-            course = fold_parts(
+            # Blocks update the state one after the other, in their order.
+            progress = fold_parts(
                 collection, _fit_block, _PartialComponents(begun)
             ).fit_last_batches()
-        if not course.n_rows:
+        if not progress.n_rows:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
                 "the filter or the path that made the collection."
             )
-        self._take_fitted(course.model, collection)
-        return self
-
-    def _take_fitted(self, model: IncrementalPCA, collection: Collection) -> None:
-        """Set the fitted attributes, with the feature names of the collection."""
-        self.__dict__.update({n: v for n, v in vars(model).items() if n.endswith("_")})
+        fitted = vars(progress.model)
+        self.__dict__.update({n: v for n, v in fitted.items() if n.endswith("_")})
+        # Batches were arrays, so that the model knows no names: they are the collection's.
         self.__dict__.pop("feature_names_in_", None)
         self.n_features_in_ = self.components_.shape[1]
         if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
+        return self
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         raise AssertionError("batches are not merged")
@@ -384,14 +388,16 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
 
 @dataclass(frozen=True)
 class _PartialComponents:
-    """BaseComponents so far, and rows that are not a batch yet.
+    """State of an incremental fit between two blocks.
 
     Parameters
     ----------
     model : IncrementalPCA
+        Fitted to the batches so far.
     left : ndarray or None
+        Last rows, which do not fill a batch yet.
     n_rows : int
-        Rows of the collection so far.
+        Number of rows of the collection so far.
     """
 
     model: IncrementalPCA
@@ -399,14 +405,14 @@ class _PartialComponents:
     n_rows: int = 0
 
     def fit_whole_batches(self, rows: NDArray[Any]) -> _PartialComponents:
-        """Fit the batches that are whole, whatever rows follow; return the new state."""
+        """Fit the batches that no following rows can change; return the new state."""
         # Batches span the borders of blocks, as if all rows were one array.
         if self.left is not None:
             rows = np.vstack([self.left, rows])
         model = copy.copy(self.model)
         model.batch_size_ = model.batch_size or 5 * rows.shape[1]
-        # A batch needs `n_components` rows. As `gen_batches` does, a batch is made only when the
-        # rest would be enough for another.
+        # A batch needs `n_components` rows. As by `gen_batches`, a batch is cut only if the rest is
+        # enough for another one; else both are one batch.
         size, least = model.batch_size_, model.n_components or 0
         start = 0
         while start + size + least <= len(rows):
@@ -416,7 +422,7 @@ class _PartialComponents:
         return replace(self, model=model, left=rows[start:].copy())
 
     def fit_last_batches(self) -> _PartialComponents:
-        """Fit the rows that are left at the end; return the new state."""
+        """Fit the rows that are left after the last block; return the new state."""
         if self.left is None or not len(self.left):
             return self
         model = copy.copy(self.model)
@@ -431,55 +437,57 @@ class _PartialComponents:
 
 
 def _fit_block(
-    course: _PartialComponents, index: int, X: Any, y: Any, sample_weight: Any
+    progress: _PartialComponents, index: int, X: Any, y: Any, sample_weight: Any
 ) -> _PartialComponents:
+    """Return the state after one more block."""
     rows = as_rows(X, index=index)
     rows = rows.toarray() if hasattr(rows, "toarray") else rows
     if not len(rows):
-        return course
+        return progress
     check_finite_rows(rows, index)
     try:
-        found = course.fit_whole_batches(rows)
+        found = progress.fit_whole_batches(rows)
     except ValueError as error:
         raise as_ours(error, f"Block {index} of X: ") from error
-    return replace(found, n_rows=course.n_rows + len(rows))
+    return replace(found, n_rows=progress.n_rows + len(rows))
 
 
 _SVD_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
-#: Features above which a few components are found by power iterations rather than exactly.
+#: Most features for which a few components are computed from the whole covariance (128 MiB).
 _MAX_FEATURES_EXACT = 4096
-#: Features above which no covariance is made: it would take more than 2 GiB.
+#: Most features for which a covariance is made at all (2 GiB).
 _MAX_FEATURES_OF_COVARIANCE = 2**14
-#: Products of numbers up to which the covariance is made in float64 whatever the rows' dtype; so
-#: few take milliseconds.
+#: Most multiplications of a covariance that is computed in float64 whatever the dtype of the rows:
+#: it takes milliseconds.
 _MAX_DOUBLE_PRODUCTS = 10**7
 
 
 class PCA(BaseComponents):
     """Principal components of all rows, from one pass over them.
 
-    The covariance is one sum of the size of ``n_features ** 2``, each block about a point of its
-    own, so rows stay where they are, in memory or streamed. Of more than 4,096 features a few
-    passes of products with ``n_components`` vectors take its place.
+    The pass sums the covariance, of size ``n_features ** 2``, each block about a point near its own
+    mean, so rows stay where they are, in memory or streamed. For more than 4,096 features, a few
+    passes of products with about ``n_components`` vectors take its place.
 
     Parameters
     ----------
     n_components : int, float, "mle" or None, default=None
-        As in scikit-learn: a number of components; of 0 to 1 the share of the variance that they
-        are to explain; ``"mle"``: Minka's guess; None: as many as there are rows or features.
+        As in scikit-learn: a number of components; from 0 to 1: the share of the variance to
+        explain; ``"mle"``: Minka's estimate; None: the number of rows or of features, whichever is
+        less.
     copy : bool, default=True
-        X is never changed.
+        Without effect: X is never changed.
     whiten : bool, default=False
         Whether projections have variance 1.
     svd_solver : {"auto", "full", "covariance_eigh", "arpack", "randomized"}, default="auto"
-        ``"covariance_eigh"``: the covariance by products in the rows' dtype, added up in float64,
-        and its eigenvectors by LAPACK. ``"full"``: likewise, by products in float64.
-        ``"randomized"``: power iterations from drawn vectors, and ``"arpack"``: ARPACK's, a pass
-        for each product, where there are more than 4,096 features, and a number of components is
-        asked for; else the covariance, which costs less and is exact. ``"auto"``: ``"full"`` of few
+        ``"covariance_eigh"``: the covariance by products in the dtype of the rows, summed in
+        float64, and its eigenvectors by LAPACK. ``"full"``: the same, by products in float64.
+        ``"randomized"`` (power iterations from random vectors) and ``"arpack"`` (a pass for each of
+        its products) are used if there are more than 4,096 features and a number of components is
+        given; otherwise the covariance costs less and is exact. ``"auto"``: ``"full"`` for few
         rows, else ``"covariance_eigh"`` or ``"randomized"``.
     iterated_power : int or "auto", default="auto"
-        Power iterations.
+        Number of power iterations.
 
     Attributes
     ----------
@@ -489,10 +497,10 @@ class PCA(BaseComponents):
     shape (n_components,)
     mean_ : ndarray of float64 of shape (n_features,)
     noise_variance_ : float
-        Mean variance of the directions left out.
+        Mean variance of the directions that are left out.
     n_components_ : int
     n_samples_ : int
-        Rows, or the sum of their weights.
+        Number of rows, or the sum of their weights.
 
     References
     ----------
@@ -570,6 +578,7 @@ class PCA(BaseComponents):
         return rows.survey.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
 
     def _check_enough_rows(self, rows: DatasetInfo, most: int) -> None:
+        """Raise if the rows have no variance, or fewer than the `most` components asked for."""
         n_rows = rows.survey.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
@@ -589,6 +598,7 @@ class PCA(BaseComponents):
             )
 
     def _choose_solver(self, n_rows: int, d: int) -> Solver:
+        """Return power iterations for a few components of many features, else the covariance."""
         k = self._n_requested
         if k is not None and self._prefers_power_iterations(d, k):
             return PowerIterations(
@@ -606,26 +616,29 @@ class PCA(BaseComponents):
                 f"the whole covariance of {d:,} features. Ask for a number of components, with "
                 'svd_solver="randomized".'
             )
-        # scikit-learn too is exact with less than 10 rows per feature; and so are small products.
+        # With fewer than 10 rows a feature scikit-learn takes the SVD of X, which loses fewer
+        # digits than a covariance: products in float64 make up for it.
         few = n_rows < 10 * d or n_rows * d * d <= _MAX_DOUBLE_PRODUCTS
         double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
         return CovarianceEigenSolver(k, double)
 
     @property
     def _n_requested(self) -> int | None:
-        """Return the number of components, where the parameter is a number."""
+        """Return the number of components, or None if the parameter is not an integer."""
         return int(self.n_components) if isinstance(self.n_components, Integral) else None
 
     def _prefers_power_iterations(self, d: int, k: int) -> bool:
-        """Return whether a few products with vectors cost less than a covariance."""
+        """Return whether power iterations cost less than a covariance, and are wanted."""
         if d <= _MAX_FEATURES_EXACT or not k or self.svd_solver in ("full", "covariance_eigh"):
             return False
+        # "auto": the vectors must be few beside the features.
         return self.svd_solver != "auto" or 2 * (k + self.n_oversamples) < d
 
     def _count_power_iterations(self, k: int, least: int) -> int:
-        """Return the number of passes: scikit-learn's, and one for its last product with X.T."""
+        """Return the number of passes: scikit-learn's, plus one for its last product with X.T."""
         if self.iterated_power != "auto":
             return int(self.iterated_power) + 1
+        # scikit-learn's 7 and 4.
         return 8 if k < 0.1 * least else 5
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
@@ -636,7 +649,7 @@ class PCA(BaseComponents):
                 "All rows of X are equal: there is no variance to explain. Check the filter or the "
                 "columns that made them."
             )
-        # From variances over n to unbiased ones, over n - 1; weights count as rows.
+        # From variances over n to unbiased ones over n - 1; a weight of k counts as k rows.
         unbiased, most = weight / (weight - 1), min(n_rows, d)
         variance, total = found["values"][:most] * unbiased, found["total"] * unbiased
         ratio = variance / total
@@ -646,8 +659,8 @@ class PCA(BaseComponents):
         self.explained_variance_, self.explained_variance_ratio_ = variance[:k], ratio[:k]
         self.singular_values_ = np.sqrt(variance[:k] * (weight - 1))
         self.mean_ = found["mean"]
-        # Noise: the mean of the variance that the components leave (Tipping and Bishop 1999). Power
-        # iterations know no more than the total of it.
+        # Noise variance: the mean of the discarded eigenvalues (Tipping and Bishop, equation 8).
+        # Power iterations have not computed them, but their sum is the rest of the total.
         left = variance[k:].sum() if len(variance) == most else total - variance[:k].sum()
         self.noise_variance_ = max(0.0, float(left)) / (most - k) if k < most else 0.0
         self.n_samples_ = n_rows
@@ -661,7 +674,7 @@ class PCA(BaseComponents):
             return int(infer_dimension(variance, weight))
         if self._n_requested is not None:
             return self._n_requested
-        # A share of the variance: as many components as exceed it.
+        # A share of the variance: the fewest components that explain more than it.
         enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1
         return min(int(enough), most)
 
@@ -684,13 +697,14 @@ class PCA(BaseComponents):
         return AffineProjection(scaled, after=self.mean_)
 
     def get_covariance(self) -> Array:
-        """Return the covariance of the model: the components', and noise of equal variance.
+        """Return the covariance of the model: that of the components, plus isotropic noise.
 
         Returns
         -------
         ndarray of float64 of shape (n_features, n_features)
         """
         self._check_fitted()
+        # W W.T + noise * I, with W the scaled components (Tipping and Bishop).
         above = np.maximum(self.explained_variance_ - self.noise_variance_, 0.0)
         covariance = (self.components_.T * above) @ self.components_
         covariance.flat[:: len(covariance) + 1] += self.noise_variance_
@@ -709,7 +723,8 @@ class PCA(BaseComponents):
             return np.eye(d) / noise
         if noise == 0:
             return np.asarray(linalg.inv(self.get_covariance()))
-        # Matrix inversion lemma: the covariance is noise * I plus a diagonal in the components.
+        # Its eigenvalues, the variances (at least the noise) and the noise, are inverted: no d x d
+        # system is solved.
         share = 1 / np.maximum(self.explained_variance_, noise) - 1 / noise
         precision = (self.components_.T * share) @ self.components_
         precision.flat[:: d + 1] += 1 / noise
@@ -743,6 +758,7 @@ class PCA(BaseComponents):
 
     def _raw_prediction(self) -> _NormalLogLikelihood:
         precision = self.get_precision()
+        # (log |P| - d log(2 pi)) / 2
         constant = np.linalg.slogdet(precision)[1] - len(precision) * np.log(2 * np.pi)
         return _NormalLogLikelihood(self.mean_, precision, float(constant) / 2)
 
@@ -764,6 +780,7 @@ class _NormalLogLikelihood:
     def __call__(self, X: Any) -> NDArray[np.float64]:
         """Return the log-likelihood of each row."""
         rows = X.toarray() if hasattr(X, "toarray") else X
-        near = rows - self.mean
-        squares: NDArray[np.float64] = np.einsum("ij,ij->i", near, near @ self.precision)
+        centred = rows - self.mean
+        # Squared Mahalanobis distances.
+        squares: NDArray[np.float64] = np.einsum("ij,ij->i", centred, centred @ self.precision)
         return self.constant - squares / 2

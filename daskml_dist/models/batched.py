@@ -271,11 +271,13 @@ class BatchedStepLinear(StepModel):
 
     def __post_init__(self) -> None:
         each = self.each
+        # Columns of one model are adjacent, and those of one split.
         n_columns = len(self.splits) * each.width
         parts = [Part("coef", (each.n_features, n_columns))]
         if each.fit_intercept:
             parts.append(Part("intercept", (1, n_columns), penalised=False))
         parts.append(Part("losses", (1, n_columns), additive=True))
+        # End of each split's models: splits are ascending.
         stops = np.searchsorted(self.splits, np.arange(self.roles.n_splits), side="right")
         loss: Any = BatchedLoss(each.loss, tuple((stops * each.width).tolist()), each.width)
         linear = LinearForm(loss, each.n_features, each.fit_intercept)
@@ -288,6 +290,7 @@ class BatchedStepLinear(StepModel):
         codes = y[:, 1].astype(np.int64) - 1
         out = np.empty((len(y), 1 + self.roles.n_splits), dtype)
         out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
+        # How often a row counts, times the scale: 0 for rows that the split does not train on.
         for split, scale in enumerate(self.scales):
             out[:, 1 + split] = scale * self.roles.trained(codes, split)
         return out
@@ -313,7 +316,8 @@ class BatchedStepLinear(StepModel):
             losses, g = self._compute_derivatives(raw, rows, backend)
             self.each.add_products(rows.X, g, out[:-1, ...], backend)
         xp = namespace(losses)
-        # Subtracted: the "gradient" of an additive part is minus its terms.
+        # Subtracted: the "gradient" of an additive part is minus its terms. A model's loss is kept
+        # in the first of its columns.
         out[-1, :: self.each.width] -= cast(losses, out.dtype)
         finite = xp.isfinite(losses)
         losses = xp.where(finite, losses, 0.0)
@@ -343,6 +347,7 @@ class BatchedStepLinear(StepModel):
         if each.n_classes > 2:
             targets = each.targets(cast(targets, xp.int32), raw.dtype)
         values, g = each.loss.value_and_gradient(targets, flat)
+        # Each model has the weights of its split.
         weight = xp.take(split_weights, backend.to_device(np.array(self.splits)), axis=1)
         losses = total(xp.reshape(values, (n, n_models)) * weight, axis=0, dtype=xp.float64)
         g = xp.reshape(g, (n, n_models, width)) * weight[:, :, None]

@@ -1,9 +1,11 @@
-"""Bins of features: a byte for each entry, by quantiles of some rows; and random draws by hashes.
+"""Bins of features for histogram trees, by quantiles of a sample; and random numbers by hashing.
 
-References
-----------
-The references of scikit-learn's ``HistGradientBoosting``: both find the same bins in the same rows,
-and finer ones here where many rows have the same value (`spare_edges`).
+An entry of X is replaced by the number of its bin, a byte. For boosting the bins are those of
+scikit-learn's ``HistGradientBoosting``, plus the edges that equal quantiles leave over
+(:func:`_add_spare_edges`). For forests the edges are denser towards both tails.
+
+Hashes replace random streams where a draw must depend on a row or feature alone, not on the order
+in which workers draw.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Levels of quantiles that are asked for at most, for each bin: where values are heavy, several
-#: levels fall on one, and more are asked for.
+#: Most quantiles that are tried for each bin of a forest: several quantiles fall on a value that
+#: many rows have, so more of them are needed for as many edges.
 _MAX_LEVELS_PER_BIN = 64
 
 
@@ -29,15 +31,16 @@ Edges = NDArray[np.float64]
 class Bins:
     """Bins of all features.
 
-    A value is in the bin of as many edges as it is larger than. Of a categorical feature the
-    "edges" are its categories: a value is in the bin of its own, and any other value is missing.
+    The bin of a value is the number of edges that are less than it. For a categorical feature the
+    "edges" are its categories, the bin is the index of the value among them, and a value that is
+    none of them counts as missing.
 
     Parameters
     ----------
     edges : tuple of ndarray of float64
-        Of each feature, sorted.
+        Sorted edges of each feature.
     max_bins : int
-        Of values that are there; the bin of this number is that of missing ones.
+        Most bins of a feature, without the bin of missing values, which has this number.
     categorical : ndarray of bool of shape (n_features,)
     """
 
@@ -52,18 +55,19 @@ class Bins:
 
     @property
     def n_bins(self) -> int:
-        """Bins of a feature, with that of missing values."""
+        """Number of bins of a feature, with the one of missing values."""
         return self.max_bins + 1
 
     @cached_property
     def counts(self) -> NDArray[np.int32]:
-        """Bins of each feature, without that of missing values."""
+        """Number of bins of each feature, without the one of missing values."""
+        # One more than edges, but as many as categories.
         found = [len(e) + (not c) for e, c in zip(self.edges, self.categorical, strict=True)]
         return np.array(found, np.int32)
 
     @cached_property
     def table(self) -> NDArray[np.float64]:
-        """The edges of each feature in a row of 256, with infinity behind them."""
+        """Edges of all features, of shape (n_features, 256), padded with infinity."""
         table = np.full((self.n_features, 256), np.inf)
         for row, edges in zip(table, self.edges, strict=True):
             row[: len(edges)] = edges
@@ -71,7 +75,7 @@ class Bins:
 
     @property
     def n_edges(self) -> NDArray[np.int32]:
-        """Edges of each feature."""
+        """Number of edges of each feature."""
         return np.array([len(edges) for edges in self.edges], np.int32)
 
     def threshold(self, feature: int, bin_: int) -> float:
@@ -85,8 +89,9 @@ def compute_bin_edges(
 ) -> Edges:
     """Return the edges of a feature's bins for boosting.
 
-    Midpoints where there are few distinct values, else quantiles ("averaged inverted cdf"). Where
-    quantiles fall on the same values, edges are left over: these go between the others.
+    For at most `max_bins` distinct values these are midpoints, else quantiles ("averaged inverted
+    cdf", method 2 of Hyndman and Fan 1996). If several quantiles are equal, edges are left over,
+    which are put between the others.
     """
     values, weight = drop_missing(values, weight)
     if weight is None:
@@ -94,6 +99,7 @@ def compute_bin_edges(
     else:
         order = np.argsort(values, kind="stable")
         values, weight = values[order].astype(np.float64), weight[order]
+    # Position of the first of each run of equal values.
     first = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     distinct = values[first]
     if len(distinct) <= 1:
@@ -102,6 +108,7 @@ def compute_bin_edges(
         with np.errstate(invalid="ignore"):
             edges = (distinct[:-1] + distinct[1:]) / 2
     else:
+        # In percent and back, as scikit-learn: the same rounding.
         shares = np.linspace(0, 100, max_bins + 1)[1:-1] / 100
         if weight is None:
             edges = np.unique(_quantiles(values, shares))
@@ -109,14 +116,15 @@ def compute_bin_edges(
             edges = np.unique(_weighted_quantiles(values, shares, weight))
         edges = np.minimum(edges, np.finfo(np.float64).max)
         rows = np.ones_like(values) if weight is None else weight
-        edges = add_spare_edges(edges, distinct, np.add.reduceat(rows, first), max_bins)
+        edges = _add_spare_edges(edges, distinct, np.add.reduceat(rows, first), max_bins)
+    # Never infinite: infinity pads the table of edges.
     return np.asarray(np.minimum(edges, np.finfo(np.float64).max))
 
 
 def drop_missing(
     values: NDArray[Any], weight: NDArray[np.float64] | None
 ) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
-    """Return the values that are not missing and have a weight other than 0, and their weights."""
+    """Return the values that are neither missing nor of weight 0, and their weights."""
     there = ~np.isnan(values)
     if weight is not None:
         there &= weight != 0
@@ -126,6 +134,7 @@ def drop_missing(
 
 def _quantiles(values: Edges, shares: Edges) -> Edges:
     """Return quantiles of sorted values by the "averaged inverted cdf" method."""
+    # At a whole number of rows the mean of two values, else the next value.
     at = len(values) * shares - 1
     before = np.floor(at)
     low = np.clip(before.astype(np.intp), 0, len(values) - 1)
@@ -135,6 +144,7 @@ def _quantiles(values: Edges, shares: Edges) -> Edges:
 
 def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64]) -> Edges:
     """Return weighted quantiles of sorted values by the "averaged inverted cdf" method."""
+    # As above, of cumulated weights: "equal" up to rounding.
     below = weight.cumsum()
     asked, last = shares * below[-1], len(values) - 1
     at = np.minimum(np.searchsorted(below, asked), last)
@@ -146,9 +156,10 @@ def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64
 def compute_forest_bin_edges(
     values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins: int
 ) -> Edges:
-    """Return the edges of a feature's bins for forests: midpoints, or denser towards both tails.
+    """Return the edges of a feature's bins for forests: midpoints, denser towards both tails.
 
-    They depend on the order of the values alone, and on their numbers (weights).
+    A monotone function of a feature has the same bins: which values they separate depends on the
+    order of the values and on their counts (or weights) only.
     """
     values, weight = drop_missing(values, weight)
     values = values.astype(np.float64)
@@ -159,6 +170,7 @@ def compute_forest_bin_edges(
         mass = np.bincount(inverse, weight, minlength=len(distinct))
     if len(distinct) <= 1:
         return np.empty(0)
+    # Index of the last value of each bin but the highest; of few values each has a bin.
     last = np.arange(len(distinct) - 1)
     if len(distinct) > max_bins:
         last = _choose_last_values(mass.cumsum() / mass.sum(), max_bins)
@@ -169,14 +181,19 @@ def compute_forest_bin_edges(
 
 
 def _choose_last_values(below: Edges, max_bins: int) -> NDArray[np.intp]:
-    """Return the indices of the last values of all bins but the highest."""
-    shares, of_edges = compute_tail_levels()
+    """Return the indices of the last values of all bins but the highest.
+
+    `below` is the share of the rows up to each value.
+    """
+    shares, of_edges = _compute_tail_levels()
 
     def ends(n: int) -> NDArray[np.intp]:
+        """Return the distinct values at which n quantiles fall, without the largest value."""
         asked = np.interp(np.arange(1, n) / n, of_edges, shares)
         found = np.unique(np.searchsorted(below, asked))
         return found[found < len(below) - 1]
 
+    # Bisection for the largest number of quantiles with fewer than `max_bins` distinct ends.
     low, high = max_bins, _MAX_LEVELS_PER_BIN * max_bins
     while high - low > 1:
         middle = (low + high) // 2
@@ -184,18 +201,19 @@ def _choose_last_values(below: Edges, max_bins: int) -> NDArray[np.intp]:
     return ends(low)
 
 
-def add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins: int) -> Edges:
-    """Return the edges and further ones between them, up to the number that is allowed.
+def _add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins: int) -> Edges:
+    """Return the edges, and further ones between them up to ``max_bins - 1``.
 
-    The heaviest bin of more than one value is halved, again and again. Mass counts as forests' bins
-    have it, more towards both ends of the values (`compute_tail_levels`): what is left to be cut
-    beside heavy values is mostly a long tail. Edges follow from the values and their mass alone.
+    Greedily the heaviest bin of more than one value is halved. Mass counts more towards both ends,
+    as for forests (:func:`_compute_tail_levels`): beside values that many rows have, what is left
+    to cut is mostly a long tail.
     """
     n, spare = len(distinct), max_bins - 1 - len(edges)
     if spare <= 0:
         return edges
-    shares, of_edges = compute_tail_levels()
+    shares, of_edges = _compute_tail_levels()
     total = mass.cumsum()
+    # Share of the edges that belong below each value; bins are ranges of distinct values.
     below = np.append(0.0, np.interp(total / total[-1], shares, of_edges))
     ends = np.unique([0, *np.searchsorted(distinct, edges, side="right"), n]).tolist()
     bins = [_make_heap_entry(below, a, b) for a, b in pairwise(ends) if b > a + 1]
@@ -211,7 +229,7 @@ def add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins:
     low, high = distinct[np.array(cuts, np.intp) - 1], distinct[cuts]
     with np.errstate(over="ignore", invalid="ignore"):
         between = (low + high) / 2
-    # What is no number, or is rounded to the next value, would not part the two.
+    # A midpoint that overflows, or rounds up to the next value, would not separate the two.
     between = np.where(np.isfinite(between) & (between < high), between, low)
     return np.sort(np.append(edges, np.maximum(between, -np.finfo(np.float64).max)))
 
@@ -230,18 +248,19 @@ def _find_middle(below: Edges, first: int, end: int) -> int:
     return min(max(at, first + 1), end - 1)
 
 
-def compute_tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return shares of the rows, and the share of the edges below each.
+def _compute_tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a grid of shares of the rows, and the share of the edges below each.
 
-    Half of the edges are even over the rows, half follow the arcsine law, whose density rises
-    towards both ends.
+    Half of the edges are spread evenly over the rows, half by the arcsine distribution, whose
+    density rises towards both ends.
     """
+    # The grid itself is denser at both ends, where the function is steep.
     shares = np.sin(np.pi * np.linspace(0, 1, 4097) / 2) ** 2
     return shares, (shares + 2 / np.pi * np.arcsin(np.sqrt(shares))) / 2
 
 
 def hash_numbers(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of 64 bits of each number.
+    """Return a hash of 64 bits of each number: one step of splitmix64.
 
     S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014.
@@ -253,7 +272,8 @@ def hash_numbers(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def draw_by_hash(numbers: Any, *seed: int) -> NDArray[np.uint64]:
-    """Draw of 64 bits for each number (of a row, a feature), of a stream that the seed names."""
+    """Return 64 random bits for each number (of a row, a feature), of the stream of a seed."""
+    # Each part of the seed is hashed into the key in turn, so that (1, 2) and (2, 1) differ.
     key = np.zeros(1, np.uint64)
     for part in seed:
         key = hash_numbers(key + np.array([part % 2**64], np.uint64) + np.uint64(1))

@@ -1,4 +1,9 @@
-"""Centres of rows, found by steps: how many rows each has had, and their sum.
+"""Centroids of mini-batch k-means as a model of gradient steps.
+
+The parameters of a centroid are the weight of its rows so far and their sum; the centroid is their
+mean. Rows are added to the sums under any policy, so the learning rate of Sculley's algorithm, one
+over the count, follows by itself. Centroids that have few rows are moved to other rows from time to
+time, as in scikit-learn (`Reassignment`).
 
 References
 ----------
@@ -23,9 +28,10 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Reassignment:
-    """Centres of few rows that begin anew at some row.
+    """Rule that moves centroids of low counts to random rows.
 
-    Each lane does so for centres of its own, since what lanes push is added.
+    Each lane moves only centroids that are assigned to it: the lanes' changes are added, so two of
+    them must not move the same one.
 
     Parameters
     ----------
@@ -33,13 +39,13 @@ class Reassignment:
     ratio : float
         Share of the largest count below which a count is low.
     rows : ndarray of shape (m, n_features)
-        Drawn rows, less the shift.
+        Sampled rows minus the shift, among which new centroids are drawn.
     lanes : tuple of int
-        Lanes with rows.
+        Lanes that have rows.
     every : float
-        Steps between two looks; where a centre has no row, each step looks.
+        Steps from one reassignment to the next; while a centroid has no row, each step is one.
     most : int
-        Centres at once at most: half as many as rows of a step.
+        Most centroids that are moved at once: half the rows of a step.
     """
 
     n_centres: int
@@ -50,19 +56,21 @@ class Reassignment:
     most: int
 
     def is_due(self, clock: int, counts: _Array) -> bool:
-        """Return True if the step of a clock begins with a reassignment of centroids."""
+        """Return whether the step of a clock begins with a reassignment of centroids."""
+        # `every` may be fractional: the step in which the clock passes a multiple of it.
         often = (clock + 1) // self.every > clock // self.every
         return clock > 0 and bool(often or (counts == 0).any())
 
     def low(self, counts: _Array) -> NDArray[np.bool_]:
         """Return a mask of the centroids that are to be reassigned, those of the lowest counts."""
         low: NDArray[np.bool_] = counts < min(self.ratio, 1.0) * counts.max()
+        # Of too many only those of the lowest counts.
         if low.sum() > self.most:
             low[np.argsort(counts)[self.most :]] = False
         return low
 
     def of_lane(self, lane: int) -> NDArray[np.bool_]:
-        """Return a mask of the centroids that a lane may reassign."""
+        """Return a mask of the centroids that a lane may reassign: they are dealt out in turn."""
         own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centres) == lane
         return own
 
@@ -74,29 +82,29 @@ class Reassignment:
         (at,) = np.nonzero(low & own)
         by_count, by_sum = np.zeros_like(counts), np.zeros_like(sums)
         if len(at):
-            few = len(self.rows) < len(at)
-            chosen = self.rows[rng.choice(len(self.rows), len(at), replace=few)]
-            # Not too few, or it would begin anew at once.
-            least = counts[~low].min()
-            by_count[at] = least - counts[at]
-            by_sum[at] = least * chosen - sums[at]
+            repeats = len(self.rows) < len(at)
+            chosen = self.rows[rng.choice(len(self.rows), len(at), replace=repeats)]
+            # The least count that is not low, as in scikit-learn: with a lower one the centroid
+            # would be moved again at once.
+            count = counts[~low].min()
+            by_count[at] = count - counts[at]
+            by_sum[at] = count * chosen - sums[at]
         return by_count, by_sum
 
 
 @dataclass(frozen=True, eq=False)
 class CentroidModel(StepModel):
-    """Centres, each the mean of all rows that were nearest to it when a step came to them.
+    """Centroids, each the mean of all rows so far that were nearest to it at their step.
 
-    So a step moves a centre towards its rows of the batch by the share that these are of all its
-    rows so far: a learning rate of its own. What rows add is a plain sum, whichever lanes push it
-    and in whatever order.
+    A step thus moves a centroid towards its rows of the batch by their share in all of its rows so
+    far (Sculley, algorithm 1). Sums do not depend on which lanes add to them, nor in which order.
 
     Parameters
     ----------
     first : ndarray of shape (k, n_features)
-        Centres as long as they have no rows, less the shift.
+        Centroids until they have rows, minus the shift.
     shift : ndarray of shape (n_features,) or None
-        Taken from dense rows; None for sparse ones.
+        Vector that is subtracted from dense rows; None for sparse ones.
     reassignment : Reassignment or None
     """
 
@@ -113,7 +121,7 @@ class CentroidModel(StepModel):
 
     @property
     def n_features(self) -> int:
-        """Features of a row."""
+        """Number of features."""
         return int(self.first.shape[1])
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
@@ -134,19 +142,21 @@ class CentroidModel(StepModel):
         return np.concatenate([counts, sums.ravel()])[:, np.newaxis]
 
     def centres(self, w: Any) -> _Array:
-        """Return the centroids of parameters, less the shift."""
+        """Return the centroids of parameters, minus the shift."""
         found: _Array = _compute_means(*self.parts(w), self.first)
         return found
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Subtract the rows' counts and sums from `out`; return the sum of squared distances."""
         (counts, sums), (to_counts, to_sums) = self.parts(w), self.parts(out)
-        begun = self._reassign(counts, sums, rows, backend)
-        if begun is not None:
-            by_count, by_sum = (backend.to_device(array) for array in begun)
+        # The "gradient" of an additive part is minus what is added to it.
+        changes = self._reassign(counts, sums, rows, backend)
+        if changes is not None:
+            by_count, by_sum = (backend.to_device(array) for array in changes)
             counts, sums = counts + by_count, sums + by_sum
             to_counts -= cast(by_count, out.dtype)
             to_sums -= cast(by_sum, out.dtype)
+        # Distances in the dtype of the rows, whose shift keeps its digits; sums in float64.
         dtype = arithmetic_dtype(rows.X)
         centres = cast(_compute_means(counts, sums, backend.to_device(self.first)), dtype)
         shift = None if self.shift is None else cast(backend.to_device(self.shift), dtype)
@@ -162,15 +172,15 @@ class CentroidModel(StepModel):
         self, counts: Any, sums: Any, rows: BatchRows, backend: Backend
     ) -> tuple[_Array, _Array] | None:
         """Return the changes that reassign centroids before this batch; None for no change."""
-        again = self.reassignment
-        # Once a batch, by its first piece.
-        if again is None or rows.key[3]:
+        rule = self.reassignment
+        # The key is (seed, lane, step, position): once a batch, by its first piece.
+        if rule is None or rows.key[3]:
             return None
         on_host = backend.to_numpy(counts)
-        if not again.is_due(rows.key[2], on_host):
+        if not rule.is_due(rows.key[2], on_host):
             return None
-        own = again.of_lane(rows.key[1])
-        return again.changes(on_host, backend.to_numpy(sums), own, rows.draw())
+        own = rule.of_lane(rows.key[1])
+        return rule.changes(on_host, backend.to_numpy(sums), own, rows.draw())
 
     def identity(self) -> dict[str, Any]:
         """Return the number of centroids and of features."""

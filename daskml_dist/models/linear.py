@@ -1,4 +1,9 @@
-"""Linear models: the gradient of a loss of ``X @ coef + intercept``."""
+"""Linear models: gradient and Hessian of a loss of ``X @ coef + intercept``.
+
+`LinearModel` is all of least squares, logistic regression, linear SVMs and other generalised linear
+models: they differ in the loss, the encoding of the targets and the number of outputs. The gradient
+with respect to the coefficients is ``X.T @ g``, with g the loss's derivative at each row.
+"""
 
 from __future__ import annotations
 
@@ -114,6 +119,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
     @property
     def _one_vs_rest(self) -> bool:
+        """Whether each class has a binary loss of its own, unlike the joint multinomial loss."""
         return self.width > 1 and self.loss.multiclass == "ovr"
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
@@ -157,6 +163,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
         """Return the distinct columns of sparse rows and the intercept's row; renumber the rows."""
+        # Sorted: the intercept's row is the last of all.
         columns = backend.columns([piece.X for piece in pieces])
         return np.append(columns, self.n_features) if self.fit_intercept else columns
 
@@ -206,6 +213,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         """Return ``X @ coef + intercept`` of shape (n,) for width 1, else (n, width)."""
         if not self.fit_intercept:
             return backend.dot(X, w)
+        # Not by a column of ones, which would copy X.
         raw = backend.dot(X, w[:-1, :])
         raw += w[-1, 0] if w.shape[1] == 1 else w[-1, :]
         return raw
@@ -241,6 +249,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         first, *others = backend.row_blocks(X)
         if not others:
             return self._add_rows(w, X, y, weight, out, backend)
+        # Sums of many float32 blocks would lose digits in the dtype of `out`.
         loss, sums = 0.0, zeros(out.shape, np.float64, out)
         for at in (first, *others):
             part = None if weight is None else weight[at]
@@ -251,6 +260,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     def _add_rows(
         self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
+        """Add the gradient of some rows by two products, ``X @ w`` and ``X.T @ g``."""
         loss, g = self._loss_gradient(self.raw_prediction(w, X, backend), y, weight)
         self.add_products(X, g, out, backend)
         return loss
@@ -271,6 +281,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         """
         if not self.units:
             return self.loss.value_and_gradient(self.targets(y, raw.dtype), raw)
+        # All (row, target) pairs at once, as the rows of one elementwise loss.
         xp, n = namespace(raw), raw.shape[0]
         flat = xp.reshape(y, (-1,)), xp.reshape(raw, (-1,))
         values, g = self.loss.value_and_gradient(*flat)
@@ -282,6 +293,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     def of_columns(self, start: int, stop: int) -> LinearModel:
         """Return the model of some adjacent columns; that of the last ones has the intercepts."""
         is_last = stop == self.n_features
+        # A shard of a linear model is a linear model; only the losses need the sum of all shards.
         return replace(self, n_features=stop - start, fit_intercept=self.fit_intercept and is_last)
 
     def rows_of_columns(self, start: int, stop: int) -> slice:
@@ -327,6 +339,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             weight = ones(y.shape[:1], np.float64, y)
         weight = cast(weight, xp.float64)
         if self.n_classes:
+            # Several outputs are compared with class indices, one with signs.
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
             sums = [total(weight), weight @ cast(right, xp.float64)]
         else:
@@ -421,6 +434,7 @@ def add_curvature(
         Weight of the rows whose second derivative is not positive; 0 for several outputs.
     """
     if model.width == 1:
+        # One compiled pass for losses and rows that have a kernel; else None.
         X, y, weight = rows.X, rows.y, rows.weight
         kernel = model.linear.dense_kernel if is_host(X) else model.loss.kernel
         fused = backend.add_curved(kernel, w, X, y, weight, gradient, hessian[:, 0, :, 0])
@@ -432,6 +446,7 @@ def add_curvature(
         part = rows.part(at, backend)
         X, weight = part.X, part.weight
         raw = model.raw_prediction(w, X, backend)
+        # Per row: g of the gradient X.T @ g, and h of the Hessian X.T @ diag(h) @ X.
         losses, g, h = model.loss.value_gradient_hessian(part.y, raw)
         if weight is not None:
             losses = losses * weight
@@ -464,8 +479,8 @@ def _add_class_pairs(X: Any, h: Any, out: Any, backend: Backend) -> None:
     for k in range(width):
         _add_weighted_gram(X, h[:, k, k], out[:, k, :, k], backend)
         for other in range(k):
-            # Off the diagonal, h = -p_k * p_other is negative, and a Gram matrix takes weights
-            # that are not.
+            # Off the diagonal h = -p_k * p_other (Bishop 2006, equation 4.110) is negative, while
+            # Gram matrices take weights that are not: -h is added up and subtracted.
             part = zeros(out.shape[::2], np.float64, out)
             _add_weighted_gram(X, -h[:, k, other], part, backend)
             out[:, k, :, other] -= part
@@ -476,6 +491,7 @@ def _add_weighted_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
     """Add ``Z.T @ diag(h) @ Z`` to `out`, where Z is X, with a column of ones for an intercept."""
     xp, n_features = namespace(h), X.shape[1]
     backend.add_gram(X, h, out[:n_features, :n_features])
+    # The intercept's row and column: X.T @ h, and the sum of h in the corner.
     if out.shape[0] > n_features:
         border = zeros((n_features, 1), np.float64, out)
         backend.add_tdot(X, h, border)

@@ -1,4 +1,13 @@
-"""Non-negative factorisation by multiplicative updates: weights of rows, given the components.
+"""Non-negative matrix factorisation by multiplicative updates, for any beta-divergence.
+
+X is about ``W @ H``. Here H is stored by features, ``across = H.T``, since it lies across all rows:
+a lane needs all of it, and of W only its own rows. The update of W (the MM algorithm of the paper),
+
+    W *= ((X * (W @ H) ** (beta - 2)) @ H.T / ((W @ H) ** (beta - 1) @ H.T)) ** gamma(beta),
+
+is made for each row alone; that of H needs numerator and denominator summed over all rows
+(:meth:`MultiplicativeUpdates.add_shares`). For beta = 2 and 1 both simplify, so that ``W @ H`` need
+not be computed at all, or only at the stored entries of sparse rows.
 
 References
 ----------
@@ -22,14 +31,14 @@ from daskml_dist.backends.namespace import cast, namespace, ones, total, zeros
 from daskml_dist.backends.nonnegative import divide_by_product, residual_squares
 from daskml_dist.errors import InvalidDataError
 
-#: What takes the place of zeros that are divided by.
+#: Replaces divisors of 0 (and smaller ones, if beta < 2); scikit-learn's.
 _SMALLEST_DIVISOR = float(np.finfo(np.float32).eps)
-#: Weights that count as 0 where beta < 1.
+#: Weights below this are set to 0 if beta < 1; scikit-learn's.
 _ZERO_WEIGHT = float(np.finfo(np.float64).eps)
 
 
 def check_signs(X: Any) -> None:
-    """Check that rows hold no number below 0."""
+    """Raise `InvalidDataError` for rows with a negative number."""
     stored = X.values if isinstance(X, SparseRows) else X
     if prod(stored.shape) and bool(namespace(stored).min(stored) < 0):
         raise InvalidDataError(
@@ -41,11 +50,13 @@ def check_signs(X: Any) -> None:
 def multiply_by_ratio(
     values: Any, above: Any, below: Any, beta: float, l1: float, l2: float
 ) -> Any:
-    """Return weights or components after a multiplicative update."""
+    """Return weights or components after a multiplicative update by ``above / below``."""
     xp = namespace(values)
-    # The exponent makes the updates monotone for every beta (Fevotte and Idier 2011).
+    # The gradient is `below` minus `above`; the penalties' gradients, which are positive, belong to
+    # its positive part.
     below = below + l1 + l2 * values
     ratio = above / xp.where(below == 0, _SMALLEST_DIVISOR + 0 * below, below)
+    # gamma(beta), an exponent with which the error never rises (Fevotte and Idier 2011).
     if beta < 1:
         ratio = ratio ** (1 / (2 - beta))
     elif beta > 2:
@@ -55,12 +66,12 @@ def multiply_by_ratio(
 
 @dataclass(frozen=True, eq=False)
 class MultiplicativeUpdates:
-    """Updates of the weights of rows for one set of components.
+    """Updates of the weights of rows, given the components, and sums for those of the components.
 
     Parameters
     ----------
     across : array of shape (n_features, k)
-        The components, where the rows lie and in the dtype of their arithmetic.
+        Transposed components, on the device and in the dtype of the rows.
     beta : float
         Of the divergence.
     l1, l2 : float
@@ -76,7 +87,7 @@ class MultiplicativeUpdates:
 
     @cached_property
     def gram(self) -> Any:
-        """Products of the components."""
+        """Gram matrix of the components."""
         return self.across.T @ self.across
 
     @cached_property
@@ -85,9 +96,9 @@ class MultiplicativeUpdates:
         return total(self.across, axis=0)
 
     def rows(self, X: Any) -> Any:
-        """Return rows in the form that the other methods take.
+        """Return rows in the form that the other methods take: dense, unless their entries suffice.
 
-        Dense unless few entries are enough.
+        They do for beta = 2, and for compiled loops with beta = 1.
         """
         entries = self.beta == 2 or (self.beta == 1 and isinstance(X, CSRRows))
         return X.toarray() if hasattr(X, "toarray") and not entries else X
@@ -97,36 +108,38 @@ class MultiplicativeUpdates:
         if isinstance(X, CSRRows) and self.beta == 1:
             return self._update_compiled(X, W, 1, 0.0)
         if self.beta == 2:
+            # (W @ H) @ H.T = W @ (H @ H.T), with a small matrix in parentheses.
             above, below = self.products(X), W @ self.gram
         else:
-            found = self._multiply_out(W)
-            below = self.below(found, self.across, self.sizes[None, :])
-            above = self._weight_entries(X, found) @ self.across
+            product = self._multiply_out(W)
+            below = self.below(product, self.across, self.sizes[None, :])
+            above = self._weight_entries(X, product) @ self.across
         new = multiply_by_ratio(W, above, below, self.beta, self.l1, self.l2)
         return new if self.beta >= 1 else namespace(W).where(new < _ZERO_WEIGHT, 0 * new, new)
 
     def settled(self, X: Any, most: int, tol: float) -> Any:
-        """Return the weights of some rows after updates to convergence from equal weights.
+        """Return the weights of some rows after updates to convergence, from equal weights.
 
-        A row ends after `most` of them, or one that changes no weight by more than `tol` of the
-        largest.
+        A row ends after `most` updates, or after one that changes no weight by more than `tol`
+        times its largest weight. So its weights do not depend on the rows beside it.
         """
         W = self._make_equal_weights(X)
         if isinstance(X, CSRRows) and self.beta == 1:
             return self._update_compiled(X, W, most, tol)
         xp = namespace(W)
-        going = zeros((W.shape[0], 1), W.dtype, like=W) + 1
+        # 1 for rows that go on, 0 for those that have ended, whose weights stay.
+        active = zeros((W.shape[0], 1), W.dtype, like=W) + 1
         for _ in range(most):
             new = self.step(X, W)
-            apart = xp.max(xp.abs(new - W), axis=1) - tol * xp.max(new, axis=1)
-            W = W + going * (new - W)
-            going *= cast(apart > 0, going.dtype)[:, None]
-            if not float(xp.max(going)):
+            excess = xp.max(xp.abs(new - W), axis=1) - tol * xp.max(new, axis=1)
+            W = W + active * (new - W)
+            active *= cast(excess > 0, active.dtype)[:, None]
+            if not float(xp.max(active)):
                 break
         return W
 
     def _make_equal_weights(self, X: Any) -> Any:
-        """Return equal weights, whose products have the sum of the row's entries."""
+        """Return equal weights for each row, such that ``W @ H`` has the row's sum of entries."""
         scale = self._sum_entries(X)[:, None] / (total(self.sizes) + _SMALLEST_DIVISOR)
         return scale * ones((1, self.across.shape[1]), scale.dtype, like=scale)
 
@@ -147,39 +160,42 @@ class MultiplicativeUpdates:
         return W
 
     def products(self, X: Any) -> Any:
-        """Return the products of rows with the components."""
+        """Return the products of rows with the components, ``X @ H.T`` of shape (n, k)."""
         found = self.backend.dot(X, self.across)
         return namespace(self.across).reshape(found, (X.shape[0], self.across.shape[1]))
 
     def _multiply_out(self, W: Any) -> Any:
-        """Return the products of weights and components, valid until the next call."""
+        """Return ``W @ H``, in a buffer that the next call overwrites."""
         return self.backend.matmul(W, self.across.T, "found")
 
-    def _weight_entries(self, X: Any, found: Any) -> Any:
-        """Return ``X * found ** (beta - 2)`` of dense rows and their approximation."""
+    def _weight_entries(self, X: Any, product: Any) -> Any:
+        """Return ``X * product ** (beta - 2)``, given dense rows and ``product = W @ H``."""
         if self.beta == 1:
-            return divide_by_product(X, found, _SMALLEST_DIVISOR)
-        found = _raise_to_least(found, _SMALLEST_DIVISOR) if self.beta < 2 else found
-        return X * found ** (self.beta - 2)
+            return divide_by_product(X, product, _SMALLEST_DIVISOR)
+        product = _raise_to_least(product, _SMALLEST_DIVISOR) if self.beta < 2 else product
+        return X * product ** (self.beta - 2)
 
-    def below(self, found: Any, others: Any, sizes: Any) -> Any:
-        """Return the denominator of an update: ``found ** (beta - 1) @ others``."""
+    def below(self, product: Any, others: Any, sizes: Any) -> Any:
+        """Return the denominator of an update: ``product ** (beta - 1) @ others``.
+
+        For beta = 1 it is `sizes`, the sums of the columns of `others`.
+        """
         if self.beta == 1:
             return sizes
-        found = _raise_to_least(found, _SMALLEST_DIVISOR) if self.beta < 1 else found
-        return found ** (self.beta - 1) @ others
+        product = _raise_to_least(product, _SMALLEST_DIVISOR) if self.beta < 1 else product
+        return product ** (self.beta - 1) @ others
 
     def add_shares(self, X: Any, W: Any, own: Any, out: Any, below: Any) -> None:
-        """Add what the components' update is made of.
+        """Add the rows' terms of numerator and denominator of the components' update, in place.
 
         Parameters
         ----------
         X : rows of shape (n, n_features)
         W, own : arrays of shape (n, k)
-            Weights, and the same times the weights of the rows.
+            W, and W with each row multiplied by its sample weight.
         out, below : arrays of float64 of shape (n_features, k)
-            Numerators; and denominators, or what they are made of: of shape (k, k) for beta=2, and
-            (1, k) for beta=1.
+            Numerators and denominators. For beta = 2 `below` is the Gram matrix of W, of shape
+            (k, k), for beta = 1 the sums of its columns, of shape (1, k).
         """
         if self.beta == 1:
             below += total(cast(own, below.dtype), axis=0)[None, :]
@@ -194,10 +210,10 @@ class MultiplicativeUpdates:
             below += cast(own.T @ W, below.dtype)
             self.backend.add_tdot(X, own, out)
             return
-        found = self._multiply_out(W)
+        product = self._multiply_out(W)
         if self.beta != 1:
-            below += cast(self.below(found.T, own, None), below.dtype)
-        self.backend.add_tdot(self._weight_entries(X, found), own, out)
+            below += cast(self.below(product.T, own, None), below.dtype)
+        self.backend.add_tdot(self._weight_entries(X, product), own, out)
 
     def errors(self, X: Any, W: Any) -> Any:
         """Return the divergence of each row, of shape (n,), float64."""
@@ -210,8 +226,10 @@ class MultiplicativeUpdates:
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
             least = W.dtype.type(_SMALLEST_DIVISOR)
             nonnegative_kernels.write_divergences(*csr, self.across, W, least, out)
+            # sum(x log(x / y) - x) over stored entries, plus sum(y) over all features: y = W @ H.
             return out + cast(W, double) @ cast(self.sizes, double)
         if self.beta == 2 and hasattr(X, "toarray"):
+            # |x - w H|^2 = |x|^2 - 2 x H.T w + w (H H.T) w, from the stored entries.
             of_rows = cast(self.products(X), double) * cast(W, double)
             squares = cast(W, double) @ cast(self.gram, double) * cast(W, double)
             own = self._sum_entries(X.with_values(X.values * X.values))
@@ -226,16 +244,19 @@ def _raise_to_least(values: Any, least: float) -> Any:
     return namespace(values).where(values < least, least + 0 * values, values)
 
 
-def _divergence(X: Any, found: Any, beta: float) -> Any:
-    """Return the divergence of each entry; zero entries contribute the remaining terms."""
+def _divergence(X: Any, product: Any, beta: float) -> Any:
+    """Return the beta-divergence of each entry of X from W @ H.
+
+    Entries of 0 contribute the terms that are defined for them, as in scikit-learn.
+    """
     xp = namespace(X)
-    there, near = X > _SMALLEST_DIVISOR, _raise_to_least(found, _SMALLEST_DIVISOR)
-    some = xp.where(there, X, near)  # any number, where there is none
-    if beta == 1:
-        return xp.where(there, some * xp.log(some / near), 0 * X) - X + found
-    if beta == 0:
-        ratio = some / near
-        return xp.where(there, ratio - xp.log(ratio), 0 * X) - 1
-    own = xp.where(there, some**beta - beta * some * near ** (beta - 1), 0 * X)
-    whole = found if beta > 0 else near
-    return (own + (beta - 1) * whole**beta) / (beta * (beta - 1))
+    is_nonzero, safe = X > _SMALLEST_DIVISOR, _raise_to_least(product, _SMALLEST_DIVISOR)
+    some = xp.where(is_nonzero, X, safe)  # a number whose logarithm exists, for entries of 0
+    if beta == 1:  # Kullback-Leibler
+        return xp.where(is_nonzero, some * xp.log(some / safe), 0 * X) - X + product
+    if beta == 0:  # Itakura-Saito
+        ratio = some / safe
+        return xp.where(is_nonzero, ratio - xp.log(ratio), 0 * X) - 1
+    own = xp.where(is_nonzero, some**beta - beta * some * safe ** (beta - 1), 0 * X)
+    base = product if beta > 0 else safe
+    return (own + (beta - 1) * base**beta) / (beta * (beta - 1))

@@ -1,4 +1,8 @@
-"""Nodes of one tree by scikit-learn's names, and the ways of rows through trees."""
+"""The nodes of a tree under scikit-learn's names (``tree_``), and the paths of rows through trees.
+
+Nodes are numbered depth-first here, as users know them from scikit-learn. Within `Trees` they are
+in the order of growth, with siblings adjacent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class TreeView:
-    """Nodes of a tree as arrays, by scikit-learn's names.
+    """Nodes of a tree as arrays under scikit-learn's names.
 
     Attributes
     ----------
@@ -27,17 +31,17 @@ class TreeView:
     feature : ndarray of int64 of shape (node_count,)
         -2 at a leaf.
     threshold : ndarray of float64 of shape (node_count,)
-        The largest value that goes left; -2 at a leaf.
+        Largest value that goes left; -2 at a leaf.
     missing_go_to_left : ndarray of uint8 of shape (node_count,)
     impurity, weighted_n_node_samples : ndarray of float64 of shape (node_count,)
     n_node_samples : ndarray of int64 of shape (node_count,)
-        Rows, each once however often it was drawn.
+        Rows, each counted once however often a bootstrap sample has it.
     value : ndarray of float64 of shape (node_count, n_outputs, n_values)
-        Shares of the classes (of outputs with fewer classes zeros come last), or the mean targets.
+        Shares of the classes (padded with zeros for outputs with fewer classes), or mean targets.
     n_classes : ndarray of int64 of shape (n_outputs,)
         1 in regression.
     trees : Trees
-        That this is a view of.
+        The tree itself, for predictions.
     """
 
     n_features: int
@@ -57,23 +61,24 @@ class TreeView:
     trees: Trees
 
     def compute_feature_importances(self, normalize: bool = True) -> Array:
-        """Return the decrease of impurity by each feature, of shape (n_features,)."""
+        """Return the total decrease of impurity by each feature (Breiman et al. 1984)."""
+        # Impurities are weighted by the rows that reach a node; splits of a feature are summed.
         inner = self.children_left >= 0
         whole = self.weighted_n_node_samples * self.impurity
         left, right = self.children_left[inner], self.children_right[inner]
-        less = whole[inner] - whole[left] - whole[right]
-        found = np.bincount(self.feature[inner], less, minlength=self.n_features)
+        decrease = whole[inner] - whole[left] - whole[right]
+        found = np.bincount(self.feature[inner], decrease, minlength=self.n_features)
         found = found / self.weighted_n_node_samples[0]
         return np.asarray(found / found.sum() if normalize and found.sum() > 0 else found)
 
     @property
     def n_outputs(self) -> int:
-        """Targets."""
+        """Number of targets."""
         return len(self.n_classes)
 
     @property
     def max_n_classes(self) -> int:
-        """Classes of an output at most."""
+        """Largest number of classes of an output."""
         return int(self.n_classes.max())
 
     @property
@@ -82,7 +87,7 @@ class TreeView:
         return self.node_count
 
     def apply(self, X: Any) -> Array:
-        """Return the number of the leaf for each of the rows of shape (n, n_features)."""
+        """Return the index of the leaf of each row."""
         return ForestLeaves(self.trees)(X)[:, 0]
 
     def decision_path(self, X: Any) -> csr_matrix:
@@ -98,13 +103,17 @@ class TreeView:
 def make_tree_view(
     trees: Trees, impurity: Array, n_features: int, n_classes: Sequence[int] = (1,)
 ) -> TreeView:
-    """Return a view of the first tree; `n_classes` are those of each output, 1 in regression."""
+    """Return a view of the first tree, given the number of classes of each output (or 1)."""
     tree = trees.tree(0)
+    # Depth-first index of each node, and its inverse permutation.
     number = number_depth_first(trees)[: len(tree.feature)]
     order = np.argsort(number)
     leaf = tree.feature[order] < 0
+    # The right child is stored behind the left one. A leaf refers to itself, so that behind the
+    # last node there is none: such numbers are not used.
     left = tree.left[order]
     right = np.minimum(left + 1, len(leaf) - 1)
+    # Values of all outputs stand side by side: they become a dimension of their own.
     value = np.zeros((len(leaf), len(n_classes), max(n_classes)))
     for k, of_output in enumerate(np.split(tree.value[order], np.cumsum(n_classes)[:-1], axis=1)):
         value[:, k, : of_output.shape[1]] = of_output
@@ -128,24 +137,30 @@ def make_tree_view(
 
 
 def node_paths(trees: Trees, leaves: Array) -> csr_matrix:
-    """Return the nodes on the path of each row, as a matrix of ones of shape (n_rows, n_nodes)."""
+    """Return the nodes on the path of each row, as a matrix of ones of shape (n_rows, n_nodes).
+
+    `leaves` are the rows' leaves in each tree, of shape (n_rows, n_trees), by depth-first index.
+    """
     nodes = trees.nodes
     inner = np.flatnonzero(nodes.feature >= 0)
     parent = np.full(len(nodes.feature), -1)
     parent[nodes.left[inner]] = parent[nodes.left[inner] + 1] = inner
+    # Columns are depth-first indices, those of one tree behind those of another.
     first = np.repeat(trees.roots[:-1], np.diff(trees.roots))
     column_of = number_depth_first(trees) + first
     node_of = np.empty_like(column_of)
     node_of[column_of] = np.arange(len(column_of))
-    at = node_of[leaves + trees.roots[:-1]]
+    leaf_nodes = node_of[leaves + trees.roots[:-1]]
+    # With an empty array, for trees or rows that there are none of.
     rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for node in at.T:
-        of = np.arange(len(node))
-        while len(of):
-            rows.append(of)
+    for node in leaf_nodes.T:
+        # All rows climb from their leaves together, a level a turn, until each is past the root.
+        climbing = np.arange(len(node))
+        while len(climbing):
+            rows.append(climbing)
             columns.append(column_of[node])
             above = parent[node]
-            of, node = of[above >= 0], above[above >= 0]
+            climbing, node = climbing[above >= 0], above[above >= 0]
     row, column = np.concatenate(rows), np.concatenate(columns)
     shape = len(leaves), len(parent)
     found = csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)

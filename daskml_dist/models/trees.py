@@ -1,7 +1,9 @@
 """Decision trees as flat arrays, of one tree (:class:`Tree`) and of an ensemble (:class:`Trees`).
 
-:class:`RawTrees` and :class:`RawForest` are what predicts from them: sums of leaves of boosting,
-and means of the leaves of forests.
+Predictions are functions of rows: sums of leaves for boosting (:class:`RawTrees`), means of leaves
+for forests (:class:`RawForest`). Boosting has two compiled loops that give the same bits: one walks
+each row from node to node; the other looks up, for the row's bin of each feature, a bit mask of the
+leaves that remain possible (Lucchese et al., "QuickScorer", SIGIR 2015).
 """
 
 from __future__ import annotations
@@ -25,32 +27,32 @@ Array = NDArray[Any]
 
 @dataclass(eq=False)
 class Tree:
-    """Nodes of a tree, in the order in which they were made; the root is the first.
+    """Nodes of a tree, in the order of growth; the root is the first.
 
     Parameters
     ----------
     feature : ndarray of int32 of shape (n_nodes,)
-        That a node asks for; -1 at a leaf.
+        Feature of a node's split; -1 at a leaf.
     bin : ndarray of int32 of shape (n_nodes,)
-        The last bin that goes left.
+        Last bin that goes left.
     threshold : ndarray of float64 of shape (n_nodes,)
-        The largest value that goes left.
+        Largest value that goes left.
     left : ndarray of int32 of shape (n_nodes,)
-        Number of the left child; the right one follows it. A leaf's is its own.
+        Index of the left child; the right one is the next. A leaf refers to itself.
     missing_left : ndarray of bool of shape (n_nodes,)
         Whether missing values go left.
     category : ndarray of int32 of shape (n_nodes,)
-        Which of `bitsets` tells the categories that go left; -1 where the feature is a number.
+        Index in `bitsets` of the categories that go left; -1 if the feature is not categorical.
     value : ndarray of float64 of shape (n_nodes, n_values)
-        What a leaf answers; of other nodes, what they would.
+        Prediction of a leaf; of other nodes, what they would predict as leaves.
     gain : ndarray of float64 of shape (n_nodes,)
     count : ndarray of int64 of shape (n_nodes,)
-        Rows of the fit.
+        Number of training rows.
     weight : ndarray of float64 of shape (n_nodes,)
-        Sum of their weights (forests), or of their hessians (boosting).
+        Sum of their weights (forests), or of their Hessians (boosting).
     depth : ndarray of int32 of shape (n_nodes,)
     bitsets : ndarray of uint64 of shape (n_categorical_splits, 4)
-        Bit `b`: category number `b` goes left.
+        256 bits a split: bit b is set if the category of index b goes left.
     """
 
     feature: NDArray[np.int32]
@@ -68,16 +70,16 @@ class Tree:
 
     @property
     def n_leaves(self) -> int:
-        """Leaves."""
+        """Number of leaves."""
         return int((self.feature < 0).sum())
 
     @property
     def max_depth(self) -> int:
-        """Edges from the root to the deepest leaf."""
+        """Number of edges from the root to the deepest leaf."""
         return int(self.depth.max())
 
     def goes_left(self, node: int, bins: Bins) -> NDArray[np.uint8]:
-        """Return for each of 256 bins of a node's feature 1 if its rows go left, else 0."""
+        """Return a table of 256 entries: 1 for bins of the node's feature that go left, else 0."""
         return goes_left(
             int(self.bin[node]),
             bool(self.missing_left[node]),
@@ -89,7 +91,11 @@ class Tree:
 def goes_left(
     last: int, missing_left: bool, bitset: NDArray[np.uint64] | None, missing: int
 ) -> NDArray[np.uint8]:
-    """Return for each of 256 bins 1 if its rows go left, else 0."""
+    """Return a table of 256 entries: 1 for bins that go left, else 0.
+
+    `last` is the last bin that goes left, or `bitset` the categories; `missing` is the bin of
+    missing values.
+    """
     if bitset is None:
         table = (np.arange(256) <= last).astype(np.uint8)
     else:
@@ -100,16 +106,16 @@ def goes_left(
 
 @dataclass(eq=False)
 class Trees:
-    """All trees of an ensemble, one behind the other.
+    """All trees of an ensemble, concatenated.
 
     Parameters
     ----------
     roots : ndarray of int64 of shape (n_trees + 1,)
-        Number of the first node of each tree, and of all nodes.
+        Index of the root of each tree, followed by the number of all nodes.
     nodes : Tree
-        All nodes; `left` and `category` count from the ensemble's first.
+        All nodes; `left` and `category` are indices in the whole ensemble.
     n_per_iteration : int
-        Trees whose values belong to the columns of a raw prediction in turn (one a class).
+        Trees of one iteration of boosting, one for each column of the raw predictions.
     bins : Bins
     """
 
@@ -120,7 +126,7 @@ class Trees:
 
     @classmethod
     def of(cls, trees: Sequence[Tree], n_per_iteration: int, bins: Bins) -> Trees:
-        """Put trees together."""
+        """Return the ensemble of some trees, whose indices are shifted."""
         roots = np.concatenate([[0], np.cumsum([len(tree.feature) for tree in trees])])
         bitsets = np.concatenate([[0], np.cumsum([len(tree.bitsets) for tree in trees])])
         parts = {f.name: [getattr(tree, f.name) for tree in trees] for f in fields(Tree)}
@@ -139,12 +145,13 @@ class Trees:
 
     @property
     def n_iter(self) -> int:
-        """Iterations of boosting."""
+        """Number of iterations of boosting."""
         return len(self) // self.n_per_iteration
 
     def tree(self, number: int) -> Tree:
-        """Return one of the trees, its nodes counted from its own root."""
+        """Return one of the trees, with indices that count from its own root."""
         at = slice(*self.roots[number : number + 2])
+        # All fields but the last, `bitsets`, have an entry for each node.
         parts = {f.name: getattr(self.nodes, f.name)[at] for f in fields(Tree)[:-1]}
         used = parts["category"][parts["category"] >= 0]
         parts["left"] = (parts["left"] - at.start).astype(np.int32)
@@ -183,55 +190,56 @@ class Trees:
 
 
 def number_depth_first(trees: Trees) -> Array:
-    """Return the number of each node in its tree in depth-first order, as users see it."""
+    """Return the depth-first index of each node in its tree, by which users know it."""
     from daskml_dist.backends.tree_predict import depth_first
 
     found: Array = depth_first(trees.roots, trees.nodes.left)
     return found
 
 
-#: Rows from which on it pays to put them into bins and to make tables of trees; and features that
-#: are put there as fast as a row goes through a tree.
-_MANY_ROWS, _FEATURES_A_TREE = 128, 4
-#: Leaves of a tree up to which masks of them, 64 at a time, are faster than its nodes.
-_MOST_LEAVES = 256
+#: Bit masks need binned rows and a table for each tree, which pays from this many rows; and as many
+#: features are binned in the time that a row takes through one tree.
+_MIN_MASKED_ROWS, _FEATURES_A_TREE = 128, 4
+#: Most leaves of a tree for which masks, of 64 leaves at a time, are faster than walks.
+_MAX_MASKED_LEAVES = 256
 #: Rows that are worth a thread.
 _ROWS_A_THREAD = 4096
-#: Walks of a row through a tree, by a process, before loops over masks are worth loading, and on a
-#: new machine some seconds of compiling: about 50 ms of walks, which give the same bits.
-_FIRST_WALKS = 1 << 20
+#: Walks (of a row through a tree) of a process before the loops over masks are loaded, which on a
+#: new machine takes some seconds of compilation. They take about 50 ms, and give the same bits.
+_MIN_WALKS_BEFORE_MASKS = 1 << 20
 
 
-class _Walks:
-    """Count of the walks of rows through trees that this process has made where masks could be."""
+class _WalkCounter:
+    """Counter of the walks of this process that could have been evaluated by masks."""
 
     def __init__(self) -> None:
-        self._made = 0
+        self._n_walks = 0
 
-    def are_many(self, more: int) -> bool:
-        """Count some more; whether there are enough for loops over masks."""
-        self._made += more
-        return self._made > _FIRST_WALKS
+    def add(self, n_walks: int) -> bool:
+        """Count some more walks; return whether there were enough to load loops over masks."""
+        self._n_walks += n_walks
+        return self._n_walks > _MIN_WALKS_BEFORE_MASKS
 
 
-_walks = _Walks()
+_walk_counter = _WalkCounter()
 
 
 @dataclass(eq=False)
 class RawTrees:
-    """Function from rows to the sum of the values of all trees.
+    """Function of rows: the baseline plus the sum of their leaves' values over all trees.
 
     Parameters
     ----------
     trees : Trees
     baseline : ndarray of float64 of shape (n_outputs,)
+        Prediction before the first tree.
     """
 
     trees: Trees
     baseline: NDArray[np.float64]
-    #: Rows may hold NaN; where a prediction is not finite, they are looked at.
+    #: Rows may hold NaN: they are checked only if a prediction is not finite.
     shows_not_finite: ClassVar[bool] = True
-    #: What a row is given depends on no other row.
+    #: The prediction of a row does not depend on other rows.
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -259,13 +267,13 @@ class RawTrees:
         return apply
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
-        """Add the values of some trees."""
+        """Add the values of the trees from `first` to `last` to `out`, in place."""
         from daskml_dist.backends.row_slices import run_over_threads
 
         X = np.ascontiguousarray(X)
         n, d = X.shape
-        many = n >= _MANY_ROWS and d <= _FEATURES_A_TREE * (last - first)
-        masked = many and self._word is not None and _walks.are_many(n * (last - first))
+        many = n >= _MIN_MASKED_ROWS and d <= _FEATURES_A_TREE * (last - first)
+        masked = many and self._word is not None and _walk_counter.add(n * (last - first))
         add = self._add_masked if masked else self._add_walked
         run_over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
 
@@ -298,22 +306,22 @@ class RawTrees:
 
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64] | None:
-        """Integers whose bits are leaves; None where trees are too large."""
+        """Type of the integers whose bits stand for leaves; None if a tree has too many."""
         most = max(np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int))
-        return np.uint32 if most <= 32 else np.uint64 if most <= _MOST_LEAVES else None
+        return np.uint32 if most <= 32 else np.uint64 if most <= _MAX_MASKED_LEAVES else None
 
     @cached_property
     def _values(self) -> NDArray[np.float64]:
         return np.ascontiguousarray(self.trees.nodes.value[:, 0])
 
     def numbered(self, X: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows with categories as numbers, unknown ones as missing."""
+        """Return the rows with categories as indices, unknown ones as missing."""
         return _number_categories(self.trees, X)
 
 
 @dataclass(eq=False)
 class TreeLeaves:
-    """Function from rows to the leaf of each tree that they end in, as its number in the tree.
+    """Function of rows: the leaf that they reach in each tree of boosting, by depth-first index.
 
     Parameters
     ----------
@@ -321,17 +329,17 @@ class TreeLeaves:
     """
 
     trees: Trees
-    #: Rows may hold NaN; leaves are always finite.
+    #: Rows may hold NaN; indices of leaves are always finite.
     shows_not_finite: ClassVar[bool] = True
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the numbers of leaves, of shape (n, n_trees)."""
+        """Return the indices of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.tree_predict import add_tree_values
 
         check_dense_rows(X)
         nodes, n_trees = self.trees.nodes, len(self.trees)
-        # Each tree adds to a column of its own, and what its leaves add are their numbers.
+        # The loop of predictions, with a column for each tree and indices in place of values.
         found, numbers = (
             np.zeros((len(X), n_trees)),
             number_depth_first(self.trees).astype(np.float64),
@@ -346,7 +354,7 @@ class TreeLeaves:
 
 
 def _number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
-    """Return rows with categories as numbers, unknown ones as missing."""
+    """Return rows with categories as indices of their bins' edges, unknown ones as NaN."""
     bins = trees.bins
     if not bins.categorical.any():
         return X
@@ -359,13 +367,13 @@ def _number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
     return X
 
 
-#: Entries of sparse rows that are made dense at once.
-_ENTRIES = 1 << 20
+#: Entries of sparse rows that are made dense at once: 4 MiB in float32.
+_ENTRIES_AT_ONCE = 1 << 20
 
 
 @dataclass(eq=False)
 class RawForest:
-    """Function from rows to the mean of the answers of all trees.
+    """Function of rows: the mean of their leaves' values over all trees.
 
     Parameters
     ----------
@@ -375,7 +383,7 @@ class RawForest:
     trees: Trees
     #: Rows may hold NaN, which is a missing value, and infinity.
     shows_not_finite: ClassVar[bool] = True
-    #: What a row is given depends on no other row.
+    #: The prediction of a row does not depend on other rows.
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -400,7 +408,7 @@ class RawForest:
         return lambda X: forest(X) / len(self.trees)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is made of the trees is made again where it is needed.
+        # Without the cached tables, which are as large as the trees.
         return {"trees": self.trees}
 
     @cached_property
@@ -421,14 +429,16 @@ class RawForest:
 
 
 def _weave_nodes(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Return thresholds in the rows' dtype, and features, left children and missing sides together.
+    """Return thresholds in the dtype of the rows, and (feature, left child, missing left) by node.
 
-    A leaf leads to itself whatever a value is.
+    What a step of a walk reads lies together. Leaves have an infinite threshold and refer to
+    themselves, so that rows in a leaf stay there and all take the same number of steps.
     """
     nodes = trees.nodes
     threshold = nodes.threshold.astype(dtype)
     if dtype == np.float32:
-        # Rows are of float32 too: the largest such number that goes left.
+        # Rounded down, to the largest float32 that goes left: rounded up it could send float32 rows
+        # left that the exact threshold sends right.
         over = threshold > nodes.threshold
         threshold[over] = np.nextafter(threshold[over], np.float32(-np.inf))
     leaf = nodes.feature < 0
@@ -441,7 +451,7 @@ def _weave_nodes(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int
 
 @dataclass(eq=False)
 class ForestLeaves:
-    """Function from rows to the leaf of each tree that they end in, as its number in the tree.
+    """Function of rows: the leaf that they reach in each tree of a forest, by depth-first index.
 
     Parameters
     ----------
@@ -453,7 +463,7 @@ class ForestLeaves:
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the numbers of leaves, of shape (n, n_trees)."""
+        """Return the indices of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.tree_predict import find_leaves
 
         found = np.empty((X.shape[0], len(self.trees)), np.int64)
@@ -464,10 +474,10 @@ class ForestLeaves:
 
 
 def _iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield rows in one piece where they are dense; sparse ones piece by piece, made dense."""
+    """Yield (slice, rows): dense rows in one piece, sparse ones piece by piece, made dense."""
     if not sparse.issparse(X):
         yield slice(0, len(X)), np.ascontiguousarray(X)
         return
     n, d = X.shape
-    for at in row_slices(n, max(1, _ENTRIES // d)):
+    for at in row_slices(n, max(1, _ENTRIES_AT_ONCE // d)):
         yield at, X[at].toarray()

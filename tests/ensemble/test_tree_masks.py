@@ -75,7 +75,7 @@ def rows_of(rng: Any, bins: Bins, n: int) -> Any:
 def test_masks_and_walks_agree_to_the_bit(
     leaves: list[int], n_outputs: int, max_bins: int, n: int, dtype: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(tree_models, "_FIRST_WALKS", 0)
+    monkeypatch.setattr(tree_models, "_MIN_WALKS_BEFORE_MASKS", 0)
     rng = np.random.default_rng(len(leaves))
     bins = bins_of(rng, max_bins)
     trees = Trees.of([tree_of(rng, bins, m) for m in leaves], n_outputs, bins)
@@ -90,7 +90,7 @@ def test_masks_and_walks_agree_to_the_bit(
     assert threads
     part = np.zeros((n, n_outputs))
     raw.add(X, n_outputs, len(trees), part)
-    monkeypatch.setattr(tree_models, "_MANY_ROWS", n + 1)
+    monkeypatch.setattr(tree_models, "_MIN_MASKED_ROWS", n + 1)
     walked, walked_part = raw(X), np.zeros((n, n_outputs))
     raw.add(X, n_outputs, len(trees), walked_part)
     assert len(np.unique(walked)) > 3
