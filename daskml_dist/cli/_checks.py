@@ -69,7 +69,7 @@ def _check_versions() -> Finding:
         lines = metadata.requires("daskml-dist") or []
     except metadata.PackageNotFoundError:
         return Finding("broken", "daskml-dist itself is not installed: pip install -e .")
-    told, wrong = [], []
+    found, wrong = [], []
     for requirement in map(Requirement, lines):
         # Extras have the marker `extra == "..."`, which no extra leaves out; others are of
         # platforms and versions of Python.
@@ -81,10 +81,10 @@ def _check_versions() -> Finding:
             version = "none"
         if version == "none" or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} ({requirement.specifier} is needed)")
-        told.append(f"{requirement.name} {version}")
+        found.append(f"{requirement.name} {version}")
     if wrong:
         return Finding("broken", f"{'; '.join(wrong)}. pip install -U daskml-dist")
-    return Finding("ok", ", ".join(told))
+    return Finding("ok", ", ".join(found))
 
 
 def _time_small_fit(client: Any = None) -> float:
@@ -187,6 +187,7 @@ def _check_gpu() -> Finding:
 
 def _check_nccl() -> Finding:
     """Check that NCCL can be loaded on a GPU."""
+    # Looked for without an import, which may hang in a driver.
     if find_spec("nccl") is None:
         return Finding(
             "missing", 'for sums between GPUs of one machine: pip install "daskml-dist[nccl]"'
@@ -206,6 +207,7 @@ def _check_nccl() -> Finding:
 
 def _check_slurm() -> Finding:
     """Check that Slurm answers, and that dask-jobqueue is installed."""
+    # The programs that dask-jobqueue calls, and one that only asks.
     lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
     if lacking:
         return Finding(

@@ -81,7 +81,10 @@ def save(model: Any, path: str) -> str:
 
 
 def load(path: str, trusted: Collection[str] = ()) -> Any:
-    """Read a fitted estimator that `save` has written; `trusted` names classes of others in it."""
+    """Read a fitted estimator that `save` has written.
+
+    `trusted` are names of classes outside this package that the file may hold.
+    """
     suffix = Path(path).suffix
     if suffix not in _FORMATS or suffix == ".onnx":
         why = " ONNX's are run by onnxruntime, in any language." if suffix == ".onnx" else ""
@@ -154,18 +157,15 @@ def encoding_columns(
     return make_pipeline(ColumnTransformer(steps, sparse_threshold=threshold), model)
 
 
-def _list_estimators() -> list[str]:
-    """Return the names of all classes that `make_estimator` takes."""
-    return sorted(name for package in _SUBPACKAGES for name in _list_supervised_estimators(package))
-
-
 def _find_estimator_class(name: str) -> Any:
     """Return the class of an estimator; raise where no subpackage has one of the name."""
     # Subpackages are imported one after the other, only until one of them has the class.
     for package in _SUBPACKAGES:
         if (found := _list_supervised_estimators(package).get(name)) is not None:
             return found
-    known = _list_estimators()
+    known = sorted(
+        name for package in _SUBPACKAGES for name in _list_supervised_estimators(package)
+    )
     raise InvalidParameterError(
         f"There is no estimator {name!r}. Use one of {known}.{suggest_nearest(name, known)}"
     )

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_columns_of_texts(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name columns of categories and texts."""
     parser.add_argument(
-        "--categories", metavar="A,B,...", help="columns of few distinct values, to be one-hot"
+        "--categories", metavar="A,B,...", help="columns of categories, to be one-hot encoded"
     )
     parser.add_argument(
         "--text", metavar="A,B,...", help="columns of texts, whose words are counted (tf-idf)"
@@ -294,6 +294,7 @@ def _check_columns(paths: list[str]) -> None:
     """Raise where files of Parquet have different columns: Dask reads the schema of one alone."""
     from pyarrow.parquet import read_schema
 
+    # Folders are datasets of their own, whose schema Dask reads.
     files = [path for path in paths if Path(path).is_file()]
     names = {path: set(read_schema(path).names) for path in files}
     for path in files[1:]:
@@ -325,6 +326,7 @@ def _read_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Nam
     """Return rows and targets of NumPy files, one file after the other."""
     _check_no_columns(arguments)
     pairs = [(_read_npz if kind == ".npz" else _read_npy)(path, arguments.target) for path in paths]
+    # Files are parts of one table: rows are joined, in the order of the arguments.
     X = np.concatenate([pair[0] for pair in pairs])
     y = None if arguments.target is None else np.concatenate([pair[1] for pair in pairs])
     if arguments.drop_missing:
@@ -354,9 +356,10 @@ def _read_svmlight(
                 f"{path} holds a feature number 0, so it counts from 0: give --zero-based."
             )
         parts.append((X[:, first:], y))
+    # A file does not name features that are 0 in all its rows: the widest file tells their number.
     width = max(X.shape[1] for X, _ in parts)
     for X, _ in parts:
-        X.resize(X.shape[0], width)  # a file does not name features that are 0 in all its rows
+        X.resize(X.shape[0], width)
     X, y = scipy.sparse.vstack([X for X, _ in parts], "csr"), np.concatenate([y for _, y in parts])
     if arguments.drop_missing:
         whole = _mask_whole_rows(X, y)
@@ -421,6 +424,7 @@ def name_gap_option() -> Iterator[None]:
 
 def _mask_whole_rows(X: Any, y: Any) -> Any:
     """Return a mask of the rows in memory without missing values in X or y."""
+    # Sums over all dimensions but the rows', for rows of tables, arrays and sparse matrices.
     with_gaps = np.asarray(_find_missing(X).sum(axis=tuple(range(1, X.ndim)))).ravel() > 0
     return ~(with_gaps | _find_missing(y))
 

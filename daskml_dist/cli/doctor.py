@@ -1,4 +1,4 @@
-"""Tell what works here: versions, a fit, a cluster, TLS, shared memory, GPU, NCCL, Slurm.
+"""Check what works here: versions, a fit, a cluster, TLS, shared memory, GPU, NCCL, Slurm.
 
     python -m daskml_dist doctor
 

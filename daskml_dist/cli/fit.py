@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="MODEL", help="file: .skops, .safetensors, .onnx, .joblib or .pkl"
     )
     parser.add_argument(
-        "--checkpoint", metavar="FILE", help="save the fit on its way, and go on from there"
+        "--checkpoint", metavar="FILE", help="save the fit while it runs, and resume it from there"
     )
     add_places(parser)
 
@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         X, X_test, y, y_test = _split_rows(model, rows, arguments, client)
         _tell_rows(rows, arguments)
+        # Only the columns of the rows tell which of them pass through the encoder as they are.
         model = encoding_columns(model, getattr(X, "columns", ()), rows.categories, rows.texts)
         with name_gap_option():
             _fit(model, X, y)
@@ -118,6 +119,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
     On a cluster rows stay lazy, so gaps in them are found by the fit (`name_gap_option`).
     """
     X, y = rows.X, rows.y
+    # Gaps are looked for before the split, in all rows.
     if client is None:
         X, y = read_here(rows)
         check_gaps(model, rows.name, X, y)

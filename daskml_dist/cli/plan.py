@@ -1,4 +1,4 @@
-"""Tell where a fit had better run, and what it will take at each place.
+"""Estimate where a fit runs best, and the time and memory that it takes at each place.
 
 python -m daskml_dist plan rows.parquet --target label --workers 2
 """

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trusted", action="append", default=[], metavar="CLASS",
-        help="a class of others that the model file may hold; repeatable",
+        help="a class outside this package that the model file may hold; repeatable",
     )  # fmt: skip
     # Arguments of a fit's rows: columns are the model's own, and each row gets a prediction.
     parser.set_defaults(features=None, categories=None, text=None, drop_missing=False)

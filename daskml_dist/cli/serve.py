@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=1.0,
         metavar="SECONDS",
-        help="look for new versions, each second or so many",
+        help="look for new versions every second, or every SECONDS",
     )
     _add_flag(parser, "--all-versions", "serve old versions, too")
     parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-delay",
         type=float,
         metavar="SECONDS",
-        help="call models in a thread, with the rows of so long together; 0: each request apart",
+        help="call models in a thread, with the rows of SECONDS together; 0: each request alone",
     )
     _add_flag(
         parser, "--together", "requests share calls: faster, but the last digits vary with the load"
@@ -81,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=None,
         metavar="CLASS",
-        help="classes of others that model files may hold: sklearn.tree._tree.Tree",
+        help="a class outside this package that model files may hold, such as "
+        "sklearn.tree._tree.Tree; repeatable",
     )
     _add_flag(parser, "--access-log", "a line for each request")
     parser.add_argument(
@@ -107,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings: dict[str, Any] = {
         name: value for name in _PASSED if (value := getattr(arguments, name)) is not None
     }
+    # Returns when the server has ended.
     serve(
         arguments.path,
         host=arguments.host,
@@ -137,6 +139,7 @@ def _read_token(file: str | None) -> str | None:
             ) from error
     if told is None:
         return None
+    # An empty token, such as of a variable that a script failed to set, would let everybody in.
     if not told.strip():
         raise InvalidParameterError(
             f"The token is empty. Write one into {file or _TOKEN}, or name none for no token."

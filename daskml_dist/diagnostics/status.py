@@ -108,13 +108,11 @@ class Status:
     def position(self) -> str:
         """Return the pass, or the phase with its progress, as text."""
         if not self.in_passes:
-            return self.phase if self._total is None else f"{self.phase} {self._format_progress()}"
+            if self._total is None:
+                return self.phase
+            return f"{self.phase} {self._done}/{_format_count(self._total, self._noun)}"
         whole = "" if self.max_iter is None else f"/{self.max_iter}"
         return f"pass {self._pass}{whole}"
-
-    def _format_progress(self) -> str:
-        """Return the parts of the phase that are done, of how many."""
-        return f"{self._done}/{_format_count(self._total or 0, self._noun)}"
 
     @property
     def _seconds(self) -> float:

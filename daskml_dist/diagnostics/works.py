@@ -111,6 +111,7 @@ def reading(name: str, verbose: Any = None) -> Iterator[None]:
     Reads of less than about two seconds are not shown on the page. Within an operation that is
     reported already, blocks are shown as progress of its phase.
     """
+    # Blocks of a search's fits are progress of the search.
     if (work := _current_report.get()) is not None:
         with report_progress_to(work.read):
             yield
@@ -131,6 +132,7 @@ def _report_during(work: _ProgressReport) -> Iterator[None]:
     token, how = _current_report.set(work), "ended"
     try:
         yield
+    # Also KeyboardInterrupt: the page shows how an operation ended.
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         how = "interrupted" if interrupted else f"failed: {type(error).__name__}"

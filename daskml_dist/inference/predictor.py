@@ -40,6 +40,7 @@ def is_sklearn_tree(model: Any) -> bool:
         return False
     from sklearn import ensemble, tree
 
+    # By class, not by attributes: boosting and isolation forests add and scale in other ways.
     forests = (
         ensemble.ExtraTreesClassifier, ensemble.ExtraTreesRegressor,
         ensemble.RandomForestClassifier, ensemble.RandomForestRegressor,
@@ -103,6 +104,7 @@ def _make_pipeline_functions(
     model: Pipeline, method: str, dtype: np.dtype[Any]
 ) -> FewRowsFunctions | None:
     """Return functions of a pipeline of scalers and a model; None where a step is another."""
+    # Only scalers are written as arithmetic here; any other step goes through the method.
     last = make_few_rows_functions(model.steps[-1][1], method, dtype)
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     scalers = [(step, make_scaler_function(step, dtype)) for step in before]
@@ -300,6 +302,7 @@ def _try_few_rows_first(
     """Return a function that tries the functions of few rows by dtype, and else the method."""
 
     def function(X: Any) -> Any:
+        # Frames and lists are left to the method, which checks their names and converts them.
         if type(X) is np.ndarray and (answer := bare.get(X.dtype)) is not None:
             if (found := answer(X)) is not None:
                 return found

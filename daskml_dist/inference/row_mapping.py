@@ -150,6 +150,8 @@ def apply_on_device(
     dtype = np.dtype(choose_float_dtype(rows.dtype))
     with _explain_full_device(index):
         apply = function.on_device(get_backend("gpu"), dtype)
+    # As on the host, results are checked instead of rows; a piece is copied there only if one of
+    # its results is not finite.
     for at, piece in _slice_device_rows(rows):
         with _explain_full_device(index), np.errstate(invalid="ignore", over="ignore"):
             result = apply(piece.astype(dtype, copy=False))
@@ -236,6 +238,7 @@ def map_rows(
             return found
     X = check_rows(X, tensors=tensors)
     check_row_shape(shape_of_rows(X), row_shape, name)
+    # Both functions are shared by all tasks of a collection; the rest is small.
     both = _RowFunctions(function, then)
     apply = partial(
         _apply_to_block,

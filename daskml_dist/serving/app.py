@@ -185,7 +185,9 @@ class App:
         if status == 200 and request.n_rows:
             self.metrics.observe(request.model, request.version, seconds, request.n_rows)
         if self._access_log:
-            line = f"{request.method} {_escape_path(request.path)}"
+            # Line ends and quotes of a path could forge lines of the log.
+            path = request.path.encode("unicode_escape").decode("ascii").replace('"', '\\"')
+            line = f"{request.method} {path}"
             _log_access(request.client, line, status, body, seconds)
         # The header "connection: close" says that the rest of the body has not been read, which
         # is awaited and dropped; not after 408, whose body did not come in time.
@@ -426,8 +428,3 @@ def _log_access(client: Any, request: str, status: int, body: bytes, seconds: fl
     """Log client, request, status, bytes of the answer and seconds, as one line."""
     host = (client or ("-",))[0]
     _ACCESS_LOG.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)
-
-
-def _escape_path(path: str) -> str:
-    """Return a path without line ends and quotes, which could forge lines of the log."""
-    return path.encode("unicode_escape").decode("ascii").replace('"', '\\"')

@@ -59,17 +59,13 @@ _MAX_NAMES_SHOWN = 5
 
 def make_rows(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> RequestRows:
     """Return the rows of a request's tensors: one matrix, or one tensor for each feature."""
-    # A single tensor is a matrix, unless it has a feature's name and one value a row.
-    if len(tensors) == 1 and not _is_feature(*tensors[0], predictor):
-        return _check_matrix(*tensors[0], predictor)
+    if len(tensors) == 1:
+        # A single tensor is a matrix, unless it has a feature's name and one value a row.
+        ((name, values),) = tensors
+        is_column = values.ndim > 0 and values.size == len(values)
+        if not (is_column and name in (predictor.names or ())):
+            return _check_matrix(name, values, predictor)
     return _check_columns(tensors, predictor)
-
-
-def _is_feature(name: str, values: NDArray[Any], predictor: Any) -> bool:
-    """Return whether a single tensor is one column of the rows: by name, and with a value a row."""
-    names = predictor.names
-    single = values.ndim > 0 and values.size == len(values)
-    return names is not None and name in names and single
 
 
 def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[Any]:

@@ -208,7 +208,8 @@ def publish(
     """
     check_name(name)
     check_keep(keep)
-    Predictor(model)  # raises where the model could not be served
+    # Raises where the model could not be served: now, rather than in the log of a server.
+    Predictor(model)
     home = Path(folder) / name
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
@@ -225,6 +226,7 @@ def publish(
             f"Cannot write into {home} ({error}). Name a folder that you may write to."
         ) from error
     finally:
+        # There only after a failure: it has else been renamed.
         shutil.rmtree(aside, ignore_errors=True)
     return version
 
@@ -267,6 +269,7 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
     '1'
     """
     home = _find_model_folder(folder, name)
+    # Reading a manifest checks the checksums of the whole file.
     if version is not None:
         read_manifest(_find_version_file(folder, name, version))
         _set_current(home, version)
@@ -355,6 +358,7 @@ def set_route(
     """
     home = _find_model_folder(folder, name)
     route = _make_routing({CURRENT: 1.0} if weights is None else weights, shadows)
+    # Versions that a server could not load would leave their shares to the others.
     for version in {*route.weights, *route.shadows} - {CURRENT}:
         _find_version_file(folder, name, version)
     told = {"weights": dict(route.weights), "shadows": list(route.shadows)}
@@ -416,6 +420,7 @@ def read_current_version(folder: Any, name: str) -> str | None:
 
 def find_model_file(folder: Any, name: str, version: str) -> Path | None:
     """Return the model file of a version; None where it has none."""
+    # In the order in which a publisher tries the formats.
     for suffix in load_formats():
         path = Path(folder) / name / version / f"model{suffix}"
         if path.is_file():

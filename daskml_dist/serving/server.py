@@ -122,8 +122,10 @@ def serve(
     >>> from daskml_dist.serving import serve
     >>> serve('models', port=8000, workers=2, watch=True)  # doctest: +SKIP
     """
-    _check_parameters(port, workers, watch)
-    _check_seconds(keep_alive=keep_alive, head_seconds=head_seconds, end_within=end_within)
+    _check_parameters(
+        port, workers, watch, keep_alive=keep_alive, head_seconds=head_seconds,
+        end_within=end_within,
+    )  # fmt: skip
     if (least := settings.get("compress_from")) is not None and least < 1:
         raise InvalidParameterError(
             f"compress_from={least}: use a number of bytes >= 1, or None for never."
@@ -235,7 +237,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _check_parameters(port: int, workers: int, watch: bool | float) -> None:
+def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: float) -> None:
+    """Raise where a parameter has no meaning; `seconds` are times by their parameters' names."""
     if not 0 <= port < 65536:
         raise InvalidParameterError(f"port={port}: use an integer from 0 to 65535.")
     if workers < 1:
@@ -244,12 +247,9 @@ def _check_parameters(port: int, workers: int, watch: bool | float) -> None:
         raise InvalidParameterError(f"watch={watch}: use True, False, or seconds > 0.")
     if sys.platform == "win32":
         raise ServingError("A server forks, which Windows does not. Use Linux, or WSL.")
-
-
-def _check_seconds(**given: float) -> None:
-    for name, seconds in given.items():
-        if not 0 < seconds < float("inf"):
-            raise InvalidParameterError(f"{name}={seconds}: use seconds > 0.")
+    for name, value in seconds.items():
+        if not 0 < value < float("inf"):
+            raise InvalidParameterError(f"{name}={value}: use seconds > 0.")
 
 
 def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:

@@ -97,6 +97,7 @@ class Certificates:
         certificate, key = self._certificate, self._key
         _read_file(certificate, "certificate", b"CERTIFICATE")
         _read_file(key, "private key", b"PRIVATE KEY")
+        # Looked at one by one first, so that an error names the file.
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             made.load_cert_chain(certificate, key, self._get_password)

@@ -100,6 +100,7 @@ class Feed:
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Report a pass."""
         if self._client is not None:
+            # Workers report by run: the page is told that this one belongs to the fit too.
             if run.run_id != self._part:
                 self._part = run.run_id
                 self._tell("part", run=run.run_id)
@@ -166,6 +167,7 @@ class _SchedulerLine:
         if self._has_page is False:
             return
         self._events.append(event)
+        # A script may end soon after its fit, and its client with it.
         if event["kind"] == "end":
             client.loop.add_callback(self._send_early.set)
         if not self._is_sending:
@@ -185,12 +187,14 @@ class _SchedulerLine:
         except Exception:
             logger.debug("The scheduler does not take what a fit tells", exc_info=True)
             self._events.clear()
-            self._has_page = None  # a restarted scheduler must be asked again
+            # A restarted scheduler must be asked again.
+            self._has_page = None
         finally:
             self._is_sending = False
         if self._has_page is False:
             self._events.clear()
-        elif self._events:  # queued after the loop's last check
+        # Queued by another thread after the loop's last look at the queue.
+        elif self._events:
             client.loop.add_callback(self._send_all, client)
 
     async def _wait_for_turn(self) -> None:

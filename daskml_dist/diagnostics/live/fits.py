@@ -159,7 +159,9 @@ class RecentFits:
                 self._fits[name] = Fit(**facts)
                 self._fit_of[name] = name
                 while len(self._fits) > N_FITS:
-                    self._forget(next(iter(self._fits)))
+                    oldest = next(iter(self._fits))
+                    del self._fits[oldest]
+                    self._fit_of = {r: fit for r, fit in self._fit_of.items() if fit != oldest}
             elif event["kind"] == "part":
                 self._fit_of[event["run"]] = name
             elif name in self._fits:
@@ -170,11 +172,6 @@ class RecentFits:
         fit = self._fits.get(self._fit_of.get(told["run"], ""))
         if fit is not None:
             fit.hear(told)
-
-    def _forget(self, name: str) -> None:
-        """Drop a fit and its runs."""
-        del self._fits[name]
-        self._fit_of = {run: fit for run, fit in self._fit_of.items() if fit != name}
 
     def leave(self, client: str) -> None:
         """Note that a client is gone, and with it the fits that it ran."""

@@ -54,7 +54,7 @@ _EMPTY = {
     "staleness_mean": "This fit applies no gradients that could be old.",
     "rows_per_second": "No pass has ended yet.",
 }
-#: Position of the bars of staleness: after the figure of its mean and maximum.
+#: Position of the bars of staleness among the figures: after the one of its mean and maximum.
 _STALENESS_POSITION = 4
 #: Figures over seconds, in the same form.
 _LOADS = (
@@ -81,6 +81,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
 
     from daskml_dist.dask_internals.dashboard import BOKEH_THEME, env
 
+    # Empty tables have the columns that figures are drawn from.
     sources = {name: ColumnDataSource(table(None), name=name) for name, table in _TABLES.items()}
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
@@ -91,6 +92,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     }
     staleness = _draw_staleness(sources["staleness"])
     figures.insert(_STALENESS_POSITION, staleness)
+    # Changes of membership are marked in all figures over seconds, as they explain their steps.
     over_time = [_draw_speeds(sources["speeds"])]
     over_time += [
         _draw_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS
@@ -121,6 +123,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
             rungs.visible = fit is not None and fit.n_lanes == 0
             rungs_of_fit = () if fit is None else fit.rungs
             rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in rungs_of_fit})
+            # All columns of a source at once: columns of different lengths would be an error.
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
             for _, columns in _FIGURES:
@@ -131,6 +134,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
         except Exception:
             logger.debug("The page of fits is not drawn", exc_info=True)
 
+    # bokeh checks each value of each property again on every change; the tables are made here.
     update()
     document.add_periodic_callback(without_property_validation(update), _UPDATE_INTERVAL)
     document.title, document.theme = "Dask: Training", BOKEH_THEME
@@ -154,21 +158,12 @@ def _add_empty_label(plot: Any, column: str) -> Any:
     return label
 
 
-def _make_speeds(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return lines of the speed of a fit's lanes."""
-    return make_speed_table(None if fit is None else fit.pulses, assign_colours(fit))
-
-
-def _make_load(fit: Fit | None) -> dict[str, list[float]]:
-    """Return traffic and memory of a fit over time."""
-    return make_load_table(None if fit is None else fit.pulses)
-
-
 #: Functions that make the tables of a fit, by the name of the data source.
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
     "passes": make_pass_table, "lanes": make_lane_table, "marks": make_mark_table,
-    "speeds": _make_speeds, "rungs": make_rung_table, "staleness": make_staleness_table,
-    "load": _make_load,
+    "rungs": make_rung_table, "staleness": make_staleness_table,
+    "speeds": lambda fit: make_speed_table(fit and fit.pulses, assign_colours(fit)),
+    "load": lambda fit: make_load_table(fit and fit.pulses),
 }  # fmt: skip
 
 

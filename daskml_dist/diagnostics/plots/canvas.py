@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def get_axes(ax: Axes | None, name: str) -> Axes:
     """Return the given Axes, or those of a new figure; `name` is the plot's, for errors."""
+    # plt.subplots(2) returns an array of Axes, which is often passed by mistake.
     if ax is not None and not (hasattr(ax, "plot") and hasattr(ax, "xaxis")):
         raise InvalidParameterError(
             f"ax={ax!r}: give Axes of matplotlib, such as those of plt.subplots()[1] (one of them "
@@ -27,6 +28,7 @@ def get_axes(ax: Axes | None, name: str) -> Axes:
         raise DaskMLDistError(
             f"plots.{name} needs matplotlib: pip install 'daskml-dist[viz]'"
         ) from error
+    # Long labels and legends would else be cut off.
     _, made = pyplot.subplots(layout="constrained")
     return made
 
@@ -68,6 +70,7 @@ def name_histories(given: Any) -> dict[str, Any]:
         for one in several:
             history = get_history(one)
             name = str(history.extra.get("policy", "fit"))
+            # Fits of one policy are numbered from the second on.
             number = sum(known.split(" #")[0] == name for known in named)
             named[f"{name} #{number + 1}" if number else name] = history
     if not named:

@@ -68,6 +68,7 @@ def coefficients(
         )
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InvalidParameterError(f"n={n!r}: give a number of coefficients, >= 1.")
+    # Coefficients may be sparse (`sparsify`), and those of a regression have one dimension.
     if hasattr(found, "toarray"):
         found = found.toarray()
     coef = _select_label(last, np.atleast_2d(np.asarray(found)), label)
@@ -76,6 +77,7 @@ def coefficients(
     # Bars are drawn from the bottom up, so the largest comes last.
     largest = np.argsort(-np.abs(coef), kind="stable")[:n][::-1]
     values = coef[largest]
+    # Blue and red: the sign is seen at a glance.
     colours = [COLOURS[0] if value >= 0 else COLOURS[5] for value in values]
     ax.barh(range(len(values)), values, color=colours)
     ax.set_yticks(range(len(values)), [names[i] for i in largest])

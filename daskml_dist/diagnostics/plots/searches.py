@@ -55,7 +55,10 @@ def search_results(
     results = _get_results(search)
     means = _get_column(results, f"mean_test_{score}")
     candidates = results["params"]
-    names = _find_varying_params(candidates) if params is None else _list_names(params)
+    if params is None:
+        names = _find_varying_params(candidates)
+    else:
+        names = [params] if isinstance(params, str) else list(params)
     for name in names:
         if not any(name in candidate for candidate in candidates):
             known = ", ".join(sorted({key for candidate in candidates for key in candidate}))
@@ -87,6 +90,7 @@ def _draw_curve(ax: Axes, values: list[Any], means: Any, spread: Any) -> None:
     ax.fill_between(x, means - spread, means + spread, color=COLOURS[0], alpha=0.2)
     if not numbers:
         ax.set_xticks(range(len(values)), [str(v) for v in values])
+    # Such as alpha from 1e-5 to 1.
     elif min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values):
         ax.set_xscale("log")
 
@@ -101,7 +105,7 @@ def _draw_map(ax: Axes, values: list[list[Any]], best: Any, means: Any, score: s
                 grid[row, column] = means[number]
     image = ax.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
     for axis, of_axis in zip((ax.set_xticks, ax.set_yticks), values, strict=True):
-        axis(range(len(of_axis)), [_format_value(v) for v in of_axis])
+        axis(range(len(of_axis)), [f"{v:.4g}" if isinstance(v, float) else str(v) for v in of_axis])
     if (figure := ax.get_figure()) is not None:
         figure.colorbar(image, ax=ax, label=f"mean test {score}")
 
@@ -134,12 +138,14 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
     """
     lines, resource = _find_candidate_lines(search)
     ax = get_axes(ax, "rungs")
+    # False sorts before True: the best line is drawn last, above the others.
     for points, is_best in sorted(lines, key=lambda line: line[1]):
         style: dict[str, Any] = {"color": "#999999", "linewidth": 1, "alpha": 0.7}
         if is_best:
             style = {"color": COLOURS[0], "linewidth": 2.5, "label": "best"}
         ax.plot(*zip(*points, strict=True), marker=".", **style)
     resources = [x for points, _ in lines for x, _ in points]
+    # Resources grow by a factor from rung to rung: on a logarithmic axis by even distances.
     if min(resources) > 0 and max(resources) > min(resources):
         ax.set_xscale("log")
         marks = sorted(set(resources))
@@ -208,11 +214,6 @@ def _get_column(results: Any, name: str) -> Any:
     return results[name]
 
 
-def _list_names(params: Any) -> list[str]:
-    """Return the names of an argument `params`."""
-    return [params] if isinstance(params, str) else list(params)
-
-
 def _find_varying_params(candidates: list[dict[str, Any]]) -> list[str]:
     """Return the parameters that differ between candidates; the first one if none does."""
     names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
@@ -250,11 +251,6 @@ def _find_best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any,
         if known is None or np.isnan(means[known]) or means[number] > means[known]:
             best[key] = number
     return best
-
-
-def _format_value(value: Any) -> str:
-    """Return a value as text, with four digits of a float."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:

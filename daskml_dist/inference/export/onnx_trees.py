@@ -76,7 +76,7 @@ def split_categories(model: Any, trees: list[Any], op: Any) -> None:
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
     # From a list for each attribute to a dict for each node, and these by tree; back below.
     lists = {one.name: one for one in op.attribute if one.name in _NODE_ATTRIBUTES}
-    given = {name: _read_list(lists[name]) for name in lists}
+    given = {name: list(a.ints or a.floats or a.strings) for name, a in lists.items()}
     nodes = [dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True)]
     of_trees: list[list[dict[str, Any]]] = [[] for _ in trees]
     for node in nodes:
@@ -122,11 +122,6 @@ def _make_chain(
         if not last:
             node = {**node, "nodes_nodeids": len(own)}
             own.append(node)
-
-
-def _read_list(attribute: Any) -> list[Any]:
-    """Return the values of an attribute that is a list, of whichever type."""
-    return list(attribute.ints or attribute.floats or attribute.strings)
 
 
 def _write_list(attribute: Any, values: list[Any]) -> None:

@@ -29,7 +29,8 @@ def load_formats() -> dict[str, ModuleType]:
     """Return the modules of file formats by suffix, the preferred one first."""
     names = [one.name for one in pkgutil.iter_modules(import_module(_PACKAGE).__path__)]
     modules = [import_module(f"{_PACKAGE}.{name}") for name in names if name.endswith("_file")]
-    found = [one for one in modules if hasattr(one, "SUFFIX")]  # this module has none
+    # This module, which is no format, has none.
+    found = [one for one in modules if hasattr(one, "SUFFIX")]
     return {one.SUFFIX: one for one in sorted(found, key=lambda one: one.RANK)}
 
 
@@ -83,6 +84,7 @@ def save(estimator: Any, path: Any) -> None:
     >>> again.predict(X).tolist()
     [0, 0, 1, 1]
     """
+    # The whole file is made in memory, so a failure of the format leaves nothing on disk.
     path = path_to_text(path)
     check_is_estimator(estimator)
     write_bytes(path, _find_format(path).write(estimator))

@@ -193,8 +193,11 @@ class Writer:
         if not ours or not isinstance(state, dict | None) or "." in kind.__qualname__:
             raise _cannot_write(value, name)
         # Cached properties are computed again when they are asked for.
-        cached = [n for n in state or () if _is_cached(kind, n)]
-        kept = {n: v for n, v in (state or {}).items() if n not in cached}
+        kept = {
+            n: v
+            for n, v in (state or {}).items()
+            if not isinstance(inspect.getattr_static(kind, n, None), cached_property)
+        }
         return {
             _KIND: "object",
             "class": f"{kind.__module__}.{kind.__qualname__}",
@@ -243,6 +246,7 @@ def is_number_type(value: Any) -> bool:
     """Return whether a value is a class of NumPy's scalars, such as a parameter `dtype`."""
     if not (isinstance(value, type) and issubclass(value, np.generic)):
         return False
+    # Not object, whose values are any, nor abstract classes such as np.floating.
     return value is not np.object_ and np.dtype(value).type is value
 
 
@@ -262,11 +266,6 @@ def _cannot_write(value: Any, name: str) -> ModelFileError:
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which has no form in "
         ".safetensors. Make the estimator without it, or save it as .skops."
     )
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    """Return whether an attribute is a cached property of its class."""
-    return isinstance(inspect.getattr_static(kind, name, None), cached_property)
 
 
 class Reader:

@@ -42,12 +42,14 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
         )
     if length == 0:
         return Question([("rows", _read_bare_rows(body, predictor))], binary=True)
+    # Views, since a body may be large.
     view = memoryview(body)
     return make_question(decode_request(view[:length]), view[length:])
 
 
 def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
     """Return the rows of a body without JSON: row after row, in the dtype of the model's fit."""
+    # No header says how the bytes are to be read, so the model must have one dtype of floats.
     dtypes, n_features = set(predictor.dtypes or ["float64"]), predictor.n_features
     dtype = (
         np.dtype(dtypes.pop()) if dtypes <= {"float32", "float64"} and len(dtypes) == 1 else None

@@ -194,8 +194,11 @@ def read_wanted_outputs(
 
 def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
     """Return values in the shape that a request says."""
+    # NumPy would fill in a size of -1.
     try:
-        return values.reshape(_check_shape(shape))
+        if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
+            raise ValueError
+        return values.reshape(shape)
     except (ValueError, OverflowError):
         raise _wrong_shape(name, f"has {values.size} values", shape) from None
 
@@ -208,15 +211,8 @@ def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
     )
 
 
-def _check_shape(shape: list[int]) -> list[int]:
-    """Return a shape; raise ValueError for a negative size, which NumPy would fill in."""
-    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
-        raise ValueError
-    return shape
-
-
 def _read_json_values(tensor: Tensor) -> NDArray[Any]:
-    """Return values that are given in JSON, nested or not."""
+    """Return values that are given in JSON, as nested lists or as a flat one."""
     dtype = find_dtype(tensor.datatype)
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
@@ -244,6 +240,7 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
 
 def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
     """Return the values of nested lists, and their shape; None for it where it is uneven."""
+    # Each turn joins the lists of one level, which must all have the first one's length.
     sizes = []
     while isinstance(values, list) and values and isinstance(values[0], list):
         sizes.append(len(values))
