@@ -35,8 +35,8 @@ class EvalMonitor(FitCallback):
     Parameters
     ----------
     eval_set : tuple of (X, y), or of (X, y, sample_weight), or list or dict of these
-        Rows in memory or Dask collections, of which fits know nothing. Sets of a list are named by
-        their places: ``"0"``, ``"1"``.
+        Rows in memory or Dask collections, which the fit does not learn from. Sets of a list are
+        named by their positions: ``"0"``, ``"1"``.
     scoring : str, callable, list of str, dict of str to these, or None, default=None
         A name of :func:`daskml_dist.metrics.get_scorer_names`, or a function of a fitted estimator,
         X and y (and ``sample_weight=``, where it is given). None: the estimator's ``score``. More

@@ -26,7 +26,7 @@ class CSVLogger(FitCallback):
     path : str or path
         A file in an existing folder, on a disk of the client.
     append : bool, default=False
-        Go on after the lines of a file that is there; else it is written anew.
+        Whether lines are appended to an existing file; else it is replaced.
 
     Raises
     ------
@@ -85,8 +85,8 @@ class CSVLogger(FitCallback):
         if self._file is None:
             return
         if self._writer is None:
-            # The first record tells the columns, which a file cannot get more of later. Lists are
-            # no field of a table.
+            # The first record decides the columns, which cannot be added to later. Lists are no
+            # field of a table.
             names = [name for name, value in record.items() if not isinstance(value, list)]
             self._writer = csv.DictWriter(self._file, names, extrasaction="ignore")
             # A file that is appended to has its header.

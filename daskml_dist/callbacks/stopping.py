@@ -23,7 +23,7 @@ class TimeLimit(FitCallback):
 
     A fit ends with a whole pass: it stops once another pass, as long as the longest so far, would
     end after the limit. The first pass is always made. The estimator is fitted as if `max_iter` had
-    been so many passes, and warns of no missing convergence.
+    been the number of these passes, without a warning about convergence.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class OptunaPruning(FitCallback):
         Trial that the objective was called with. Copies of the callback share it.
     monitor : str, default="eval_score"
         A key of the history's records: ``"eval_score"`` (of the rows of ``fit(eval_set=...)``),
-        ``"val_score"`` (of rows held out, with ``early_stopping=True``), of which a study is to
+        ``"val_score"`` (of rows held out, with ``early_stopping=True``), which the study is to
         maximise; or ``"loss"``, which it is to minimise.
 
     Raises
@@ -198,23 +198,23 @@ def _check_direction(trial: Any, monitor: str) -> None:
 class EarlyStopping(FitCallback):
     """Callback that ends a fit once a measure of its passes gets no better.
 
-    Under policies whose lanes run at their own pace, the pass that is open when the last one is
-    told still ends. An estimator's own `tol` and ``early_stopping=True`` end a fit too; set
-    ``tol=None`` where this callback alone is to do it.
+    Under policies whose lanes run at their own pace, a pass that has begun by then is finished. An
+    estimator's own `tol` and ``early_stopping=True`` end a fit too; set ``tol=None`` to leave it to
+    this callback.
 
     Parameters
     ----------
     monitor : str, default="eval_score"
         A key of the history's records: ``"eval_score"`` (of the rows of ``fit(eval_set=...)``),
-        ``"val_score"`` (of rows held out, with ``early_stopping=True``), of which more is better;
-        or ``"loss"``, of which less is.
+        ``"val_score"`` (of rows held out, with ``early_stopping=True``), of which larger values are
+        better; or ``"loss"``, of which smaller ones are.
     patience : int, default=5
         Passes in a row without an improvement, after which the fit ends; >= 1.
     min_delta : float, default=0.0
-        What counts as an improvement, beyond the best so far; >= 0.
+        Difference from the best value so far above which a pass is an improvement; >= 0.
     restore_best : bool, default=False
-        Keep the parameters of the best pass instead of the last one's. They are brought to the
-        client after each pass. A fit by gradient steps alone can.
+        Whether the fit ends with the parameters of the best pass instead of the last one's. They
+        are brought to the client after each pass. Only fits by gradient steps can do so.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Checks of the command `doctor`: each returns a `Finding`, or raises an error.
 
 `run_check_apart` runs one in a process of its own (this module as a script, with the check's name),
-since what is broken may hang in a driver or a firewall, or take the process down: neither may stop
-the other checks. The process prints its finding as one line of JSON behind a prefix, as libraries
-print to standard output too.
+since a broken driver or firewall may hang it or take the process down, which must not stop the
+other checks. The process prints its finding as one line of JSON behind a prefix, as libraries print
+to standard output too.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m daskml_dist predict new.parquet --model model.skops --output predictions.csv
 
-Without --output the predictions are printed as CSV. With --target the score is told, too. A model
-file that is a pickle (.pkl, .joblib) runs code as it is read: read it only from somebody you trust.
+Without --output the predictions are printed as CSV. With --target the score is printed, too. A
+pickle (.pkl, .joblib) runs code as it is read: read a model file of these only if you trust whoever
+wrote it.
 """
 
 from __future__ import annotations

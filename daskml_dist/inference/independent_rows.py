@@ -43,7 +43,7 @@ def declare_independent_rows(function: _Function) -> _Function:
 
 
 def has_independent_rows(call: RowFunctionCall) -> bool:
-    """Return whether each answer is the same to the bit whatever rows there are beside its row."""
+    """Return whether the bits of an answer never depend on the rows beside its row."""
     return _is_marked_independent(call.function) and (
         call.then is None or _is_marked_independent(call.then)
     )

@@ -60,7 +60,7 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     data = f"model{suffix}"
     save(estimator, folder / data)
-    # The file's own account of the estimator, of which MLflow's parts are made.
+    # The file's description of the estimator, from which MLflow's parts are made.
     manifest = read_manifest(folder / data)
     # `Model.log` passes the model of the run that it logs to.
     model = mlflow.models.Model() if mlflow_model is None else mlflow_model
@@ -232,7 +232,7 @@ def _load_mlflow() -> Any:
 
 
 class _Flavor:
-    """Object in the place of a flavour's module, of which `Model.log` calls `save_model`."""
+    """Flavour as `Model.log` wants it: an object with `save_model`, in place of a module."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Any, estimator: Any, **options: Any) -> None:

@@ -206,17 +206,17 @@ def map_rows(
     Parameters
     ----------
     function : callable
-        Of dense or CSR rows; returns a result for each. It may have the attributes that the
+        Function of dense or CSR rows to a result for each. It may have the attributes that the
         module's docstring describes.
     X : array-like, sparse matrix, dataframe or Dask collection
     dtype : dtype
-        Of the answers.
+        Dtype of the answers.
     n_outputs : int, optional
         Columns of the answers; None: they have one dimension.
     row_shape : tuple of int, optional
         Shape of a row in the fit, which X is checked against.
     name : str, default="estimator"
-        Of the estimator, for errors.
+        Name of the estimator, for errors.
     tensors : bool, default=False
         Whether rows may have more than one dimension.
     then : callable, optional

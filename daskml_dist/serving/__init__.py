@@ -1,7 +1,7 @@
 """Serving: fitted models behind HTTP, by the Open Inference Protocol.
 
-Nothing of the extra ``serve`` (msgspec, uvicorn, httptools, uvloop) is imported before somebody
-serves.
+The packages of the extra ``serve`` (msgspec, uvicorn, httptools, uvloop) are imported when `serve`
+is called, not with this package.
 """
 
 from __future__ import annotations

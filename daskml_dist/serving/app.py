@@ -8,7 +8,8 @@ A request for inference goes through these steps (`App._infer`):
 4. the `Batcher` calls the model, perhaps with the rows of other requests, or a `Cluster` does;
 5. the same codec writes the outputs as the answer.
 
-Any step may raise; the error's class tells the status (`_status_of`), and its message is the body.
+Any step may raise; the error's class decides the status (`_status_of`), and its message is the
+body.
 It runs in any server of ASGI; `serve` runs it in uvicorn, with the connections of
 `daskml_dist.serving.connection`.
 """
@@ -407,7 +408,7 @@ def _status_of(error: BaseException, is_found: bool) -> int:
 
 
 def _refusal(error: Exception, request: ServedRequest) -> Response:
-    """Return the answer to a request that failed; unexpected errors are told to the log alone."""
+    """Return the answer to a request that failed; only the log describes unexpected errors."""
     status = _status_of(error, bool(request.model))
     headers = error.headers if isinstance(error, RequestError) else ()
     if status == 500:

@@ -81,7 +81,7 @@ class LimitedConnection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
         """Return whether to stay open for answers, though the client sends no more.
 
-        TLS has no such state: there the connection ends.
+        A connection of TLS cannot be closed by halves: it ends.
         """
         cycle, self._is_half_closed = self.cycle, True
         # Requests that are still unparsed are answered first.
@@ -112,7 +112,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _parse(self, data: Any) -> None:
-        """Have bytes parsed, whose parts come to the callbacks below; refuse what is not HTTP."""
+        """Parse bytes, which calls the callbacks below; refuse them where they are not HTTP."""
         # The callbacks set this to 0 where a head ends, and for each piece of a body.
         self.head_bytes += len(data)
         while data:
@@ -159,7 +159,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Have the application answer, but for a request that must be read anew or refused."""
+        """Start the application, unless the head must be read again or the request is refused."""
         self.head_bytes = self.body_left = 0
         self.is_in_head = False
         codings = []
@@ -195,7 +195,7 @@ class LimitedConnection(HttpToolsProtocol):
     # --- answers ---------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Have the application answer a request, and remember which one it is."""
+        """Start the application on a request, and remember which one it is."""
         self._in_turn = cycle
         super()._start_asgi_task(cycle, app)
 

@@ -30,7 +30,7 @@ _output_predictors: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 def list_outputs(predictor: Any) -> list[str]:
     """Return the names of the outputs that a model has, that of the served method first."""
-    # Predictors of tests and of one's own may have no model, and then one output.
+    # A predictor may be any callable without a model, and has then one output.
     model = getattr(predictor, "model", None)
     others = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
     return list(dict.fromkeys([predictor.method, *others]))
@@ -145,7 +145,7 @@ def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> None:
     """Raise 422 for strings in feature number `at` where the fit had numbers."""
-    # NumPy would parse strings such as "1e3" as numbers, and the model answer what nobody asked.
+    # NumPy would parse strings such as "1e3" as numbers, and hide a client's mistake.
     dtype = find_feature_dtype(predictor, at)
     if values.dtype.kind != "O" or dtype is None or not _is_number(dtype):
         return

@@ -75,7 +75,7 @@ class Route(NamedTuple):
 class Entry:
     """Versions that are served under one name, and how requests are divided; immutable."""
 
-    # State of the files that it was made from: as long as it is equal, nothing is read again.
+    # State of the files that it was made from: while it is the same, nothing is read again.
     signature: Any
     current: Served
     loaded: Mapping[str, Served]
@@ -178,22 +178,22 @@ class Models:
     Parameters
     ----------
     source : str, path-like or mapping
-        A model file, served under the stem of its name; a registry (:func:`publish`), served under
-        the names of its models; or a mapping of names to fitted models, or to functions that make
-        them, for what no file holds.
+        A model file, served under its name without the suffix; a registry (:func:`publish`), served
+        under the names of its models; or a mapping of names to fitted models, or to functions that
+        make them, for models that no file can hold.
     metrics : Metrics, optional
         Counter of versions that are served, and of those that could not be loaded.
     method : str, optional
-        Of the models that is served; None: `predict_proba`, `predict` or `transform`, the first
-        that there is.
+        Method of the models that is served. None: the first of `predict_proba`, `predict` and
+        `transform` that a model has.
     all_versions : bool, default=False
-        Whether all versions of a registry are in memory, to be asked for by number; else the
-        current ones and those with a share or a shadow.
+        Whether all versions of a registry are loaded, to be asked for by number; else the current
+        ones and those with a share or a shadow.
     trusted : collection of str, optional
         Names of classes of your own in the files (see :func:`daskml_dist.load`).
     given : mapping of str to mapping, optional
-        By the name of the model, parameters that its files do not hold, such as the `module` of a
-        model of PyTorch.
+        Parameters that files do not hold, by the name of the model, such as the `module` of a
+        network of PyTorch.
 
     Raises
     ------
@@ -326,8 +326,8 @@ class Models:
         ----------
         name : str
         key : str or bytes, optional
-            Of a user or session: the same key always meets the same version, as long as the
-            shares stay. None: requests take turns such that among any of them the shares are kept.
+            Identity of a user or session: requests with the same key get the same version as long
+            as the shares stay. None: requests are spread so that any run of them has the shares.
 
         Raises
         ------
@@ -384,7 +384,7 @@ class Models:
         Returns
         -------
         list of str
-            Names of which something else is served than before.
+            Names whose served versions or shares have changed.
         """
         if self._path is None:
             return []

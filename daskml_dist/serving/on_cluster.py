@@ -101,7 +101,7 @@ class Cluster:
         self._client: Any = None
         # Models on the cluster, by the predictor's `id`: a weak reference to the predictor, as
         # another object may have its `id` later; the future of the model, which keeps it there; and
-        # the BLAS threads of this process. Of the thread's loop alone.
+        # the BLAS threads of this process. Only the thread's loop reads and changes it.
         self._held: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
 
     # --- of the server's loop ------------------------------------------------------------------

@@ -46,15 +46,16 @@ class Publisher(NamedParameters):
     folder : str or path-like
         The registry, made where there is none.
     name : str
-        Of the model.
+        Name of the model.
     keep : int or None, default=5
-        Versions that are kept, the newest, so that a stream without end fills no disk; the one
-        that is current, and those with a share of the requests, are kept beside them. None: all.
+        Number of the newest versions that are kept, so that a stream without end does not fill the
+        disk; the current version and those with a share of the requests are kept beside them.
+        None: all are.
     current : bool, default=True
-        Whether each is the one that is served from now on.
+        Whether each version becomes the one that is served.
     on_error : {"raise", "log"}, default="raise"
-        What is done where a version cannot be written (a full disk, a mount that is away): the
-        error is raised, or it is logged, and the next model is tried.
+        Treatment of a version that cannot be written (a full disk, a mount that is away): the error
+        is raised, or logged, and the next model is tried.
 
     Attributes
     ----------
@@ -170,16 +171,17 @@ def publish(
     Parameters
     ----------
     model : estimator
-        Fitted; what :func:`daskml_dist.save` stores and what predicts or transforms.
+        Fitted, with a method that predicts or transforms; one that :func:`daskml_dist.save` can
+        store.
     folder : str or path-like
         The registry, made where there is none; on a file system that this machine mounts.
     name : str
         Letters, digits, ``.``, ``_`` and ``-``.
     keep : int, optional
-        Versions that are kept, the newest; older ones are deleted, but neither the current one nor
-        one that has a share of the requests. None: all.
+        Number of the newest versions that are kept; older ones are deleted, except the current one
+        and those with a share of the requests. None: all are kept.
     current : bool, default=True
-        Whether it is the one that is served from now on.
+        Whether the version becomes the one that is served.
 
     Returns
     -------

@@ -3,7 +3,8 @@
 `serve` checks all that can be checked, binds the socket, and only then forks: a mistake ends the
 server at once, with a message, and not each of its processes in turn. All processes accept from the
 one socket, so the kernel gives a connection to one that is idle, and none is refused while a
-process is replaced. What the processes share is imported before the forks, and its memory with it.
+process is replaced. Modules are imported before the forks, so that the processes share their
+memory.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def serve(
         Seconds that the head of a request may take (408), and that a client may leave an answer
         unread; half more at most.
     end_within : float, default=30.0
-        Seconds that a process that is told to end has for the requests that have come.
+        Seconds in which a process that is told to end may answer the requests that it has.
     scheduler : str, optional
         Address of a Dask scheduler, whose workers predict requests with many rows: ``tcp://...``,
         or ``tls://...`` with the certificates of Dask's configuration.
@@ -104,8 +105,8 @@ def serve(
         Inference Protocol's.
     **settings
         Parameters of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`,
-        `together`, `access_log`, `compress_from` (:class:`daskml_dist.serving.app.App`). An
-        application of your own is given `token` and `cluster` too, where there are such.
+        `together`, `access_log`, `compress_from` (:class:`daskml_dist.serving.app.App`). An `app`
+        of your own gets `token` and `cluster` too, if there is a token or a scheduler.
 
     Raises
     ------

@@ -161,7 +161,7 @@ def _log_failed_task(task: asyncio.Task[None]) -> None:
 
 
 def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
-    """Begin to end where the pipe to the parent has come to its end, which reads as no bytes."""
+    """Begin to end where the pipe to the parent is closed, which reads as no bytes."""
     if not os.read(fd, 1):
         loop.remove_reader(fd)
         ends.set()

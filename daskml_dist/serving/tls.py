@@ -114,7 +114,7 @@ class Certificates:
 
 
 def _read_file(path: Path, what: str, label: bytes) -> None:
-    """Raise where a file does not hold what it is named for: PEM with a label that ends so."""
+    """Raise where a file, the `what` of the server, has no PEM whose label ends with `label`."""
     # "PRIVATE KEY" is the end of "RSA PRIVATE KEY" and "ENCRYPTED PRIVATE KEY" too.
     try:
         content = path.read_bytes()

@@ -162,8 +162,8 @@ def _add_empty_label(plot: Any, column: str) -> Any:
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
     "passes": make_pass_table, "lanes": make_lane_table, "marks": make_mark_table,
     "rungs": make_rung_table, "staleness": make_staleness_table,
-    "speeds": lambda fit: make_speed_table(fit and fit.pulses, assign_colours(fit)),
-    "load": lambda fit: make_load_table(fit and fit.pulses),
+    "speeds": lambda fit: make_speed_table(fit.pulses if fit else None, assign_colours(fit)),
+    "load": lambda fit: make_load_table(fit.pulses if fit else None),
 }  # fmt: skip
 
 

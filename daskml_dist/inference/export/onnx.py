@@ -42,10 +42,10 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     Parameters
     ----------
     estimator : estimator
-        Fitted; of this package, or a pipeline of scikit-learn's of such.
+        Fitted; of this package, or a pipeline of scikit-learn's with such steps.
     path : str or path-like, optional
-        Of the file to write, or a URL of a file system that fsspec knows. A file that is there is
-        replaced in one move.
+        File to write, or a URL of a file system that fsspec knows. An existing file is replaced in
+        one move.
     sample : array-like or pandas.DataFrame of shape (n, n_features), optional
         A few rows like those to predict, whose dtypes become those of the inputs. None: all inputs
         are float32, in one matrix.

@@ -40,8 +40,8 @@ def to_sklearn(estimator: Any) -> Any:
     Parameters
     ----------
     estimator : estimator
-        A fitted estimator or transformer of this package, or one of scikit-learn's that is made of
-        such. It is left as it is.
+        A fitted estimator or transformer of this package, or one of scikit-learn's that contains
+        such. It is not changed.
 
     Returns
     -------

@@ -22,8 +22,8 @@ from daskml_dist.inference.saved.manifest import FORMAT
 
 #: Key of a part's number in the schema of skops.
 _ID = "__id__"
-#: Parts that skops may visit, each as often as it is used: so many in any file, and so many for
-#: each part that the file has.
+#: Parts that skops may visit, each as often as it is used: a number for any file, and one for each
+#: part that the file has.
 _MIN_VISITS, _MAX_VISITS_PER_PART = 20_000, 50
 
 
@@ -84,7 +84,7 @@ class _VisitCounter:
 
 
 def _key(part: dict[str, Any]) -> str | None:
-    """Return the number of a part as text, of whatever type it is, as skops does; or None."""
+    """Return the number of a part as text, since skops takes one of any type; None without one."""
     number = part.get(_ID)
     return str(number) if number else None
 
@@ -136,10 +136,10 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def take_out_arrays(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return an archive without the arrays that another one has too, and where these are there.
+    """Return an archive without the arrays that another one has too, and the names of these.
 
-    The mapping is from the name of a member to that of the equal one. Each member of `outer` stands
-    for one at most, so that nobody can make a small file expand (`put_back_arrays`).
+    The mapping is from a member's name in `inner` to the equal member's name in `outer`. No member
+    of `outer` stands for two, as `put_back_arrays` demands.
     """
     parts = _read_members(inner, "the estimator")
     there = {compute_checksum(data): one for one, data in _read_members(outer, "its twin").items()}

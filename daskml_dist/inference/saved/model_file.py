@@ -50,12 +50,12 @@ def save(estimator: Any, path: Any) -> None:
     Parameters
     ----------
     estimator : estimator
-        Fitted; of this package, or (of ``.skops``) a pipeline of scikit-learn's of such. Callbacks
-        and checkpoints are left out. A recommender's ratings are left out too; who has seen what
-        stays, where the ratings were in memory.
+        Fitted; of this package, or (for ``.skops``) a pipeline of scikit-learn's with such steps.
+        Callbacks and checkpoints are left out, and so are a recommender's ratings; the items that
+        each user has seen are kept if the ratings were in memory.
     path : str or path-like
-        That ends in ``.skops`` or ``.safetensors``, or such a URL of a file system that fsspec
-        knows. A file that is there is replaced in one move.
+        Path that ends in ``.skops`` or ``.safetensors``, or such a URL of a file system that fsspec
+        knows. An existing file is replaced in one move.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def save(estimator: Any, path: Any) -> None:
         stored (functions of your own), or skops or safetensors is not installed:
         ``pip install "daskml-dist[export]"``.
     InvalidTypeError
-        `path` is none.
+        `path` is neither a text nor a path.
     ExportError
         It is no estimator.
     NotFittedError

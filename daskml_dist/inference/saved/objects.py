@@ -2,12 +2,12 @@
 
 Values that JSON has no form for (tuples, arrays, objects, NaN) are mappings with the key ``"$"``,
 whose value names the kind. Arrays stand beside the JSON, under the path of attributes to them, such
-as ``coef_`` or ``_trees.bins.edges.0``; an array that several attributes share is there once.
+as ``coef_`` or ``_trees.bins.edges.0``; an array that several attributes share is stored once.
 
 A file may be forged. So an object is made only of a class that is known to hold data alone, or that
 the reader trusts; it is made without its constructor, and nothing of a class is called; and no
-array may take far more memory than its bytes in the file. The same list of classes serves files of
-skops, which has an own one that is too narrow for this package.
+array may take far more memory than its bytes in the file. Files of skops are checked by the same
+list of classes, since skops' own does not have this package's.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
 
-pyarrow reads a stream and believes what it says of itself, so two things are done before and after:
-the size of compressed buffers is read off the stream's messages before pyarrow expands them, and
-the table is validated in full before any of its values is used. The messages are FlatBuffers
+pyarrow trusts the sizes and offsets in a stream, which may be forged. So the expanded size of
+compressed buffers is read from the stream's messages before pyarrow expands them, and the table is
+validated in full before any of its values is used. The messages are FlatBuffers
 (https://flatbuffers.dev/internals): a table begins with the signed distance back to its vtable,
 whose 16-bit entries, after two sizes, are the offsets of the table's fields, 0 where a field is
 absent; offsets to other objects are unsigned 32-bit distances forward.
@@ -141,7 +141,7 @@ def _convert_column(name: str, column: Any) -> NDArray[Any]:
         raise RequestError(
             f"Column {name[:100]!r} is {kind}: send numbers, booleans or strings, or cast it."
         )
-    # A cast would write the text of each row anew.
+    # A cast would make an object of the text of each row.
     if is_dictionary and is_text:
         return _decode_dictionary(column)
     return np.asarray(column.cast(kind).to_numpy())
@@ -170,7 +170,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
         flat = arrow.array(np.ascontiguousarray(values).ravel())
         columns[name] = arrow.FixedSizeListArray.from_arrays(flat, width)
     table = arrow.table(columns)
-    # What JSON has beside the outputs stands in the schema's metadata.
+    # Model, version and id, which JSON has beside the outputs, stand in the schema's metadata.
     facts = {"model_name": answer.model, "model_version": answer.version, "id": question.id or ""}
     table = table.replace_schema_metadata(facts)
     sink = arrow.BufferOutputStream()
