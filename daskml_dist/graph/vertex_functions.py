@@ -64,7 +64,7 @@ def _open_fit(
     return KeyedJob(entries, client, settings, CallbackList(callbacks))
 
 
-def _find_vertex_shares(job: KeyedJob, side: str, given: Any, name: str) -> VertexShares | None:
+def _find_vertex_shares(job: KeyedJob, given: Any, name: str) -> VertexShares | None:
     """Return the shares of the vertices that a user names, in the order of their numbers."""
     if given is None:
         return None
@@ -76,7 +76,7 @@ def _find_vertex_shares(job: KeyedJob, side: str, given: Any, name: str) -> Vert
         given = given.to_dict()
     ids = convert_ids(_as_column_of_ids(list(given)), name)
     shares = _convert_shares(list(given.values()), name)
-    numbers = job.find_key_numbers(side, ids)  # -1: no vertex of any edge
+    numbers = job.find_key_numbers("in", ids)  # -1: no vertex of any edge
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(
@@ -278,9 +278,9 @@ def pagerank(
             float(damping),
             int(max_iter),
             float(tol),
-            _find_vertex_shares(fit, "in", personalization, "personalization"),
-            _find_vertex_shares(fit, "in", dangling, "dangling"),
-            _find_vertex_shares(fit, "in", nstart, "nstart"),
+            _find_vertex_shares(fit, personalization, "personalization"),
+            _find_vertex_shares(fit, dangling, "dangling"),
+            _find_vertex_shares(fit, nstart, "nstart"),
         )
         solution, _, _ = fit.solve(solver, CallbackList(callbacks))
     if not solution.converged:

@@ -118,11 +118,11 @@ class GrownTree:
         return self._collapse_nodes(np.array(collapsed, np.int64))
 
 
-def _walk_depth_first(left: Array, root: int = 0) -> Array:
-    """Return a root and the nodes below it, siblings adjacent, the left one's subtree first."""
+def _walk_depth_first(left: Array) -> Array:
+    """Return the root and the nodes below it, siblings adjacent, the left one's subtree first."""
     from daskml_dist.backends.tree_predict import walk_subtree
 
-    order: Array = walk_subtree(left, root)
+    order: Array = walk_subtree(left, 0)
     return order
 
 

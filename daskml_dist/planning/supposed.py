@@ -111,7 +111,6 @@ def simulate_meeting_seconds(
     bandwidth: float,
     *,
     stragglers: float = 0.0,
-    colocated: bool = False,
 ) -> float:
     """Return the simulated seconds from a step of all workers to the next."""
     costs = Network(
@@ -122,7 +121,6 @@ def simulate_meeting_seconds(
     out = simulate(
         policy, costs, workers,
         n_bytes=max(n_bytes, 1.0), steps=_SIMULATED_STEPS, stragglers=Stragglers(stragglers),
-        colocated=colocated,
     )  # fmt: skip
     # By the gradients that counted: those that a round did not wait for are made again.
     return out.seconds * workers / out.steps

@@ -443,7 +443,6 @@ def make_solver_fit(
     start: NDArray[Any] | None,
     streaming: Streaming | None,
     run: RunSettings,
-    seed: int = 0,
     budget: float = float("inf"),
 ) -> FitSpec:
     """Plan a fit by a solver of sums over all rows, or one that runs on each trainer's own rows.
@@ -455,7 +454,7 @@ def make_solver_fit(
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run)
     if isinstance(solver, RowSolver):
-        work = _plan_own_rows_work(model, solver, rows, seed)
+        work = _plan_own_rows_work(model, solver, rows)
         # The solver takes for its arrays what the blocks in memory leave of the budget.
         nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
         row_bytes = nbytes / max(rows.survey.n_rows, 1)
@@ -473,15 +472,13 @@ def make_solver_fit(
     return FitSpec(
         spec,
         RoundWork(
-            model, solver, shape, start, PassStoppingRule(solver.max_passes, None), in_ranges, seed
+            model, solver, shape, start, PassStoppingRule(solver.max_passes, None), in_ranges
         ),
         RunSpec.of(run, rows.survey),
     )
 
 
-def _plan_own_rows_work(
-    model: Model, solver: RowSolver, rows: DatasetInfo, seed: int
-) -> OwnRowsWork:
+def _plan_own_rows_work(model: Model, solver: RowSolver, rows: DatasetInfo) -> OwnRowsWork:
     """Return the work of a solver on each trainer's own rows."""
     infos = sorted(rows.survey.infos, key=lambda info: info.index)
     # Number of the first row of each block among all rows: exclusive cumulative sum of block sizes.
@@ -490,6 +487,4 @@ def _plan_own_rows_work(
         first[info.index] = info.n_rows
     first = first.cumsum() - first
     # Two passes at least: trees read the rows for the edges of the bins, then for the bins.
-    return OwnRowsWork(
-        model, solver, PassStoppingRule(max(2, solver.max_passes), None), first, seed
-    )
+    return OwnRowsWork(model, solver, PassStoppingRule(max(2, solver.max_passes), None), first)

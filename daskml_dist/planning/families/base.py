@@ -77,6 +77,9 @@ class Family(ABC):
     share: ClassVar[int] = 1 << 22
     #: Distinct rows of tiny fits; the others repeat them, since drawing takes longer than a fit.
     distinct: ClassVar[int] = 1000
+    #: Tiny fits that measure the costs in this process, and on a cluster.
+    inline_probes: ClassVar[tuple[Probe, ...]]
+    cluster_probes: ClassVar[tuple[Probe, ...]]
     #: Whether sparse rows have a cost model, which counts their stored entries.
     takes_sparse: ClassVar[bool] = False
 
@@ -92,7 +95,7 @@ class Family(ABC):
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Return tiny fits that measure the costs at a place, of several outputs or of one."""
-        raise NotImplementedError
+        return self.inline_probes if place.name == INLINE else self.cluster_probes
 
     def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> Mapping[str, Any]:
         """Return the parameters of fits to a part of sparse rows."""

@@ -7,7 +7,6 @@ for each step of conjugate gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp
 from typing import Any, ClassVar
 
@@ -28,6 +27,8 @@ from daskml_dist.training.job import INLINE
 _SAMPLE_SIZE = 1 << 16
 #: Bytes of a rating: user and item as int64, and a float64 value.
 _RATING_BYTES = 24
+#: Parameters of tiny fits.
+_FEW_SWEEPS = {"max_iter": 3, "tol": None}
 
 
 class ALSFamily(Family):
@@ -43,6 +44,14 @@ class ALSFamily(Family):
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
     #: Bytes of half a million ratings, which are worth another thread.
     share = (1 << 19) * _RATING_BYTES
+    # Equal ratings with 20 times the users and items tell "cube" from "entry" and "square", the
+    # higher rank tells these two from each other.
+    cluster_probes = Probe(1000, 50, params=_FEW_SWEEPS), Probe(60_000, 1000, params=_FEW_SWEEPS)
+    inline_probes = (
+        Probe(1000, 50, params=_FEW_SWEEPS, times=2), Probe(60_000, 300, params=_FEW_SWEEPS),
+        Probe(60_000, 6_000, params=_FEW_SWEEPS),
+        Probe(60_000, 1000, params={**_FEW_SWEEPS, "rank": 32}),
+    )  # fmt: skip
 
     def check(self, estimator: Any) -> None:
         """Check the parameters."""
@@ -101,20 +110,6 @@ class ALSFamily(Family):
         """Return all sweeps, or a range where a tolerance may end them early."""
         most = float(estimator.max_iter)
         return (most if estimator.tol is None else max(most / 3, 1.0)), most
-
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Return fits of few users, of many users, and of a high rank."""
-        few = {"max_iter": 3, "tol": None}
-        # Equal ratings with 20 times the users and items tell "cube" from "entry" and "square",
-        # the higher rank tells these two from each other.
-        if place.name != INLINE:
-            return Probe(1000, 50, params=few), Probe(60_000, 1000, params=few)
-        return (
-            Probe(1000, 50, params=few, times=2),
-            Probe(60_000, 300, params=few),
-            Probe(60_000, 6_000, params=few),
-            Probe(60_000, 1000, params={**few, "rank": 32}),
-        )
 
     def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
         """Return ratings of as many users and items as the probe has features."""

@@ -25,6 +25,13 @@ class _RoundSolverFamily(Family):
 
     computing = frozenset({"row", "entry", "square", "cube", "begin"})
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
+    # Few rows tell the costs of a fit and a pass; two widths of equally many rows tell `row` from
+    # `entry`; the last ones are larger than the caches.
+    cluster_probes = Probe(1000, 8, times=2), Probe(400_000, 16, times=2)
+    inline_probes = (
+        Probe(1000, 8, times=2), Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256),
+        Probe(300_000, 16),
+    )  # fmt: skip
 
     @abstractmethod
     def width(self, estimator: Any, rows: RowsShape) -> float:
@@ -42,18 +49,6 @@ class _RoundSolverFamily(Family):
         # A gradient: float64 for each feature and the intercept, of each output.
         message = float((rows.n_features + 1) * width * 8)
         return Work(setup, one_pass, passes, 1.0, message)
-
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Return fits of few rows, many rows and wide rows.
-
-        On a cluster fits of few and many rows.
-        """
-        # Few rows tell the costs of a fit and a pass; two widths of equally many rows tell `row`
-        # from `entry`; the last ones are larger than the caches.
-        start = Probe(1000, 8, times=2)
-        if place.name != INLINE:
-            return start, Probe(400_000, 16, times=2)
-        return start, Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256), Probe(300_000, 16)
 
 
 class GradientSolverFamily(_RoundSolverFamily):

@@ -19,6 +19,9 @@ from daskml_dist.training.job import INLINE
 
 #: Numbers of 8 bytes in the histogram of a feature: a gradient and a hessian sum for 256 bins.
 _HISTOGRAM_SIZE = 2 * 256
+#: Parameters of tiny fits of boosting, and of forests.
+_FEW_ITERATIONS = {"max_iter": 4, "early_stopping": False, "warm_start": False}
+_FEW_TREES = {"n_estimators": 2, "warm_start": False, "oob_score": False}
 
 
 class BoostingFamily(Family):
@@ -38,6 +41,15 @@ class BoostingFamily(Family):
 
     #: No probe repeats rows: equal rows cannot be split, so trees would stop early.
     distinct = 1 << 17
+    # Fits of few rows, of many rows, and of many features.
+    cluster_probes = (
+        Probe(2000, 8, params=_FEW_ITERATIONS), Probe(60_000, 16, params=_FEW_ITERATIONS),
+        Probe(10_000, 64, params=_FEW_ITERATIONS),
+    )  # fmt: skip
+    inline_probes = (
+        Probe(2000, 8, params=_FEW_ITERATIONS, times=2), Probe(40_000, 8, params=_FEW_ITERATIONS),
+        Probe(40_000, 32, params=_FEW_ITERATIONS), Probe(5_000, 64, params=_FEW_ITERATIONS),
+    )  # fmt: skip
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts of a fit of `passes` iterations."""
@@ -77,22 +89,6 @@ class BoostingFamily(Family):
         early = estimator.early_stopping is True
         return (min(most, estimator.n_iter_no_change + 1.0) if early else most), most
 
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Return fits of some iterations of few rows, of many rows, and of many features."""
-        few = {"max_iter": 4, "early_stopping": False, "warm_start": False}
-        if place.name != INLINE:
-            return (
-                Probe(2000, 8, params=few),
-                Probe(60_000, 16, params=few),
-                Probe(10_000, 64, params=few),
-            )
-        return (
-            Probe(2000, 8, params=few, times=2),
-            Probe(40_000, 8, params=few),
-            Probe(40_000, 32, params=few),
-            Probe(5_000, 64, params=few),
-        )
-
 
 class ForestFamily(Family):
     """Random forests and single trees, grown to their leaves.
@@ -112,6 +108,12 @@ class ForestFamily(Family):
 
     #: No probe repeats rows: equal rows cannot be split, so trees would stop early.
     distinct = 1 << 17
+    # Fits of few rows, of many rows, and of many features.
+    cluster_probes = Probe(2000, 8, params=_FEW_TREES), Probe(20_000, 16, params=_FEW_TREES)
+    inline_probes = (
+        Probe(2000, 8, params=_FEW_TREES, times=2), Probe(20_000, 8, params=_FEW_TREES),
+        Probe(20_000, 32, params=_FEW_TREES), Probe(4_000, 64, params=_FEW_TREES),
+    )  # fmt: skip
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts of a fit of `passes` trees."""
@@ -142,18 +144,6 @@ class ForestFamily(Family):
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return the number of trees."""
         return (float(estimator._n_trees),) * 2
-
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Return fits of two trees of few rows, of many rows, and of many features."""
-        few = {"n_estimators": 2, "warm_start": False, "oob_score": False}
-        if place.name != INLINE:
-            return Probe(2000, 8, params=few), Probe(20_000, 16, params=few)
-        return (
-            Probe(2000, 8, params=few, times=2),
-            Probe(20_000, 8, params=few),
-            Probe(20_000, 32, params=few),
-            Probe(4_000, 64, params=few),
-        )
 
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
