@@ -15,7 +15,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.numpy_backend import load_centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
@@ -26,7 +26,7 @@ from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.estimators.unsupervised import BaseUnlabelled
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_one_of
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.cluster._base import BaseCentroidSolver
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bisecting_k_means import BisectingSolver, LeafAssignment
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.training.dataset_info import DatasetInfo

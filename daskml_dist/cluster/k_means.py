@@ -12,7 +12,7 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.training.dataset_info import DatasetInfo
 

@@ -32,7 +32,7 @@ from daskml_dist.models.base import StepModel
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers.k_means import InertiaSolver, RowSampleSolver

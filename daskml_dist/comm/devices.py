@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.base import Arrays, Communicator, Merge, PendingSum, Wait
 from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier

@@ -20,7 +20,7 @@ from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.models.topics import DocumentFit, counts_of, log_expectations, topics_bound
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.latent_dirichlet import LatentDirichletSolver
 from daskml_dist.training.dataset_info import DatasetInfo
 

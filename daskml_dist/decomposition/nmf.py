@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.decomposition.principal_components import Array, BaseComponents
 from daskml_dist.errors import InvalidParameterError
@@ -26,7 +26,7 @@ from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_one_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
 from daskml_dist.solvers.nmf import (
     LeastSquaresNMF,
     MultiplicativeNMF,

@@ -39,7 +39,7 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.sklearn_internals import infer_dimension
-from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
 from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.training.dataset_info import DatasetInfo
 

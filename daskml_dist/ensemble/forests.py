@@ -33,7 +33,7 @@ from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.forest_growth import count_draws
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor

@@ -65,7 +65,7 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.binning import HoldoutMask, TrailingRows
 from daskml_dist.solvers.boosting_scores import (
     AbsoluteErrorBoostLoss,

@@ -35,7 +35,8 @@ from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import get_penalty
 from daskml_dist.planning.advising import choose_client
-from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
+from daskml_dist.policies import POLICIES, get_policy
+from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.ps.rule import OuterStep, UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import get_schedule

@@ -14,7 +14,7 @@ from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.parameters.checks import check_some_weight
 
 if TYPE_CHECKING:
-    from daskml_dist.policies import Policy
+    from daskml_dist.policies.base import Policy
 
 _Link = Callable[[NDArray[Any]], NDArray[Any]]
 

@@ -46,7 +46,7 @@ from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_view import node_paths
 from daskml_dist.models.trees import ForestLeaves, RawForest, Trees
 from daskml_dist.parameters.checks import check_class_weight, check_number, check_one_of, seed_of
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.forest import ForestSolver
 from daskml_dist.solvers.forest_growth import ForestParams
 from daskml_dist.training.dataset_info import (

@@ -30,8 +30,8 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.row_models import Baskets
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_run
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import RunSettings
 

@@ -30,8 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from daskml_dist.backends import get_backend
-from daskml_dist.backends.devices import device_memory
+from daskml_dist.backends.devices import device_memory, get_backend
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
 from daskml_dist.data.conversion import (

@@ -21,12 +21,14 @@ from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.losses import Gamma, Loss, Poisson, Tweedie
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.deviance import Gamma, Poisson, Tweedie
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_count, check_number, check_some_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
+from daskml_dist.solvers import get_solver
+from daskml_dist.solvers.base import PenalisedSolver, Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Links that a user may choose.

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import SquaredError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.plan import make_target_shift
 

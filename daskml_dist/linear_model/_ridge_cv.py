@@ -23,7 +23,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
@@ -45,7 +45,8 @@ from daskml_dist.linear_model.ridge_classifier import (
     check_weights_of_labels,
     make_sign_model,
 )
-from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import SquaredError
 from daskml_dist.models.batched import TEST
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import (
@@ -55,8 +56,8 @@ from daskml_dist.parameters.checks import (
     check_weighed,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
-from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.base import SinglePassSolver, Solution, Solver
+from daskml_dist.solvers.least_squares import RidgeLeastSquares
 from daskml_dist.solvers.penalty_paths import (
     PATH_SCORES,
     FoldedReduction,

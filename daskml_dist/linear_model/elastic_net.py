@@ -26,7 +26,8 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import CoordinateDescent, Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
+from daskml_dist.solvers.least_squares import CoordinateDescent
 from daskml_dist.training.dataset_info import DatasetInfo
 
 

@@ -31,7 +31,8 @@ from daskml_dist.linear_model._cross_validated import (
     set_history_of_splits,
 )
 from daskml_dist.linear_model._least_squares import gram_fits, model_of, moments_of
-from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import SquaredError
 from daskml_dist.models.batched import TEST
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import (
@@ -43,9 +44,10 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import get_penalty
-from daskml_dist.solvers import CoordinateDescent, Solution, Solver, get_solver
-from daskml_dist.solvers.base import Array, SinglePassSolver, Sums
+from daskml_dist.solvers import get_solver
+from daskml_dist.solvers.base import Array, SinglePassSolver, Solution, Solver, Sums
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
+from daskml_dist.solvers.least_squares import CoordinateDescent
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.penalty_paths import (
     AlphaGrid,

@@ -11,11 +11,12 @@ from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.losses import Huber, Loss, SquaredError
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import Huber, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
 from daskml_dist.solvers.lbfgs import HuberScale
 from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary

@@ -9,7 +9,8 @@ from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
+from daskml_dist.solvers.least_squares import OrdinaryLeastSquares
 from daskml_dist.training.dataset_info import DatasetInfo
 
 

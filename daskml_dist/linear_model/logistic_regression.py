@@ -21,7 +21,8 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.losses import LogLoss, Loss
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.margin import LogLoss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import (
     check_accepted,
@@ -31,7 +32,8 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
+from daskml_dist.solvers import SOLVERS, get_solver
+from daskml_dist.solvers.base import PenalisedSolver, Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Names of scikit-learn's solvers for which L-BFGS is used.

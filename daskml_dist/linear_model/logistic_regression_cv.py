@@ -34,14 +34,14 @@ from daskml_dist.linear_model._cross_validated import (
     set_history_of_splits,
 )
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
-from daskml_dist.losses import LogLoss, Loss
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.margin import LogLoss
 from daskml_dist.metrics.scorers import Scorer, get_scorer
 from daskml_dist.models.batched import TEST
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_flag, check_weighed
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
-from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.base import SinglePassSolver, Solution
 from daskml_dist.solvers.batched_gradients import SplitLabelWeights
 from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS, RANKINGS
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution

@@ -15,11 +15,12 @@ from daskml_dist.estimators.linear.base import LinearClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._least_squares import check_memory
 from daskml_dist.linear_model.ridge import Ridge
-from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import SquaredError
 from daskml_dist.models.linear import LinearModel, SignedClasses, SignedLabels
 from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 

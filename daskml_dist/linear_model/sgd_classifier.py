@@ -7,11 +7,11 @@ from typing import Any, Self
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
-from daskml_dist.losses import Loss, get_loss
-from daskml_dist.losses.base import LABEL_LOSS_NAMES, label_loss_of
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.losses import get_loss
+from daskml_dist.losses.base import LABEL_LOSS_NAMES, Loss, label_loss_of
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.schedules import Schedule
 
 

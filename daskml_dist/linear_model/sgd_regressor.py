@@ -7,10 +7,10 @@ from typing import Any
 from daskml_dist.estimators.linear.base import LinearRegressor, densify, sparsify
 from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
 from daskml_dist.estimators.regressor import partial_fit
-from daskml_dist.losses import Loss
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.losses.base import Loss
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.schedules import Schedule
 
 

@@ -28,7 +28,7 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.em import MixtureSolver
 from daskml_dist.training.dataset_info import DatasetInfo
 

@@ -21,10 +21,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 
 __all__ = [
     "BatchRows",

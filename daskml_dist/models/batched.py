@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, total
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Model, Parameters, Part, StepModel
 from daskml_dist.models.linear import LinearModel
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, zeros
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
 

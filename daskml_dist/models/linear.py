@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import (
     cast,
     is_host,
@@ -29,7 +29,7 @@ from daskml_dist.backends.namespace import (
     zeros,
 )
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import (
     BatchRows,
     ColumnModel,

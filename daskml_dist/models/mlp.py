@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from daskml_dist.backends import Backend
-from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.host_memory import keep_freed_memory
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import (
     BatchRows,
     ColumnModel,

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends import Backend
-from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.namespace import cast, namespace, ones, total, zeros
 from daskml_dist.backends.nonnegative import divide_by_product, residual_squares

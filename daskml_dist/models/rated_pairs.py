@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
 from daskml_dist.backends.als import Regressors
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel, distinct
 from daskml_dist.models.bins import hash_numbers
 

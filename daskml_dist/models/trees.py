@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.trees import check_dense_rows
 from daskml_dist.models.bins import Bins

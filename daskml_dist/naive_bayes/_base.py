@@ -21,8 +21,7 @@ from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.models.naive_bayes import GaussianLogLikelihood, RowsByClass, merge_moments
 from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution, Statistic
-from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.base import SinglePassSolver, Solution, Statistic
 from daskml_dist.solvers.naive_bayes import ClassMoments
 from daskml_dist.training.dataset_info import DatasetInfo
 

@@ -28,7 +28,7 @@ from daskml_dist.models.naive_bayes import (
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
 from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution, Statistic
+from daskml_dist.solvers.base import Solution, Statistic
 from daskml_dist.solvers.naive_bayes import (
     CategoryCountSolver,
     ClassCounts,

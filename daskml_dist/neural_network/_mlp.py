@@ -19,16 +19,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.independent_rows import multiply_each_row
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.mlp import ACTIVATIONS, MLP
 from daskml_dist.neural_network._base import BaseNetwork
-from daskml_dist.optimizers import SGD, Adam, Momentum, Nesterov, Optimizer
+from daskml_dist.optimizers.adam import Adam
+from daskml_dist.optimizers.base import Optimizer
+from daskml_dist.optimizers.sgd import SGD, Momentum, Nesterov
 from daskml_dist.parameters.checks import (
     check_count,
     check_flag,
@@ -37,11 +40,12 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.penalties import Penalty
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling, Schedule, get_schedule
-from daskml_dist.solvers import LBFGS, Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
+from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.estimators.regressor import partial_fit
-from daskml_dist.losses import Loss, get_loss
+from daskml_dist.losses import get_loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._mlp import BaseMLP, steps_alone
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 

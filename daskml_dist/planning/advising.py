@@ -19,7 +19,8 @@ from daskml_dist.data.computing import check_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.planning.costs import Costs, load_costs, save_costs
-from daskml_dist.planning.families import Family, find_family
+from daskml_dist.planning.families import find_family
+from daskml_dist.planning.families.base import Family
 from daskml_dist.planning.measure import measure_costs
 from daskml_dist.planning.places import Place, cluster_place, inline_place
 from daskml_dist.planning.plan import Choice, Plan, format_bytes, format_seconds

@@ -22,7 +22,7 @@ from sklearn.base import clone
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.planning.costs import Costs, Equation, Work, fit_cost_values
-from daskml_dist.planning.families import Family, Probe
+from daskml_dist.planning.families.base import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE

@@ -14,13 +14,14 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.planning.costs import Costs
-from daskml_dist.planning.families import Family
+from daskml_dist.planning.families.base import Family
 from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.plan import Choice
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.planning.simulator import Costs as Network
-from daskml_dist.planning.simulator import Stragglers, simulate
-from daskml_dist.policies import Policy, get_policy
+from daskml_dist.planning.simulator.events import Costs as Network
+from daskml_dist.planning.simulator.events import Stragglers, simulate
+from daskml_dist.policies import get_policy
+from daskml_dist.policies.base import Policy
 
 #: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured
 #: on the package's own parts (`python -m benchmarks simulate`).

@@ -15,7 +15,8 @@ from typing import Any
 from daskml_dist.backends.namespace import namespace, numbers, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
-from daskml_dist.optimizers import Adagrad, GroupOptions, Optimizer
+from daskml_dist.optimizers.adagrad import Adagrad
+from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.shard_state import copy_array
 from daskml_dist.schedules import Constant, Schedule

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.compression import Compressor
-from daskml_dist.policies import Consistency
+from daskml_dist.policies.base import Consistency
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import (
     CallPayload,

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.optimizers import OPTIMIZERS, Optimizer
+from daskml_dist.optimizers import OPTIMIZERS
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array

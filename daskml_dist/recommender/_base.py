@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist.data.conversion import load_pandas
-from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries, read_matrix_entries
+from daskml_dist.data.keyed.collection import (
+    EntryColumns,
+    KeyedCollection,
+    read_frame_entries,
+    read_matrix_entries,
+)
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts

@@ -23,12 +23,13 @@ from daskml_dist.data.keyed.collection import NumberedPairs, PairCollection
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.losses import LOSSES, Loss, get_loss
+from daskml_dist.losses import get_loss
+from daskml_dist.losses.base import LOSSES, Loss
 from daskml_dist.models.rated_pairs import RatedPairs
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._base import BaseRecommender, predict_pairs, score_ratings
 from daskml_dist.recommender._scores import FittedFactors, move_state_to_ids

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.models.base import BatchRows, identity_of
 from daskml_dist.penalties import Penalty

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total, zeros
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.batched import TRAIN, BatchedLinear

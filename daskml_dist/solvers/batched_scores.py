@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total, zeros
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.batched import BatchedLinear

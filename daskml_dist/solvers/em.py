@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.mixture import add_expected, add_moments, iterate_shifted_rows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.errors import DivergedError

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.topics import DocumentFit, check_counts, log_expectations, topics_bound

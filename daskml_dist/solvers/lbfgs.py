@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import slice_for_curvature

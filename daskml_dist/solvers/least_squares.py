@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize
 from scipy.linalg import lapack
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace, ones
 from daskml_dist.errors import DivergedError, TrainingError
 from daskml_dist.models.base import BatchRows

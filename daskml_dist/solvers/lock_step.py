@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
-from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, zeros
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows

@@ -15,10 +15,11 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import EpsilonInsensitive, Loss
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import EpsilonInsensitive
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import add_curvature
 from daskml_dist.penalties import Penalty

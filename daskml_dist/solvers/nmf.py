@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import ndtri
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.backends.nonnegative import (
     descend_coordinates,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows

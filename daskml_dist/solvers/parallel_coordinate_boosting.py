@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, namespace, ones, scalar, total
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import LogLoss
+from daskml_dist.losses.margin import LogLoss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import (
     Array,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import linalg
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.batched import BatchedLinear

@@ -23,7 +23,7 @@ import numpy as np
 from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total, zeros
 from daskml_dist.backends.numpy_backend import add_matmul
 from daskml_dist.errors import DivergedError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from daskml_dist.backends import Backend
-from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array

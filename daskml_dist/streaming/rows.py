@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import check_row_shape

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.blocks import check_finite
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError

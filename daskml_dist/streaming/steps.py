@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import get_backend
 from daskml_dist.backends.denormals import arithmetic
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.namespace import scalar
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.feature_scales import compute_block_scales
 from daskml_dist.models.base import BatchRows
-from daskml_dist.optimizers import NAG
+from daskml_dist.optimizers.adagrad import NAG
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState

@@ -14,12 +14,15 @@ from typing import Any
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearClassifier, LinearRegressor, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive, SquaredHinge
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.margin import SquaredHinge
+from daskml_dist.losses.residual import EpsilonInsensitive, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_class_weight, check_count, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
+from daskml_dist.solvers import get_solver
+from daskml_dist.solvers.base import PenalisedSolver, Solver
 from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary

@@ -22,7 +22,7 @@ from daskml_dist.data.row_checks import name_column_in_error
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.interrupts import Interrupts, raise_interrupt
 from daskml_dist.training.spec import FitSpec, Streaming

@@ -34,7 +34,7 @@ from daskml_dist.models.base import StepModel, identity_of
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import (
     Checkpoint,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.server_connections import publish_server
@@ -21,7 +21,7 @@ from daskml_dist.data.feature_scales import (
     join_scales,
     merge_scales,
 )
-from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.placement import make_column_lanes, make_even_lanes, make_whole_lanes
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList

@@ -28,14 +28,15 @@ from numpy.typing import NDArray
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import check_client, check_synchronous
-from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
+from daskml_dist.data.keyed.collection import KeyedCollection
+from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.keyed.ids import find_positions
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import Model, StepModel
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.base import Solution, Solver
 from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.callbacks import CallbackList

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import get_backend
-from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.backends.devices import get_backend, stored_dtype
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, LaneSpec, Segment, count_held_out_rows
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.feature_scales import compute_block_scales
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import NAG, Adagrad, Optimizer
+from daskml_dist.optimizers.adagrad import NAG, Adagrad
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant

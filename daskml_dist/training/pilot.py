@@ -28,7 +28,7 @@ from daskml_dist.backends.row_slices import run_over_threads
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.batched import AllRowsAssignment, BatchedStepLinear
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side
 

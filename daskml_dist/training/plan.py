@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from daskml_dist.data.batches import LaneSpec, count_held_out_rows, count_pass_steps
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import ColumnModel, Model, StagedModel, StepModel
-from daskml_dist.optimizers import NAG, Optimizer
-from daskml_dist.policies import Policy
+from daskml_dist.optimizers.adagrad import NAG
+from daskml_dist.optimizers.base import Optimizer
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import OuterStep, UpdateRule, make_parameter_groups
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
-from daskml_dist.solvers import RangedSolver, Solver
+from daskml_dist.solvers.base import RangedSolver, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.spec import (

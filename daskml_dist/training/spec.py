@@ -22,12 +22,12 @@ from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
-from daskml_dist.optimizers import GroupOptions, Optimizer
+from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.schedules import Schedule
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.work import FitWork, KeyedWork, OwnRowsWork, RoundWork, StepWork
 

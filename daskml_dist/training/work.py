@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
 from daskml_dist.models.base import LinearForm, Model, StepModel
-from daskml_dist.policies import Policy
-from daskml_dist.policies.base import Pipeline
+from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
-from daskml_dist.solvers import Solver
+from daskml_dist.solvers.base import Solver
 from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 

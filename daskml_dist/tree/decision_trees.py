@@ -20,7 +20,7 @@ from daskml_dist.models.tree_view import TreeView, make_tree_view
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 
 

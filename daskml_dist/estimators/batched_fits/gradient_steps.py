@@ -33,7 +33,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError,
 from daskml_dist.estimators.linear.sgd import BaseSGD
 from daskml_dist.models.batched import BatchedLinear, BatchedStepLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.batched_optimizer import BatchedOptimizer
 from daskml_dist.ps.ledger import PassStoppingRule

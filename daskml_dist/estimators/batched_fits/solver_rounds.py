@@ -29,8 +29,7 @@ from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.batched import TEST, TRAIN, BatchedLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.base import SinglePassSolver, Solution, Solver
 from daskml_dist.solvers.batched_gradients import SplitLabelWeights, SplitWeights, evaluate_by_split
 from daskml_dist.solvers.batched_scores import (
     CANDIDATE_SCORES,

@@ -19,16 +19,18 @@ from scipy import sparse
 from sklearn.base import RegressorMixin
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.devices import get_backend
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.inference.independent_rows import multiply_each_row
 from daskml_dist.inference.row_mapping import write_in_place
-from daskml_dist.losses import Loss, get_loss
+from daskml_dist.losses import get_loss
+from daskml_dist.losses.base import Loss
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.dataset_info import DatasetInfo
 
 

@@ -21,12 +21,14 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.linear.base import BaseLinear
-from daskml_dist.losses import EpsilonInsensitive, Huber, Loss, SquaredEpsilonInsensitive
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.residual import EpsilonInsensitive, Huber, SquaredEpsilonInsensitive
 from daskml_dist.models.base import StepModel
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import NAG, Adagrad, get_optimizer
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.optimizers.adagrad import NAG, Adagrad
 from daskml_dist.parameters.checks import check_accepted, check_number
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling
 from daskml_dist.training.callbacks import CallbackList

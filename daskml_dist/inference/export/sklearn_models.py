@@ -18,7 +18,7 @@ from daskml_dist.errors import ExportError, NotFittedError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.fitted import is_fitted
-from daskml_dist.losses import Loss
+from daskml_dist.losses.base import Loss
 
 _PACKAGE = "daskml_dist"
 #: Fitted attributes that only this package reads.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import ExportError
-from daskml_dist.losses import LOSSES, Loss
+from daskml_dist.losses.base import LOSSES, Loss
 from daskml_dist.models.trees import Tree
 
 #: Fields of scikit-learn's tree nodes, and this package's names of them.

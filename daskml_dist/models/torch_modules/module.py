@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DeviceUnavailableError, DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel

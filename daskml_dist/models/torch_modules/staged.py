@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows, Parameters, StagedModel

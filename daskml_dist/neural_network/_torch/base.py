@@ -47,7 +47,7 @@ from daskml_dist.neural_network._torch.trying import (
     check_shapes,
 )
 from daskml_dist.parameters.checks import check_one_of
-from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_process import InProcessEngine

@@ -18,7 +18,7 @@ from daskml_dist.neural_network._torch.predict import (
     softmax_or_sigmoid,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.policies.base import Pipeline, Policy
 
 
 class TorchClassifier(BaseClassifier, BaseTorch):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.optimizers import GroupOptions, get_optimizer
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.optimizers.base import GroupOptions
 from daskml_dist.schedules import SCHEDULES, Schedule, get_schedule
 
 

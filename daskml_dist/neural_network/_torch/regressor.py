@@ -9,7 +9,7 @@ from daskml_dist.models.torch_modules.module import squared_error
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies import Pipeline
+from daskml_dist.policies.base import Pipeline
 
 
 class TorchRegressor(NetworkRegressor, BaseTorch):

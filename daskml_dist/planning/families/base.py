@@ -20,7 +20,8 @@ from daskml_dist.planning.rows import (
     measure_collection_shape,
     measure_shape,
 )
-from daskml_dist.policies import AllReduce, Policy
+from daskml_dist.policies import AllReduce
+from daskml_dist.policies.base import Policy
 from daskml_dist.training.job import INLINE
 
 #: Parameters that do not change the cost of an operation, so that they are left out of the key of

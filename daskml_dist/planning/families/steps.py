@@ -14,7 +14,8 @@ from daskml_dist.planning.costs import Costs, Equation, Work
 from daskml_dist.planning.families.base import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.policies import Policy, get_policy
+from daskml_dist.policies import get_policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.training.job import INLINE
 from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.socket_group import _MAX_MESH_BYTES
-from daskml_dist.policies import Gate, Policy
+from daskml_dist.policies.base import Policy
+from daskml_dist.policies.gates import Gate
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec

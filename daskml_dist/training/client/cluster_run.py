@@ -33,7 +33,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import join_lane_snapshots
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.batch_jobs import BatchJobs
 from daskml_dist.training.client.calls import call_workers, listen_to_topic, stop_listening

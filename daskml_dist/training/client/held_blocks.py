@@ -24,7 +24,7 @@ from daskml_dist.dask_internals.task_graphs import MISSING_TASKS_HINT, collect_l
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import flush_releases, scatter_values
-from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.streamed_blocks import (
     BlockRecipes,
     group_into_bundles,

@@ -22,7 +22,7 @@ from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
 from daskml_dist.data.feature_scales import FeatureScales
-from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.placement import (
     Placement,
     PlacementGain,

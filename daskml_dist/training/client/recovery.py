@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from daskml_dist.policies import Consistency
+from daskml_dist.policies.base import Consistency
 from daskml_dist.ps.snapshots import AvailableSnapshots
 
 H = TypeVar("H")

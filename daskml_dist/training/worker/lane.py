@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.devices import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.backends.row_slices import Draw
@@ -23,7 +23,7 @@ from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
-from daskml_dist.solvers import RowState, Statistic
+from daskml_dist.solvers.base import RowState, Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import (

@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.devices import device_memory, stored_dtype
+from daskml_dist.backends.base import Backend, SparseRows
+from daskml_dist.backends.devices import device_memory, get_backend, stored_dtype
 from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.blocks import Block, check_finite_rows
-from daskml_dist.data.keyed import KeyedBlock
+from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows, LinearForm
-from daskml_dist.solvers import Statistic
+from daskml_dist.solvers.base import Statistic
 from daskml_dist.training.spec import FitSpec
 
 __all__ = [

@@ -20,7 +20,7 @@ from daskml_dist.ps.snapshots import (
     ServerSnapshot,
     join_lane_snapshots,
 )
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.spec import FitSpec, InterruptedState, TrainerResult
 

@@ -34,7 +34,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState, StateParts
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.threads import (
     OneThread,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane

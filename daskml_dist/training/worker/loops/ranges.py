@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.server_connections import ShardedConnection
-from daskml_dist.solvers import RangedSolver, Solution, Statistic
+from daskml_dist.solvers.base import RangedSolver, Solution, Statistic
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import (

@@ -22,7 +22,7 @@ from daskml_dist.comm.base import ReusedMemory
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.solvers import Solution, Statistic
+from daskml_dist.solvers.base import Solution, Statistic
 from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context

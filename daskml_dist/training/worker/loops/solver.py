@@ -29,8 +29,8 @@ from daskml_dist.comm.packing import (
 )
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import Loss
-from daskml_dist.solvers import ReduceScatterStatistic, RowState, Solution, Statistic
+from daskml_dist.losses.base import Loss
+from daskml_dist.solvers.base import ReduceScatterStatistic, RowState, Solution, Statistic
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import (
