@@ -1,7 +1,13 @@
 """Classifier whose probabilities are calibrated by cross-validation.
 
-The classifiers of the splits predict their test rows, a block at a time; calibrators, functions
-from scores to probabilities, are fitted to sums over these predictions in few passes.
+The classifiers of the splits predict their test rows, a block at a time. Calibrators, functions
+from scores to probabilities, are fitted to these held-out predictions without gathering them:
+
+* isotonic regression (Zadrozny and Elkan 2002) and Platt's sigmoid (Platt 1999) depend on the
+  distinct scores alone, with the weight of either label at each. Blocks count these and merge them
+  (`fit_label_calibrators`, one pass), and scikit-learn's code fits the result.
+* a temperature (Guo et al. 2017) minimises the log loss of all classes together, whose first two
+  derivatives are sums over rows (`_minimize_log_losses`, a pass for each Newton step).
 """
 
 from __future__ import annotations
@@ -46,6 +52,7 @@ from daskml_dist.meta_estimators.members import (
 )
 from daskml_dist.metrics._runs import ScoreRun, make_score_run, merge_score_runs
 from daskml_dist.model_selection._fold_rows import count_rows_of_block
+from daskml_dist.model_selection._out_of_fold import predict_all_classes
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.models.batched import TEST, FoldAssignment
 from daskml_dist.parameters.checks import taking_client
@@ -56,18 +63,19 @@ from daskml_dist.sklearn_internals import (
 )
 from daskml_dist.svm import LinearSVC
 
-#: Distinct scores that are kept of a column, 32 bytes each; beyond, neighbours share a bin.
+#: Most distinct scores that are kept of a column, 32 bytes each (8 MiB); beyond, neighbours share a
+#: bin.
 MAX_SCORES = 2**18
-#: Bound of the logarithm of an inverse temperature, either way.
+#: Bound of the logarithm of an inverse temperature in either direction, as in scikit-learn.
 _MAX_LOG_BETA = 10.0
-#: Bisection alone narrows the bracket of 20 to below the tolerance in 45 steps.
+#: Most steps of the search: bisection alone narrows the bracket of 20 to below the tolerance in 45.
 _MAX_NEWTON_STEPS = 60
-#: Change of the logarithm of an inverse temperature that ends the search.
+#: Change of the logarithm of an inverse temperature below which the search ends.
 _LOG_BETA_TOLERANCE = 1e-12
 
 
 class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
-    """Classifier whose probabilities are calibrated on rows that it has not been fitted to.
+    """Classifier whose probabilities are calibrated on rows that it was not fitted to.
 
     Rows in memory are left to scikit-learn. On a Dask collection the classifier is fitted to the
     training rows of each split (all splits in one fit, where the classifier can train several
@@ -140,7 +148,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
         sample_weight : like `y`, optional
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **fit_params
             Arguments of the classifier's ``fit``.
 
@@ -160,7 +168,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             fitted: Self = super().fit(X, y, **given)
             n_known = [len(c.estimator.classes_) for c in self.calibrated_classifiers_]
             if self.method == "temperature" and min(n_known) < len(self.classes_):
-                # scikit-learn fits such a model, and fails when it predicts.
+                # scikit-learn fits such a model, which then fails to predict.
                 del self.calibrated_classifiers_
                 raise _make_lacking_label_error("The training rows of a split lack a label")
             return fitted
@@ -186,11 +194,13 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         self, member: Any, X: Any, y: Any, groups: Any, member_params: dict[str, Any], weight: Any,
         classes: Any, few: bool,
     ) -> None:  # fmt: skip
-        """Fit to a Dask collection: classifiers of the splits, their predictions, calibrators."""
+        """Fit the classifiers of the splits to a Dask collection, and the calibrators."""
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
         per_split = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True, any_shape=True)
+        # 1. Classifiers, each of which predicts the test rows of its split.
         if frozen and not per_split:
+            # A fitted classifier is taken to have seen none of these rows: it predicts them all.
             folds, classifiers = None, [member]
             codes: list[Any] = [None] * len(rows.parts)
         else:
@@ -205,6 +215,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             final = fit_members([(member, X, y, member_params)], few)
         elif not per_split:
             final = classifiers[:1]
+        # 2. Held-out predictions, and 3. the calibrators that are fitted to them.
         tell("calibrating")
         predictor = _HeldOutPredictor(classifiers, folds, classes, per_split)
         predictions = predictor.predict_blocks(rows, codes)
@@ -357,20 +368,11 @@ class _HeldOutPredictor:
         """Return the predictions of the rows at some positions of a block."""
         if not len(at):
             return None
-        rows = take_rows(X, at)
-        scores = _predict_scores(classifier, rows)
+        # Rows of all splits are joined, so a fold's model that lacks some classes gets their
+        # columns: the least decision value, or a probability of zero.
         joins_splits = self.folds is not None and not self.per_split
-        if joins_splits and len(classifier.classes_) != len(self.classes):
-            # Rows of all splits are joined, so a fold's model that lacks some classes gets their
-            # columns: the least decision value, or a probability of zero.
-            known = np.searchsorted(self.classes, classifier.classes_)
-            is_decided = _has_decision_function(classifier)
-            if not is_decided:
-                scores = np.asarray(classifier.predict_proba(rows))
-            fill = np.finfo(scores.dtype).min if is_decided else 0.0
-            all_scores = np.full((len(scores), len(self.classes)), fill, scores.dtype)
-            all_scores[:, known] = scores
-            scores = all_scores
+        classes = self.classes if joins_splits else None
+        scores = _predict_scores(classifier, take_rows(X, at), classes)
         return HeldOutPredictions(scores, labels[at], weights[at])
 
     def predict_blocks(self, rows: Collection, codes: list[Any]) -> Collection:
@@ -394,14 +396,16 @@ def _has_decision_function(classifier: Any) -> bool:
     return hasattr(classifier, "decision_function")
 
 
-def _predict_scores(classifier: Any, X: Any) -> NDArray[Any]:
-    """Return decision values or probabilities, a column a class; for two classes one column."""
-    if _has_decision_function(classifier):
-        scores = np.asarray(classifier.decision_function(X))
-    else:
-        scores = np.asarray(classifier.predict_proba(X))
-        scores = scores[:, 1:] if scores.shape[1] == 2 else scores
-    return scores[:, None] if scores.ndim == 1 else scores
+def _predict_scores(classifier: Any, X: Any, classes: NDArray[Any] | None) -> NDArray[Any]:
+    """Return decision values or probabilities, a column a class; for two classes one column.
+
+    `classes` are those of all columns; None: those that the classifier knows.
+    """
+    method = "decision_function" if _has_decision_function(classifier) else "predict_proba"
+    scores: Any = predict_all_classes(classifier, method, X, classes)
+    if method == "predict_proba" and scores.shape[1] == 2:
+        scores = scores[:, 1:]
+    return np.asarray(scores[:, None] if scores.ndim == 1 else scores)
 
 
 def _check_weights(weight: Any, n_rows: int) -> NDArray[np.float64]:
@@ -449,9 +453,9 @@ def _make_lacking_label_error(finding: str) -> InvalidDataError:
 def fit_label_calibrators(
     predictions: Collection, labels: list[list[int]], method: str, limit: int = MAX_SCORES
 ) -> list[list[Any]]:
-    """Fit a sigmoid or isotonic calibrator to each column of scores, in one pass.
+    """Return a sigmoid or isotonic calibrator for each column of scores, fitted in one pass.
 
-    `labels` names the class of each column, for each set of calibrators.
+    `labels` holds the position of the class of each column, for each set of calibrators.
     """
     summaries = reduce_parts(
         predictions,
@@ -482,6 +486,7 @@ def _summarize_scores(
 
 
 def _merge_summaries(parts: list[Any], limit: int) -> list[list[Any]]:
+    """Return the summaries of several blocks as one: for each set of calibrators and column."""
     return [
         [_merge_runs([part[i][k] for part in parts], limit) for k in range(len(of_columns))]
         for i, of_columns in enumerate(parts[0])
@@ -489,6 +494,7 @@ def _merge_summaries(parts: list[Any], limit: int) -> list[list[Any]]:
 
 
 def _merge_runs(runs: list[Any], limit: int) -> Any:
+    """Return sorted scores with weights merged from several blocks, of at most `limit` scores."""
     filled = [run for run in runs if run is not None]
     if len(filled) < 2:
         return filled[0] if filled else None
@@ -505,6 +511,7 @@ def _read_run(run: ScoreRun, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float
 
 
 def _fit_isotonic(run: ScoreRun, dtype: Any) -> Any:
+    """Fit scikit-learn's isotonic regression of the label (0 or 1) on the score."""
     scores, weights = _read_run(run, dtype)
     # Rows of equal score are pooled anyway, so their weighted mean stands for all of them.
     total = weights.sum(axis=1)
@@ -513,8 +520,9 @@ def _fit_isotonic(run: ScoreRun, dtype: Any) -> Any:
 
 
 def _fit_sigmoid(run: ScoreRun, dtype: Any) -> Any:
+    """Fit Platt's sigmoid of the score by scikit-learn's code."""
     scores, weights = _read_run(run, np.float64)
-    # Each score stands twice: once with label 0, once with label 1.
+    # Each score occurs twice: with label 0 and with label 1, and the weight of either.
     labels = np.repeat([0.0, 1.0], len(scores))
     label_weights, label_scores = weights.T.ravel(), np.tile(scores, 2)
     kept = label_weights > 0
@@ -527,7 +535,7 @@ def _fit_sigmoid(run: ScoreRun, dtype: Any) -> Any:
 def _fit_temperatures(
     predictions: Collection, n_temperatures: int, are_decisions: bool
 ) -> list[list[Any]]:
-    """Fit a temperature to each set of held-out predictions, all in the same passes."""
+    """Return a calibrator for each set of held-out predictions, all fitted in the same passes."""
     calibrator_class = getattr(calibration, "_TemperatureScaling", None)
     if calibrator_class is None:
         raise InvalidParameterError(
@@ -560,9 +568,10 @@ def _minimize_log_losses(
         slopes, curvatures = reduce_parts(
             predictions, partial(_sum_derivatives, np.exp(at), are_decisions), add_arrays
         )
-        # A negative slope tells that the minimum lies above.
+        # The loss is convex: a negative slope means that the minimum lies above.
         low, high = np.where(slopes < 0, at, low), np.where(slopes < 0, high, at)
-        # Not finite where there is no curvature or the step makes beta negative: bisected below.
+        # Newton's step in beta, not in its logarithm, in which the loss need not be convex. Not
+        # finite where there is no curvature, or beta would be negative: bisected then.
         with np.errstate(divide="ignore", invalid="ignore"):
             newton = np.log(np.exp(at) - slopes / curvatures)
         is_inside = (newton > low) & (newton < high)

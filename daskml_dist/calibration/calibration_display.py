@@ -1,4 +1,4 @@
-"""scikit-learn's display of calibration, of Dask collections, too."""
+"""Display of calibration curves: scikit-learn's, for Dask collections too."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from daskml_dist.metrics.ranking import calibration_curve
 
 
 class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
-    """scikit-learn's display of shares of the positive label over their probabilities.
+    """Display of the share of the positive label among rows by their predicted probability.
 
-    Of Dask collections ``y_prob`` stays lazy. Of other rows it is scikit-learn's own.
+    scikit-learn's, except that for Dask collections the curve is computed where the rows are, and
+    ``y_prob`` stays lazy.
 
     Examples
     --------
@@ -64,7 +65,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         DaskMLDistError
             matplotlib is not installed.
         """
-        check_matplotlib(cls.__name__)
+        check_matplotlib(cls.__name__)  # before any pass over rows
         check_fitted(estimator)
         X, y, _ = take_named_columns(X, y, None)
         scores, pos_label = score_positive_label(estimator, X, "predict_proba", pos_label)

@@ -1,4 +1,8 @@
-"""Meta-transformer that applies a stateless or fitted transformer to each block."""
+"""Meta-transformer that applies a stateless or fitted transformer to each block.
+
+Results are lazy, so Dask has to know their dtype and columns before any block is computed. They are
+found by transforming a sample: one row made up of what Dask knows of X, or the user's.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,23 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
 
-#: Classes that learn at most the number of columns, though tags of some versions say otherwise.
+#: Classes that learn at most the number of columns, though their tags say that they must be fitted
+#: (in some versions of scikit-learn).
 _STATELESS_CLASSES = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
 class Blockwise(EstimatorMixin, BaseEstimator):
-    """Apply a transformer of scikit-learn to each block, lazily.
+    """Meta-transformer that applies a transformer of scikit-learn to each block, lazily.
 
     Parameters
     ----------
     transformer : estimator
         An estimator that learns nothing from rows (``HashingVectorizer``, ``Normalizer``,
-        ``Binarizer``, ``FunctionTransformer``, ``PolynomialFeatures``...), or one that is fitted
-        already and stays so in clones.
+        ``Binarizer``, ``FunctionTransformer``, ``PolynomialFeatures``...), or a fitted one, which
+        clones keep fitted.
     sample : object, default=None
-        A few rows that look like the blocks, for what Dask cannot tell (the items of a Bag, the
-        categories in a column); None makes them of what Dask knows.
+        A few rows like those of the blocks, where Dask does not know enough to make them up (the
+        items of a Bag, the categories in a column); None: a row is made up.
 
     Attributes
     ----------
@@ -59,7 +64,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         self.sample = sample
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check the transformer; nothing is read of a Dask collection.
+        """Check the transformer, without reading a Dask collection.
 
         Parameters
         ----------
@@ -94,7 +99,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
                 "transformer of that name in daskml_dist."
             )
         if is_dask(X := convert_foreign(X)):
-            # Sets the names and the number of columns, which other methods need.
+            # A fit to a sample sets the names and the number of columns, which other methods need.
             self._call_with_sample(X, self.transformer_.fit)
         else:
             self.transformer_.fit(X)
@@ -121,6 +126,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         check_unique_names(X)
         if not is_dask(X):
             return self.transformer_.transform(X)
+        # A copy, so that a later fit does not change lazy results.
         function = partial(_transform_block, copy.deepcopy(self.transformer_))
         return map_blocks(function, X, meta=self._call_with_sample(X, function))
 
@@ -146,6 +152,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
+        # A fitted transformer is part of the parameters: scikit-learn's clone would unfit it.
         params = self.get_params(deep=False)  # a subclass may have more parameters
         if "transformer" in params and not _has_learned(self.transformer):
             params["transformer"] = clone(self.transformer)
@@ -165,6 +172,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
             ) from error
 
     def _sample(self, X: Any) -> Any:
+        """Return the user's sample, or a made-up row like those of X."""
         if self.sample is not None:
             return self.sample
         # A Bag does not know its items: dicts or text, by what the transformer takes.
@@ -176,6 +184,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
 
 
 def _transform_block(transformer: Any, X: Any) -> Any:
+    """Return the transformed rows of a block."""
     return transformer.transform(convert_missing_to_nan(X))
 
 

@@ -1,7 +1,9 @@
 """`ColumnTransformer` and `make_column_transformer`: a transformer for each group of columns.
 
-`ColumnTransformer._passes` fits all transformers in the same readings of the rows; scikit-learn's
-class, fitted to the first rows with these transformers frozen, then joins their results per block.
+`ColumnTransformer._passes` fits all transformers at the same time: each is a generator that yields
+reductions over the rows, and in lock step the reductions of all share one pass. Then scikit-learn's
+class, with the fitted transformers frozen, is fitted to the first rows, which sets its other
+attributes; its own `transform` joins the transformers' results for each block.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
-#: Rows of the first block that scikit-learn is fitted to: they decide on a dense or sparse result.
+#: Most rows of the first block to which scikit-learn's class is fitted: by their share of zeros it
+#: decides whether results are dense or sparse.
 _N_FIRST_ROWS = 1000
 
 
@@ -63,11 +66,11 @@ class _MetadataRouting(BlockTransformer):
 
 
 class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
-    """:class:`sklearn.compose.ColumnTransformer` for Dask collections.
+    """Transformer of groups of columns by a transformer each, for Dask collections too.
 
-    All transformers are fitted in the same passes over the rows, one for each step of the longest
-    pipeline among them; all of them transform a block in one task, where scikit-learn joins their
-    results.
+    As :class:`sklearn.compose.ColumnTransformer`. All transformers are fitted in the same passes
+    over the rows, one for each step of the longest pipeline among them. A block is transformed in
+    one task by all transformers, whose results scikit-learn joins.
 
     Parameters
     ----------
@@ -76,7 +79,8 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         pipelines of these.
     remainder : {"drop", "passthrough"} or estimator, default="drop"
     sparse_threshold : float, default=0.3
-        The result is sparse where less than this share of the first 1000 rows is not zero.
+        The result is sparse if less than this share of the entries of the first 1000 transformed
+        rows is not zero.
     n_jobs : int, default=None
         For rows in memory.
     transformer_weights : dict, default=None
@@ -142,9 +146,11 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         return self
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
-        """Fit all transformers at the same time, so that each pass is one reading of the rows."""
+        """Fit all transformers at the same time, so that they share each pass over the rows."""
         malformed = [
-            one for one in self.transformers if not isinstance(one, tuple | list) or len(one) != 3
+            given
+            for given in self.transformers
+            if not isinstance(given, tuple | list) or len(given) != 3
         ]
         if malformed:
             raise InvalidParameterError(
@@ -159,37 +165,39 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         fitted = yield from self._fit_transformers(X, rows, y)
         if hasattr(self, "_sklearn_output_config"):
             fitted.set_output(transform=self._sklearn_output_config.get("transform"))
-        # All other attributes are those of a fit of scikit-learn's class to the first rows.
+        # All other attributes are those of a fit of scikit-learn's class to the first rows, in
+        # which the transformers, being frozen, are not fitted again.
         compose.ColumnTransformer.fit(fitted, rows)
         params = self.get_params(deep=False)
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [
-            (name, one.estimator if isinstance(one, FrozenEstimator) else one, columns)
-            for name, one, columns in fitted.transformers_
+            (name, part.estimator if isinstance(part, FrozenEstimator) else part, columns)
+            for name, part, columns in fitted.transformers_
         ]
         self._keep(rows)
 
     def _fit_transformers(
         self, X: Any, rows: Any, y: Any
     ) -> PassGenerator[compose.ColumnTransformer]:
-        """Return a copy with transformers fitted to X; `rows` are the first rows of it."""
+        """Return an unfitted copy with transformers that are fitted to X and frozen.
+
+        `rows` are the first rows of X.
+        """
         columns_of_parts = [c(rows) if callable(c) else c for _, _, c in self.transformers]
         # The remainder takes the columns that no transformer is given.
-        used_positions = {
-            at for columns in columns_of_parts for at in _find_positions(rows, columns)
-        }
-        rest = [at for at in range(rows.shape[1]) if at not in used_positions]
-        parts = [one for _, one, _ in self.transformers]
+        used = {at for columns in columns_of_parts for at in _find_positions(rows, columns)}
+        rest = [at for at in range(rows.shape[1]) if at not in used]
+        parts = [part for _, part, _ in self.transformers]
         tell(f"fitting {len(parts)} transformers")
         *fitted, remainder = yield from run_in_lock_step(
-            self._fit_transformer(one, X, rows, columns, y)
-            for one, columns in zip(
+            self._fit_transformer(part, X, rows, columns, y)
+            for part, columns in zip(
                 [*parts, self.remainder], [*columns_of_parts, rest], strict=True
             )
         )
         frozen = [
-            (name, one, columns)
-            for one, (name, _, columns) in zip(fitted, self.transformers, strict=True)
+            (name, part, columns)
+            for part, (name, _, columns) in zip(fitted, self.transformers, strict=True)
         ]
         return clone(self).set_params(transformers=frozen, remainder=remainder)
 
@@ -208,6 +216,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         if _fits_collections(fitted):
             yield from fit_in_passes(fitted, _select_columns(X, columns), y)
         elif not get_tags(fitted).requires_fit:
+            # A stateless one of scikit-learn learns at most the columns' names: any rows will do.
             fitted.fit(_select_columns(rows, columns))
         else:
             name = type(transformer).__name__
@@ -219,6 +228,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         return FrozenEstimator(fitted)
 
     def _keep(self, X: Any) -> None:
+        """Keep the first row, of which a sample for lazy results is made."""
         super()._keep(X)
         row = copy.copy(X[:1])
         if is_dataframe_like(X):  # as plain values, so that model files need no pandas
@@ -235,6 +245,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         return copy.copy(self)
 
     def _sample(self, X: Any) -> Any:
+        """Return the first row of the fit, with the columns of X in their order."""
         row = self._first_row
         if not isinstance(row, dict):
             return row
@@ -246,9 +257,10 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
 
 
 def _parse_dtype(name: str) -> Any:
-    """Return the dtype of a name; pandas cannot parse the fill value of a sparse one."""
+    """Return the dtype of a name."""
     if not name.startswith("Sparse["):
         return name
+    # pandas does not parse the fill value of a sparse dtype, as in "Sparse[float64, 0]".
     subtype, _, fill = name[len("Sparse[") : -1].partition(", ")
     value = fill == "True" if subtype == "bool" else np.dtype(subtype).type(fill)
     return load_pandas().SparseDtype(subtype, value)
@@ -272,7 +284,7 @@ def make_column_transformer(
     verbose: bool = False,
     verbose_feature_names_out: Any = True,
 ) -> ColumnTransformer:
-    """Make a :class:`ColumnTransformer` that names its transformers itself.
+    """Make a :class:`ColumnTransformer` whose transformers are named after their classes.
 
     Parameters
     ----------
@@ -314,7 +326,7 @@ def make_column_transformer(
 
 
 def _check_pair(given: Any) -> None:
-    """Check that an argument of `make_column_transformer` is a transformer and its columns."""
+    """Raise an error unless an argument of `make_column_transformer` is (transformer, columns)."""
     is_pair = isinstance(given, tuple | list) and len(given) == 2
     if is_pair and (isinstance(given[0], str) or hasattr(given[0], "fit")):
         if given[0] in ("drop", "passthrough") or not hasattr(given[1], "fit"):

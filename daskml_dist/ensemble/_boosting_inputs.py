@@ -1,7 +1,8 @@
 """Inputs of boosting beside plain rows: categorical features, and constraints on features.
 
-`encode_categories` turns the categories of a frame into their numbers, which trees bin as they are;
-the functions ``resolve_..._cst`` turn what a user gives into arrays by feature number.
+The categories of a dataframe's columns are sorted and encoded as 0, 1, ..., and a tree gives each
+code a bin of its own, without binning by value. The functions ``resolve_..._cst`` turn constraints
+in any of the forms that scikit-learn accepts into arrays by feature number.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
+#: Sorted categories by the name of a column.
 Categories = dict[Any, NDArray[Any]]
 
 
 def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
-    """Return the mask of the categorical features, from X and the parameter.
+    """Return the mask of the categorical features, given X and the parameter.
 
-    None where none are given and the number of columns is not known before the rows are read.
+    None if there are none, but the number of columns is not known before rows are read.
     """
     is_frame = is_dataframe_like(X)
     by_dtype = isinstance(given, str) and given == "from_dtype"
@@ -93,45 +95,47 @@ def _is_category(dtype: Any) -> bool:
 
 
 def suggest_categories(X: Any) -> str:
-    """Return how to make categories of a frame's columns of words, which boosting takes as such."""
+    """Return a hint to make categories of a frame's text columns; empty where it has none."""
     dtypes = zip(X.columns, X.dtypes, strict=True) if is_dataframe_like(X) else ()
     words = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
     if not words:
         return ""
-    how = f"X.astype({dict.fromkeys(words, 'category')})"
+    remedy = f"X.astype({dict.fromkeys(words, 'category')})"
     if is_dask(X):
-        how = f"X.categorize({words})"
-    return f" Boosting takes words as categories too: X = {how}."
+        remedy = f"X.categorize({words})"
+    return f" Boosting takes words as categories too: X = {remedy}."
 
 
 def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
-    """Return the sorted categories of the columns of a frame that a mask names."""
-    found: Categories = {}
+    """Return the sorted categories of the columns of a frame that a mask selects."""
+    categories: Categories = {}
     for name in X.columns[mask]:
         column = X[name]
         if not _is_category(column.dtype):
             column = column.astype("category")
-        known = _read_categories(column, max_bins)
+        values = _read_categories(column, max_bins)
         try:
-            found[name] = np.sort(np.asarray(known))
+            categories[name] = np.sort(np.asarray(values))
         except TypeError as error:
             raise InvalidDataError(
                 f"Categories of {name!r} are of different types ({error}). Make them one: "
                 f"X[{name!r}].astype(str).astype('category')."
             ) from error
-        check_cardinality(repr(name), len(found[name]), max_bins)
-    return found
+        check_cardinality(repr(name), len(categories[name]), max_bins)
+    return categories
 
 
 def _read_categories(column: Any, max_bins: int) -> Any:
-    """Return the categories of a column: in memory those that its rows have.
+    """Return the categories of a column of categorical dtype.
 
-    Of a Dask column those that its dtype declares; where it declares none, or more than there are
-    bins, those of its rows.
+    In memory these are the values of the rows. For Dask they are those that the dtype declares,
+    which takes no pass over the rows.
     """
     if not is_dask(column):
         return column.cat.remove_unused_categories().cat.categories
     try:
+        # One pass where the dtype declares none, and where it declares more than there are bins:
+        # the rows may have fewer.
         known = column if column.cat.known else column.cat.as_known()
         if len(known._meta.cat.categories) > max_bins:
             return known.dropna().astype(object).unique().compute()
@@ -144,7 +148,7 @@ def _read_categories(column: Any, max_bins: int) -> Any:
 
 
 def check_cardinality(name: str, n: int, max_bins: int) -> None:
-    """Check that a feature's categories have bins enough."""
+    """Raise an error for a feature of more categories than bins."""
     if n > max_bins:
         raise InvalidDataError(
             f"Categorical feature {name} is expected to have a cardinality <= {max_bins} but "
@@ -154,7 +158,10 @@ def check_cardinality(name: str, n: int, max_bins: int) -> None:
 
 
 def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
-    """Return a frame with the numbers of categories in their place; NaN for unknown ones."""
+    """Return a frame with codes in place of categories, NaN for missing and unknown ones.
+
+    With `known` an unknown category is an error.
+    """
     if not categories or not is_dataframe_like(X):
         return X
     if not is_dask(X):
@@ -163,19 +170,20 @@ def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: boo
     return X.map_partitions(_encode_frame, dict(categories), known, meta=meta)
 
 
-def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], must: bool) -> Any:
+def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -> Any:
+    """Return a pandas DataFrame with codes in place of categories, as `encode_categories`."""
     import pandas as pd
 
     columns = {}
-    for name, known in categories.items():
-        # -1 for values that are no known category, missing ones among them.
-        at = pd.Index(known).get_indexer(np.asarray(X[name], dtype=object))
-        if must and (strange := X[name][at < 0].dropna().unique().tolist()):
+    for name, values in categories.items():
+        # -1 for values that are no category, missing ones among them.
+        codes = pd.Index(values).get_indexer(np.asarray(X[name], dtype=object))
+        if known and (strange := X[name][codes < 0].dropna().unique().tolist()):
             raise InvalidDataError(
                 f"Column {name!r} holds categories that the frame's meta does not declare: "
                 f"{strange[:5]}. Have them looked for: X[{name!r}].cat.as_unknown()."
             )
-        columns[name] = np.where(at < 0, np.nan, at)
+        columns[name] = np.where(codes < 0, np.nan, codes)
     return X.assign(**columns)
 
 
@@ -185,6 +193,8 @@ def resolve_monotonic_cst(
     """Return the monotonic constraint of each feature: 1 rises, -1 falls, 0 is free."""
     if given is None:
         return np.zeros(n_features, np.int8)
+    # Probabilities of several classes depend on the trees of all classes, so that no constraint on
+    # one tree makes them monotonic.
     if n_outputs > 1:
         raise InvalidParameterError(
             "monotonic constraints are not supported for multiclass classification. Leave "
@@ -209,6 +219,7 @@ def resolve_monotonic_cst(
 def _resolve_cst_by_name(
     estimator: Any, given: dict[Any, Any], n_features: int
 ) -> NDArray[np.int8]:
+    """Return the monotonic constraint of each feature, given a dict by names of features."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         raise InvalidParameterError(
@@ -222,18 +233,21 @@ def _resolve_cst_by_name(
             f"monotonic_cst contains {len(strange)} unexpected feature names: {told}. X has "
             f"{list(numbers)[:8]}."
         )
-    found = np.zeros(n_features, np.int8)
+    signs = np.zeros(n_features, np.int8)
     for name, sign in given.items():
         if sign not in (-1, 0, 1):
             raise InvalidParameterError(
                 f"monotonic_cst['{name}'] must be either -1, 0 or 1. Got {sign!r}."
             )
-        found[numbers[name]] = sign
-    return found
+        signs[numbers[name]] = sign
+    return signs
 
 
 def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:
-    """Return the groups of features that may be split by in one branch; None: all may."""
+    """Return groups of features, of one of which all splits of a branch must be; None: no groups.
+
+    Groups may overlap: a feature can be in several.
+    """
     if given is None:
         return None
     if isinstance(given, str) and given == "no_interactions":
@@ -256,7 +270,7 @@ def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...
                 f"= [0, {n_features - 1}], specifying the position of features, got invalid "
                 f"indices: {group!r}. {hint}"
             )
-    # Features that no group names form one of their own, as in scikit-learn.
+    # Features that are in no group form one of their own, as in scikit-learn.
     rest = set(range(n_features)).difference(*groups)
     groups += [rest] if rest else []
     return tuple(tuple(sorted(int(i) for i in group)) for group in groups)

@@ -1,8 +1,10 @@
 """Validation rows of boosting, and the scorers of early stopping.
 
-`join_validation_sets` puts the user's sets behind the rows of the fit, so that one pass
-bins them all; `JoinedRanges` finds them again. `draw_holdout` draws rows if none are given, and
-`make_stopping_scorer` lets any scorer of scikit-learn score the raw predictions of a fit under way.
+`join_validation_sets` appends the user's sets to the rows of the fit, so that one pass bins them
+all, each worker updates the raw predictions of its own, and the solver needs to know ranges of row
+numbers only (`JoinedRanges`). `draw_holdout` draws rows if none are given. `make_stopping_scorer`
+applies any scorer of scikit-learn to the raw predictions of a fit under way, for which there is no
+estimator yet, by one that looks them up.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from daskml_dist.solvers.binning import StratifiedHoldout
 from daskml_dist.solvers.boosting_scores import Scorer
 from daskml_dist.training.dataset_info import DataSummary
 
+#: X, y and weights of rows; weights may be None.
 Inputs = tuple[Any, Any, Any]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +260,7 @@ def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
             return _concatenate_frames(parts)
         lazy = [p if is_dask(p) else da.from_array(np.asarray(p), chunks) for p in parts]
         if lazy[0].ndim == 2:
+            # One chunk of columns each: those of a set may be divided elsewhere than those of X.
             lazy = [part.rechunk({1: -1}) for part in lazy]
         return da.concatenate(lazy)
     if all(hasattr(part, "iloc") for part in parts):
@@ -283,7 +288,8 @@ def draw_holdout(
     survey: DataSummary, classes: NDArray[Any] | None, size: float, seed: int
 ) -> StratifiedHoldout:
     """Return the rows to hold out, stratified; `size`: number of rows (>= 1) or share."""
-    # The number of rows of each class in each block lets every worker draw its own held-out rows.
+    # The number of rows of each class in each block tells the rank of a row among those of its
+    # class, from which each worker hashes the draws of its own rows.
     infos = sorted(survey.infos, key=lambda info: info.index)
     counts = np.zeros((len(infos), 1 if classes is None else len(classes)), np.int64)
     for block_counts, info in zip(counts, infos, strict=True):
@@ -301,9 +307,6 @@ def draw_holdout(
             "with. Change validation_fraction, or set early_stopping=False."
         )
     return StratifiedHoldout(first_rows[n_rows > 0], counts[n_rows > 0], n_held, seed)
-
-
-Array = NDArray[Any]
 
 
 def check_scoring(scoring: Any) -> None:

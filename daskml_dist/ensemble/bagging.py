@@ -545,6 +545,7 @@ class BaggingMixin(OnBlocks):
         self.n_features_in_ = d = int(make_sample_row(rows.inputs[0]).shape[1])
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
+        # Rows are drawn with probabilities weight / total, which takes a pass over the weights.
         if weight is not None:
             total = reduce_parts(rows, _sum_block_weights, lambda parts: float(sum(parts)))
             if not self.bootstrap:
@@ -569,6 +570,7 @@ class BaggingMixin(OnBlocks):
                 f"max_features must be <= n_features: {self.max_features} of {d}. Lower it."
             )
         k = max(k, 1)
+        # Attributes that scikit-learn's own methods read.
         self._max_samples, self._max_features, self._seeds = m, k, seeds
         all_features = k == d and not self.bootstrap_features
         features = [
@@ -588,6 +590,8 @@ class BaggingMixin(OnBlocks):
             for seed in draws.seeds
         ]
         classes = np.arange(self.n_classes_) if is_classifier(self) else None
+        # A batched fit takes no other arguments, reads the same columns for all its models, and
+        # draws rows by their numbers alone.
         may_batch = (
             not params
             and bagged.all_features

@@ -124,6 +124,7 @@ class BaseForest(BaseTrees):
         return int(self.n_estimators)
 
     def _check_params(self) -> None:
+        """Raise scikit-learn's errors for parameters, before any pass over rows."""
         p = self._params()
         check_count("n_estimators", p["n_estimators"])
         check_flag("bootstrap", p["bootstrap"])
@@ -148,6 +149,8 @@ class BaseForest(BaseTrees):
         if not self.bootstrap:
             return None
         given = self.max_samples
+        # A number is divided by the rows, a share rounded to a number of rows first, as in
+        # scikit-learn: a tree draws that many rows on average.
         if given is None:
             return 1.0
         if is_count(given) and 1 <= given <= _MAX_EXPECTED_DRAWS * n_rows:
@@ -179,6 +182,7 @@ class BaseForest(BaseTrees):
                 self.__dict__.pop(name, None)
 
     def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
+        """Return the labels of each output, for which out-of-bag scores are possible if asked."""
         columns = super()._labels_by_output(rows)
         if self.oob_score:
             _check_oob_classes(columns)
@@ -200,6 +204,7 @@ class BaseForest(BaseTrees):
                 UserWarning,
                 stacklevel=user_stack_level(),
             )
+        # Values of a leaf: one for each class, or output.
         if trees.nodes.value.shape[1] != n_values:
             raise InvalidDataError(
                 "warm_start=True goes on with the classes and outputs of the fit before, and y has "

@@ -168,6 +168,7 @@ class BaseBoosting(BaseRounds):
     _categories: dict[Any, NDArray[Any]]
     categorical_features: Any
     max_bins: int
+    #: Half of the memory budget is left to the bins that are made of rows.
     _made_share = 0.5
     #: During a fit: sets of rows given beside it, and their ranges among the joined rows.
     _given_sets: ValidationSets | None = None
@@ -306,6 +307,7 @@ class BaseBoosting(BaseRounds):
             self._fit(X, y, sample_weight, client)
             self._has_weights |= sample_weight is not None
         finally:
+            # Facts of this call alone, which no later call and no pickle may see.
             self.__dict__.pop("_given_sets", None)
             self.__dict__.pop("_joined_rows", None)
             self.__dict__.pop("_is_encoded", None)
@@ -406,8 +408,9 @@ class BaseBoosting(BaseRounds):
         p, d = self._params(), rows.survey.n_features
         loss = self._make_boosting_loss(rows)
         growth = self._make_growth_params(d, loss.n_outputs)
-        begin = self._resume_state(loss, rows)
+        begin = self._resume_state(loss, rows)  # None: a new ensemble
         if begin is None:
+            # A warm start keeps the seed, by which the same rows are held out again.
             self._seed = seed_of(self.random_state)
         stopping, held_out, watching = self._plan_scores(rows)
         solver = GradientBoostingSolver(
@@ -461,7 +464,7 @@ class BaseBoosting(BaseRounds):
         if self._joined_rows is not None:
             ends = self._joined_rows.count_row_ends(rows.survey)
         stops = p["early_stopping"]
-        if isinstance(stops, str):
+        if isinstance(stops, str):  # "auto"
             stops = ends[0] > _AUTO_EARLY_STOPPING_ROWS
         self.do_early_stopping_ = bool(stops)
         held_out: HoldoutMask | None = None

@@ -1,8 +1,10 @@
 """Voting and stacking: ensembles of named members of any kind.
 
 Rows in memory are left to scikit-learn. On a Dask collection `NamedMembersMixin.fit` checks the
-members and encodes the labels; voting then fits all members to all rows, and stacking fits its last
-estimator to the out-of-fold answers of the others, made block by block.
+members and encodes the labels; voting then fits all members to all rows. Stacking (D. H. Wolpert,
+"Stacked generalization", Neural Networks 5, 1992) also fits each member to the training rows of
+each split of a cross-validation, predicts the test rows by these fits, block by block, and fits its
+last estimator to the predictions.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def _make_label_encoder(labels: Any) -> LabelEncoder:
 
 
 class NamedMembersMixin(OnBlocks):
-    """Mixin of ensembles of named members, put before scikit-learn's class."""
+    """Mixin of ensembles of named members, which precedes scikit-learn's class in the bases."""
 
     estimators: Any
     estimators_: list[Any]
@@ -64,7 +66,7 @@ class NamedMembersMixin(OnBlocks):
 
     @taking_client
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
-        """Fit every member to all rows, and the last estimator of stacking to their answers.
+        """Fit every member to all rows, and the last estimator of stacking to their predictions.
 
         Parameters
         ----------
@@ -73,7 +75,7 @@ class NamedMembersMixin(OnBlocks):
         client : distributed.Client, optional
             Client to compute with; the current one by default.
         **fit_params
-            `sample_weight`, or what scikit-learn's metadata routing sends to members.
+            `sample_weight`, or arguments that scikit-learn's metadata routing sends to members.
 
         Returns
         -------
@@ -124,7 +126,10 @@ class NamedMembersMixin(OnBlocks):
             )
 
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
-        """Set `classes_` from the labels of a Dask collection; return their numbers and n_rows."""
+        """Set `classes_`; return the labels as positions among them, and the number of rows.
+
+        The number is None where finding the classes does not count rows.
+        """
         self.classes_: Any
         self.classes_, counts = count_labels(y)
         setattr(self, self._encoder_attribute, _make_label_encoder(self.classes_))
@@ -142,7 +147,7 @@ class NamedMembersMixin(OnBlocks):
         """
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Check the parameters, before any pass; return names and members that are not dropped."""
+        """Check the parameters, before any pass; return names and members, but for dropped ones."""
         with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
             names, members = self._validate_estimators()  # type: ignore[attr-defined]
@@ -169,7 +174,7 @@ class NamedMembersMixin(OnBlocks):
 
 
 class VotingMixin(NamedMembersMixin):
-    """Mixin of the voting ensembles, put before scikit-learn's class."""
+    """Mixin of the voting ensembles, which precedes scikit-learn's class in the bases."""
 
     weights: Any
     _encoder_attribute = "le_"
@@ -192,11 +197,11 @@ class VotingMixin(NamedMembersMixin):
 
 
 class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
-    """Classifier by the votes of several, or by their mean probabilities.
+    """Classifier by the votes of several members, or by their mean probabilities.
 
-    Rows in memory are scikit-learn's affair. On a Dask collection members that know such (those of
-    this package) are fitted one after the other, each on the whole cluster; others side by side, on
-    rows gathered in a worker. Labels are counted in one pass, and answers are lazy.
+    Rows in memory are left to scikit-learn. On a Dask collection members of this package are fitted
+    one after the other, each on the whole cluster; others in parallel tasks, on rows gathered on a
+    worker. Labels are counted in one pass, and predictions are lazy.
 
     Parameters
     ----------
@@ -224,9 +229,9 @@ class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
 
 
 class VotingRegressor(VotingMixin, ensemble.VotingRegressor):
-    """Regressor by the mean of what several predict.
+    """Regressor by the mean prediction of several members.
 
-    Rows in memory are scikit-learn's affair; Dask collections as in :class:`VotingClassifier`.
+    Rows in memory are left to scikit-learn; Dask collections as in :class:`VotingClassifier`.
 
     Parameters
     ----------
@@ -252,7 +257,7 @@ class VotingRegressor(VotingMixin, ensemble.VotingRegressor):
 
 
 class StackingMixin(NamedMembersMixin):
-    """Mixin of the stacking ensembles, put before scikit-learn's class."""
+    """Mixin of the stacking ensembles, which precedes scikit-learn's class in the bases."""
 
     cv: Any
     stack_method: str
@@ -299,23 +304,25 @@ class StackingMixin(NamedMembersMixin):
                 self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
                 for name, member in named
             ]
-        # The last estimator learns from answers: of fitted members to all rows, or, so that it
-        # does not trust those that overfit, of fits that have not seen the row.
+        # Rows of the last estimator are predictions: of members that were fitted before, or of fits
+        # that have not seen the row, so that it does not trust the members that overfit.
         if self.cv == "prefit":
             for member in members:
                 check_fitted(member)
             self._set_fitted_members(members)
             self.stack_method_ = methods
-            meta = self._predict_fitted(X)
+            meta_features = self._predict_fitted(X)
         else:
+            # Members fitted to all rows are the ones that predict later.
             jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
             self._set_fitted_members(fit_members(jobs, few))
             self.stack_method_ = methods
-            meta = self._predict_out_of_fold(members, X, y, given, few)
-        final = self._make_final_estimator(), meta, *_align_targets(X, y, params)
+            meta_features = self._predict_out_of_fold(members, X, y, given, few)
+        final = self._make_final_estimator(), meta_features, *_align_targets(X, y, params)
         (self.final_estimator_,) = fit_members([final], few)
 
     def _make_final_estimator(self) -> Any:
+        """Return an unfitted last estimator: a clone of the user's, or the default."""
         return clone(
             self._default_final_estimator()
             if self.final_estimator is None
@@ -323,16 +330,16 @@ class StackingMixin(NamedMembersMixin):
         )
 
     def _predict_fitted(self, X: Any) -> Any:
-        """Return the answers of fitted members, lazily."""
+        """Return the lazy predictions of fitted members, side by side."""
         function = partial(_predict_and_concatenate, self._without_members(), self.estimators_)
-        meta = function(make_sample_row(X))
-        self._remember_widths(make_sample_row(X))
-        return map_blocks(function, X, meta=meta)
+        sample = make_sample_row(X)
+        self._remember_widths(sample)
+        return map_blocks(function, X, meta=function(sample))
 
     def _predict_out_of_fold(
         self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]], few: bool
     ) -> Any:
-        """Return the answers to each row by the fits that have not seen it, lazily."""
+        """Return lazy predictions of each row by the fits that have not seen it, side by side."""
         fits = []
         cv = _fix_random_state(self.cv)
         for member, params in zip(members, given, strict=True):
@@ -341,15 +348,16 @@ class StackingMixin(NamedMembersMixin):
         several = is_classifier(self) and isinstance(self.classes_, list)
         # Members are fitted to the positions of labels among the classes, not to the labels.
         classes = np.arange(len(self.classes_)) if is_classifier(self) and not several else None
-        own = OutOfFoldPredictor(fits, self.stack_method_, classes)
+        predictor = OutOfFoldPredictor(fits, self.stack_method_, classes)
         plain = self._without_members()
-        # The answers to a sample tell scikit-learn the widths, and Dask dtype and kind.
+        # Predictions of a sample tell scikit-learn the numbers of columns, and Dask the dtype.
         sample = make_sample_row(X)
-        found = plain._concatenate_predictions(sample, own.predict_by_first_fits(sample))
+        like = plain._concatenate_predictions(sample, predictor.predict_by_first_fits(sample))
         self._remember_widths(sample)
+        # The splits of all members are the same, so the codes of the last one's serve for all.
         rows = splits.rows
-        blocks = own.predict_blocks(rows, partial(_concatenate_or_empty, plain, found[:0]))
-        return join_lazy_blocks(blocks, rows.columns, found)
+        combine = partial(_concatenate_or_empty, plain, like[:0])
+        return join_lazy_blocks(predictor.predict_blocks(rows, combine), rows.columns, like)
 
     def _without_members(self) -> Any:
         """Return a copy without members, small enough to be part of every task."""
@@ -360,22 +368,24 @@ class StackingMixin(NamedMembersMixin):
         return plain
 
     def _remember_widths(self, X: Any) -> None:
-        """Let scikit-learn set the width of each member's answers, for `get_feature_names_out`."""
+        """Let scikit-learn set each member's number of columns, for `get_feature_names_out`."""
         _predict_and_concatenate(self, self.estimators_, X)
 
 
 def _predict_and_concatenate(plain: Any, fitted: list[Any], X: Any) -> Any:
-    """Return the answers of fitted members to a block, side by side."""
-    each = zip(fitted, plain.stack_method_, strict=True)
-    return plain._concatenate_predictions(X, [getattr(one, method)(X) for one, method in each])
+    """Return the predictions of fitted members for a block, side by side."""
+    pairs = zip(fitted, plain.stack_method_, strict=True)
+    predictions = [getattr(member, method)(X) for member, method in pairs]
+    return plain._concatenate_predictions(X, predictions)
 
 
-def _concatenate_or_empty(plain: Any, none: Any, X: Any, answers: list[Any]) -> Any:
-    return plain._concatenate_predictions(X, answers) if answers else none
+def _concatenate_or_empty(plain: Any, none: Any, X: Any, predictions: list[Any]) -> Any:
+    """Return predictions for a block, side by side; `none` for a block without rows."""
+    return plain._concatenate_predictions(X, predictions) if predictions else none
 
 
 def _fix_random_state(cv: Any) -> Any:
-    """Return a splitter that splits alike for every member."""
+    """Return a splitter that makes the same splits for every member."""
     if hasattr(cv, "random_state") and not isinstance(cv.random_state, int | np.integer):
         cv = copy(cv)
         cv.random_state = int(np.random.RandomState().randint(2**31 - 1))
@@ -383,7 +393,7 @@ def _fix_random_state(cv: Any) -> Any:
 
 
 def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return targets and arguments of the last fit, chunked as the rows are."""
+    """Return y and arguments of the last estimator's ``fit``, in blocks of the same rows as X."""
     weight = params.get("sample_weight")
     rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
     column = delayed(partial(as_column, name="y", several=True), pure=False)
@@ -398,11 +408,12 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
 
 
 class StackingClassifier(StackingMixin, ensemble.StackingClassifier):
-    """Classifier fitted to the answers of several estimators to rows that these have not seen.
+    """Classifier fitted to the predictions of several members for rows that these have not seen.
 
-    Rows in memory are scikit-learn's affair. On a Dask collection every member is fitted to all
-    rows and to those of each split (linear ones of a solver to all splits in one fit); the last
-    estimator's rows are made of their answers block by block, where these lie.
+    Rows in memory are left to scikit-learn. On a Dask collection every member is fitted to all
+    rows and to the training rows of each split (linear members with a solver to all splits in one
+    batched fit); the last estimator's rows are made of their predictions block by block, where the
+    blocks are.
 
     Parameters
     ----------
@@ -438,9 +449,9 @@ feature_names_in_
 
 
 class StackingRegressor(StackingMixin, ensemble.StackingRegressor):
-    """Regressor fitted to what several predict for rows that they have not seen.
+    """Regressor fitted to the predictions of several members for rows that these have not seen.
 
-    Rows in memory are scikit-learn's affair; Dask collections as in :class:`StackingClassifier`.
+    Rows in memory are left to scikit-learn; Dask collections as in :class:`StackingClassifier`.
 
     Parameters
     ----------

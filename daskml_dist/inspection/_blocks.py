@@ -38,6 +38,6 @@ def check_column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
 
 def check_weights(values: Any, index: int, n: int) -> NDArray[np.float64]:
     """Return the weights of a block's `n` rows, 1 where none are given."""
-    if values is None or isinstance(values, Real):
+    if values is None or isinstance(values, Real):  # a number for all rows
         return np.full(n, 1.0 if values is None else float(values))
     return check_column(values, "sample_weight", index, n).astype(np.float64)

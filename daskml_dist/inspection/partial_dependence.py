@@ -1,7 +1,11 @@
 """Partial dependence: mean predictions of a model where some features are set to given values.
 
-The points of the grid come from a pass over all blocks; a second one sums predictions at all
-points.
+J. H. Friedman, "Greedy function approximation: a gradient boosting machine", Annals of Statistics
+29, 2001, section 8.2. A first pass over the blocks summarises the features, for the points of the
+grid: distinct values if they are few, or a quantile sketch. (If a sketch is not exact at the
+percentiles, another pass counts the values around them.) A last pass sums the predictions of all
+rows at all points. Trees need no rows: scikit-learn's recursion walks them with the weights of the
+training rows (`_find_recursion_estimator`).
 """
 
 from __future__ import annotations
@@ -106,7 +110,7 @@ def partial_dependence(
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        Naming the remedy.
+        An argument or the rows are invalid; the message names the remedy.
     NotFittedError
         The estimator is not fitted.
 
@@ -198,11 +202,12 @@ def _translate_errors() -> Iterator[None]:
         raise InvalidParameterError(add_remedy(f"partial_dependence: {error}")) from error
 
 
-def _run_scikit_learn(estimator: Any, X: Any, features: Any, **asked: Any) -> Bunch:
+def _run_scikit_learn(estimator: Any, X: Any, features: Any, **options: Any) -> Bunch:
+    """Return the result of scikit-learn's function; its errors are translated."""
     from sklearn import inspection
 
     with _translate_errors():
-        return inspection.partial_dependence(estimator, X, features, **asked)
+        return inspection.partial_dependence(estimator, X, features, **options)
 
 
 def _find_recursion_estimator(estimator: Any, method: str) -> Any:
@@ -281,8 +286,8 @@ class _GridPredictor:
         for point in self.points:
             for column, value in zip(self.columns, point, strict=True):
                 assign_values(rows, value, column_indexer=column)
-            found, *_ = get_response_values(self.estimator, rows, response_method=method)
-            yield np.asarray(found).reshape(len(rows), self.shape[0])
+            values, *_ = get_response_values(self.estimator, rows, response_method=method)
+            yield np.asarray(values).reshape(len(rows), self.shape[0])
 
 
 def _sum_predictions(index: int, X: Any, y: Any, w: Any, predictor: _GridPredictor) -> Any:
@@ -297,6 +302,7 @@ def _sum_predictions(index: int, X: Any, y: Any, w: Any, predictor: _GridPredict
 
 
 def _add_sums(parts: list[Any]) -> Any:
+    """Return the weights and the weighted sums of blocks, added up."""
     return sum(weight for weight, _ in parts), np.sum([sums for _, sums in parts], axis=0)
 
 
@@ -352,7 +358,7 @@ def _make_grid(
     collection: Collection, features: Sequence[Any], custom: Mapping[Any, Any], categorical: Any,
     names: Any, percentiles: tuple[float, float], resolution: int,
 ) -> _Grid:  # fmt: skip
-    """Return the grid that scikit-learn makes, but that percentiles leave missing values out."""
+    """Return the grid that scikit-learn makes, except that percentiles ignore missing values."""
     check_count("grid_resolution", resolution)
     if np.shape(percentiles) != (2,):
         raise InvalidParameterError(f"percentiles={percentiles!r}: use two numbers of [0, 1].")
@@ -391,6 +397,7 @@ def _make_grid(
 
 
 def _convert_custom_values(values: Any) -> Array:
+    """Return the user's points as an array; texts as objects, which NumPy would cut in length."""
     return np.asarray(values, object if any(isinstance(v, str) for v in values) else None)
 
 
@@ -504,12 +511,14 @@ def _find_percentiles(
     found: dict[int, dict[int, float]] = {j: {} for j in sketches}
     slack = 1.0
     while True:
+        # Quantiles that a sketch does not give exactly, each with a range of values to count.
         searches = []
         for j, sketch in sketches.items():
             for at, share in enumerate(shares):
                 if at in found[j]:
                     continue
-                # mquantiles' default alphap = betap = 0.4, for the ranks of rows from 1.
+                # mquantiles' default alphap = betap = 0.4, for the ranks of rows from 1: the
+                # quantile lies between the values of `rank` and the next, at the share gamma.
                 position = sketch.n_rows * share + (0.4 + share * (1 - 0.4 - 0.4))
                 rank = int(np.clip(position, 1, sketch.n_rows - 1))
                 gamma = float(np.clip(position - rank, 0, 1))
@@ -529,7 +538,9 @@ def _find_percentiles(
             # Both rows, of this rank and the next, must lie within the counted range.
             if below < rank and rank < below + counts.sum():
                 found[j][at] = _interpolate_ranks(values, counts, rank - below, gamma)
-        slack *= 8  # the error of a sketch is a bound, so this ends after few passes
+        # A range that missed the rank is widened. The error of a sketch is a bound, so that this
+        # ends after few passes.
+        slack *= 8
 
 
 def _interpolate_ranks(values: Array, counts: Array, rank: int, gamma: float) -> float:
@@ -540,7 +551,7 @@ def _interpolate_ranks(values: Array, counts: Array, rank: int, gamma: float) ->
 
 
 def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, float]:
-    """Return two values of a sketch between which the rows of a rank and the next should lie."""
+    """Return values of a sketch `margin` ranks below and above a rank and the next one."""
     ends, last = np.cumsum(sketch.weights), len(sketch.values) - 1
     at = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
     low, high = sketch.values[np.clip(at, 0, last)]

@@ -1,6 +1,10 @@
-"""Permutation importance: how much a score falls where a feature's values are permuted.
+"""Permutation importance: how much a score falls if a feature's values are permuted.
 
-Every score is a function of sums over rows, so that blocks are scored where they lie.
+L. Breiman, "Random forests", Machine Learning 45, 2001, section 10. Values are permuted among all
+rows, so a block needs values from other blocks: whole columns are gathered, a group of them at a
+time, and sent to every worker. The permutation itself is a function of a row's number, which each
+block evaluates for its own rows (`PermutedRows`). Scores are functions of sums over rows, so that
+blocks are scored where they are, and only sums travel.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ Array = NDArray[Any]
 
 #: Types of `scoring` that ask for several scores.
 _CONTAINERS = (dict, list, tuple, set)
-#: Most sums of a score (those of R^2); zeros fill up the sums of the others.
+#: Number of sums kept for each score: R^2 needs all 4, and zeros fill up those of the others.
 _MAX_SUMS = 4
 
 
@@ -98,7 +102,7 @@ def permutation_importance(
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        Naming the remedy.
+        An argument or the rows are invalid; the message names the remedy.
     NotFittedError
         The estimator is not fitted.
 
@@ -142,7 +146,8 @@ def permutation_importance(
         estimator, tuple(known_scores.values()), target, starts,
         [PermutedRows(n, n_drawn, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
-    # Each pass scores the blocks with the columns of one group; the first also as they are.
+    # Each pass scores the blocks with each column of one group permuted; the first pass also
+    # scores them as they are.
     baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
     for group in _group_columns(summary, budget):
         columns = summary.columns
@@ -158,14 +163,14 @@ def permutation_importance(
         baseline = block_sums if not parts else baseline
         parts.append(sums)
     permuted = np.concatenate(parts)  # of shape (n_features, n_repeats, n_scores, _MAX_SUMS)
-    found = {
+    results = {
         name: _make_bunch(
             score.compute(baseline[i])
             - np.array([[score.compute(sums[i]) for sums in repeats] for repeats in permuted])
         )
         for i, (name, score) in enumerate(known_scores.items())
     }
-    return found if isinstance(scoring, _CONTAINERS) else found[""]
+    return results if isinstance(scoring, _CONTAINERS) else results[""]
 
 
 def _name_scores(scoring: Any) -> dict[Any, Any]:
@@ -178,6 +183,7 @@ def _name_scores(scoring: Any) -> dict[Any, Any]:
 
 
 def _make_bunch(importances: NDArray[np.float64]) -> Bunch:
+    """Return importances, one row for each feature, with their means and standard deviations."""
     return Bunch(
         importances_mean=importances.mean(axis=1),
         importances_std=importances.std(axis=1),
@@ -203,7 +209,7 @@ def _run_scikit_learn(
 
 
 def _count_drawn_rows(given: Any, n: int) -> int:
-    """Return the number of rows of each repeat."""
+    """Return the number of rows of each repeat, given `max_samples` of `n` rows."""
     if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= n:
         return int(given)
     if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
@@ -278,7 +284,8 @@ def _sum_absolute_errors(y: Array, predicted: Array, w: Array, target: _Target) 
 
 def _sum_squares_and_variance(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums that R^2 needs: weights, squared errors, deviations and their squares."""
-    # Deviations from about the mean: squares of the targets themselves would cancel.
+    # Of deviations from the mean of all targets, which is near that of the drawn rows: differences
+    # of sums of the targets' own squares would cancel.
     deviation = y - target.mean
     return [w.sum(), w @ (y - predicted) ** 2, w @ deviation, w @ deviation**2]
 
@@ -298,6 +305,7 @@ def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> li
 
 
 def _compute_r2(sums: Sums) -> float:
+    """Return R^2 of the sums of `_sum_squares_and_variance`."""
     weight, residual, deviation, squares = sums
     # Total sum of squares around the weighted mean of the scored rows.
     total = squares - deviation**2 / weight
@@ -427,13 +435,13 @@ def _group_columns(facts: _DataSummary, budget: int) -> list[range]:
     d = len(facts.sizes)
     if facts.columns is not None:
         return [range(d)]
-    found, first, held = [], 0, 0
+    groups, first, n_bytes = [], 0, 0
     for j, size in enumerate(facts.sizes.tolist()):
-        if j > first and held + size > budget:
-            found.append(range(first, j))
-            first, held = j, 0
-        held += size
-    return [*found, range(first, d)]
+        if j > first and n_bytes + size > budget:
+            groups.append(range(first, j))
+            first, n_bytes = j, 0
+        n_bytes += size
+    return [*groups, range(first, d)]
 
 
 def _take_group(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
@@ -445,10 +453,12 @@ def _take_group(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
 def _join_columns(parts: list[tuple[int, list[Any]]]) -> list[Any]:
     """Return whole columns, joined from the columns of blocks in the order of these."""
     parts = sorted(parts, key=lambda part: part[0])
-    return [_whole(list(of)) for of in zip(*(columns for _, columns in parts), strict=True)]
+    by_column = zip(*(columns for _, columns in parts), strict=True)
+    return [_concatenate_pieces(list(pieces)) for pieces in by_column]
 
 
-def _whole(pieces: list[Any]) -> Any:
+def _concatenate_pieces(pieces: list[Any]) -> Any:
+    """Return a whole column, an ndarray or a pandas Series, as its pieces are."""
     if not hasattr(pieces[0], "iloc"):
         return np.concatenate(pieces)
     import pandas as pd
@@ -532,13 +542,13 @@ def _score_block(
             continue
         # A copy, whose columns are permuted one at a time and restored, so that a single copy of
         # the drawn rows serves all columns.
-        some = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
+        drawn = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
         for sums, j, column in zip(by_column, gathered.numbers, gathered.values, strict=True):
-            before = _swap_column(some, j, column, source)
-            sums.append(scorer.sums(some, y[at], w[at]))
-            _restore_column(some, j, before)
+            before = _swap_column(drawn, j, column, source)
+            sums.append(scorer.sums(drawn, y[at], w[at]))
+            _restore_column(drawn, j, before)
     shape = len(scorer.scores), _MAX_SUMS
-    return baseline, np.array([[np.broadcast_to(one, shape) for one in sums] for sums in by_column])
+    return baseline, np.array([[np.broadcast_to(s, shape) for s in sums] for sums in by_column])
 
 
 def _swap_column(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
@@ -553,6 +563,7 @@ def _swap_column(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> A
 
 
 def _restore_column(rows: Any, j: int, column: Any) -> None:
+    """Write back the values of a column that `_swap_column` returned."""
     if is_dataframe_like(rows):
         rows.isetitem(j, column)
     else:
@@ -564,8 +575,5 @@ def _add_block_sums(parts: list[Any]) -> Any:
     filled = [part for part in parts if part is not None]
     if not filled:
         return None
-    own = None if filled[0][0] is None else np.sum([part[0] for part in filled], axis=0)
-    total = filled[0][1]
-    for _, sums in filled[1:]:
-        total = total + sums
-    return own, total
+    baselines, sums = zip(*filled, strict=True)
+    return None if baselines[0] is None else np.sum(baselines, axis=0), sum(sums)

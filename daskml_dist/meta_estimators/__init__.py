@@ -1,5 +1,5 @@
 """Parts of estimators that fit other estimators: ensembles, calibration, wrappers.
 
-`members` finds and encodes lazy labels, fits other estimators to Dask collections and predicts out
-of fold; `block_predictions` predicts block by block.
+`members` fits other estimators to Dask collections, and finds and encodes lazy labels;
+`block_predictions` predicts block by block.
 """

@@ -1,4 +1,9 @@
-"""Mixin that runs the prediction methods of scikit-learn's ensembles on each block of rows."""
+"""Mixin that runs the prediction methods of scikit-learn's ensembles on each block of rows.
+
+An ensemble derives from `OnBlocks` and scikit-learn's class. Each method here asks
+``super(OnBlocks, self)`` for the method of the next base: it exists where that one does, calls it
+for rows in memory, and maps it over the blocks of a Dask collection.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,11 @@ from daskml_dist.metrics.scorers import get_scorer
 class OnBlocks(EstimatorMixin):
     """Mixin that, placed before a scikit-learn ensemble in the bases, predicts Dask rows lazily.
 
-    scikit-learn's own method predicts each block in one task, with all members.
+    A block is predicted by one task, with all members.
     """
 
-    #: Whether the ensemble itself reads rows, so that CuPy arrays are copied to host memory before;
-    #: otherwise its members read them, perhaps on the GPU.
+    #: Whether the ensemble itself reads rows (to select columns, say): then CuPy arrays are copied
+    #: to host memory first. Otherwise only its members read them, perhaps on the GPU.
     _reads_rows: ClassVar[bool] = False
 
     def _will_have(self, name: str) -> bool:
@@ -54,7 +59,7 @@ Parameters
 ----------
 X : as in :meth:`fit`
 **params
-    scikit-learn's, for the members.
+    Metadata that scikit-learn routes to the members.
 
 Returns
 -------
@@ -63,17 +68,20 @@ ndarray, or lazy dask Array where X is a Dask collection
 """
 #: Prediction methods: summary and shape of the result, for their docstrings.
 _METHODS = {
-    "predict": ("Labels or numbers of rows.", "Of shape (n_rows,)."),
-    "predict_proba": ("Probabilities of the classes.", "Of shape (n_rows, n_classes)."),
+    "predict": ("Predict labels or targets of rows.", "Of shape (n_rows,)."),
+    "predict_proba": ("Predict the probabilities of the classes.", "Of shape (n_rows, n_classes)."),
     "predict_log_proba": (
-        "Logarithms of the probabilities of the classes.",
+        "Predict the logarithms of the probabilities of the classes.",
         "Of shape (n_rows, n_classes).",
     ),
     "decision_function": (
-        "Scores of the classes.",
+        "Return the scores of the classes.",
         "Of shape (n_rows,) for two classes, else (n_rows, n_classes).",
     ),
-    "transform": ("Answers of the members.", "Of shape (n_rows, n_columns)."),
+    "transform": (
+        "Return the predictions of the members, side by side.",
+        "Of shape (n_rows, n_columns).",
+    ),
 }
 
 
@@ -85,7 +93,7 @@ def _make_method(name: str, summary: str, shape: str) -> Any:
         return own
 
     def method(self: Any, X: Any, **params: Any) -> Any:
-        if self._will_have(name):
+        if self._will_have(name):  # there is no such method before the fit, and will be one
             raise make_not_fitted_error(self)
         if is_dask(X := convert_foreign(X)):
             return answer_lazily(self, name, X, params)

@@ -1,4 +1,10 @@
-"""Members of ensembles: their fits to Dask collections, and the labels of lazy targets."""
+"""Members of ensembles: their fits to Dask collections, and the labels of lazy targets.
+
+A member of this package is fitted on the whole cluster; one of another package, to which a Dask
+collection means nothing, in a task on rows that are gathered there, so that several members are
+fitted in parallel. Members of this package go the second way too where rows are few, since a fit on
+a cluster takes longer to start than such rows take to be fitted.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +59,14 @@ from daskml_dist.model_selection._validation import (
 )
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 
-#: Entries of X up to which a member is fitted in one task, on all rows: starting and synchronising
-#: several processes takes longer than the arithmetic (`benchmarks/break_even.py`).
+#: Most entries of X (8 MiB of float64) of which a member is fitted in one task, on all rows:
+#: starting and synchronising several processes takes longer than the arithmetic
+#: (`benchmarks/break_even.py`).
 _MAX_TASK_ENTRIES = 1 << 20
-#: Parameters that need the caller's process: these fits do not run in tasks.
+#: Parameters that call or write in the user's process: fits that have any do not run in tasks.
 _CALLER_PARAMS = "callbacks", "checkpoint", "verbose"
-#: `warnings.catch_warnings` changes the whole process, so a worker's threads take turns.
+#: Held by fits that catch warnings: `warnings.catch_warnings` changes the state of the whole
+#: process, so a worker's threads take turns.
 _catching_warnings = threading.Lock()
 
 
@@ -76,7 +84,7 @@ def prepare_in_memory(
 
 
 def check_given(y: Any) -> None:
-    """Raise an error where there is no target."""
+    """Raise scikit-learn's error for a missing target."""
     if y is None:
         raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
 
@@ -84,6 +92,7 @@ def check_given(y: Any) -> None:
 def plain_labels(y: Any) -> Any:
     """Return labels in memory as scikit-learn takes them: of NumPy dtypes, none missing."""
     dtypes = list(getattr(y, "dtypes", [])) if is_dataframe_like(y) else [getattr(y, "dtype", None)]
+    # Categorical and nullable columns of pandas become arrays of their values.
     if hasattr(y, "iloc") and not all(isinstance(dtype, np.dtype) for dtype in dtypes):
         y = as_column(y)
         y = column_of(y, name="y") if hasattr(y, "iloc") else y
@@ -95,7 +104,7 @@ def plain_labels(y: Any) -> Any:
 
 
 def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return X, y and the arguments of a lazy fit; names of columns give way to columns of X."""
+    """Return X, y and the arguments of a lazy fit; columns of X that are named are taken out."""
     X, y, weight = take_named_columns(X, y, params.get("sample_weight"))
     check_given(y)
     params = {name: value for name, value in params.items() if name != "sample_weight"}
@@ -108,7 +117,7 @@ def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, An
 def route_member_params(
     ensemble: Any, named: Sequence[tuple[str, Any]], params: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return each member's arguments of ``fit``: the weights, or the metadata routed to it."""
+    """Return the arguments of each member's ``fit``: the weights, or the metadata routed to it."""
     if is_metadata_routing_enabled():
         with translate_parameter_errors():
             routed = process_routing(ensemble, "fit", **params)
@@ -123,7 +132,7 @@ def route_member_params(
 
 
 def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
-    """Raise an error where there are weights and a member does not take them."""
+    """Raise an error if there are weights and a member does not support them."""
     for name, member in named:
         if "sample_weight" in params and not has_fit_parameter(member, "sample_weight"):
             raise InvalidTypeError(
@@ -133,7 +142,8 @@ def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) ->
 
 
 def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
-    """Return whether X is known to be so small that one process fits it sooner than several."""
+    """Return whether X is known to be so small that one process fits it faster than several."""
+    # Unknown sizes count as large: rows that do not fit into one process would be gathered there.
     # Dask DataFrames do not know their rows, lists of delayed blocks not even their columns.
     n_known, *row_shape = getattr(X, "shape", None) or (None, math.inf)
     n = n_rows if n_rows is not None else n_known  # may be NaN, for unknown chunk sizes
@@ -141,7 +151,10 @@ def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
 
 
 def _fits_in_task(member: Any, few: bool) -> bool:
-    """Return whether a member is fitted in one task, to rows that are gathered there."""
+    """Return whether a member is fitted in one task, to rows that are gathered there.
+
+    `few` says whether the rows are few.
+    """
     if not takes_dask_collections(member):
         return True
     # A frozen estimator is not fitted at all: gathering its rows would be for nothing.
@@ -159,11 +172,11 @@ def _fits_in_task(member: Any, few: bool) -> bool:
 def fit_members(
     jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]], few: bool | None = None
 ) -> list[Any]:
-    """Fit clones of estimators, one for each (estimator, X, y, params).
+    """Return fitted clones of estimators, one for each (estimator, X, y, params).
 
     Estimators that take Dask collections are fitted one after the other, each on the whole cluster;
-    others, and nearly all where rows are few, in parallel tasks, to rows that are gathered there.
-    `few` is whether rows are few; None: :func:`has_few_entries` tells it of each X.
+    others, and nearly all if rows are few, in parallel tasks, to rows that are gathered there.
+    `few` says whether rows are few; None: by :func:`has_few_entries` of each X.
     """
     fitted, tasks, blocks = {}, {}, []
     for i, job in enumerate(jobs):
@@ -186,11 +199,11 @@ def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[A
     """Return the estimators that tasks fit, and repeat their warnings in this process."""
     # Blocks that cannot be computed are named in the error.
     with name_blocks_in_errors(blocks):
-        made = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
+        results = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
     # Each warning once, in order, however many fits it came from.
-    for text, category in dict.fromkeys(warned for _, caught in made for warned in caught):
+    for text, category in dict.fromkeys(warned for _, caught in results for warned in caught):
         warnings.warn(text, category, stacklevel=user_stack_level())
-    return [fitted for fitted, _ in made]
+    return [fitted for fitted, _ in results]
 
 
 def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
@@ -204,7 +217,7 @@ def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
 def _fit_gathered(
     unweighted_params: dict[str, Any], member: Any, X: Any, y: Any, weight: Any
 ) -> Any:
-    """Fit a clone to rows that are joined from lists of blocks."""
+    """Return `_fit_catching_warnings` of rows that are joined from lists of blocks."""
     params = dict(unweighted_params)
     if weight[0] is not None:
         sizes = zip(weight, map(count_rows_of_block, X), strict=True)
@@ -214,7 +227,7 @@ def _fit_gathered(
 
 
 def _fit_fold(splits_params: Callable[..., dict[str, Any]], member: Any, sides: Any) -> Any:
-    """Fit a clone to the training rows of a split, gathered as the first of `sides`."""
+    """Return `_fit_catching_warnings` of the training side of a split, the first of `sides`."""
     (X, y, *cut), _ = sides
     return _fit_catching_warnings(member, X, y, splits_params(cut))
 
@@ -233,7 +246,7 @@ def _fit_catching_warnings(
 
 
 def copy_feature_attributes(fitted: Any, member: Any) -> None:
-    """Set the number and names of features that a member has, instead of an earlier fit's."""
+    """Set the number and names of features of `fitted` to those of a member, or remove them."""
     for name in ("n_features_in_", "feature_names_in_"):
         fitted.__dict__.pop(name, None)
         if hasattr(member, name):
@@ -246,10 +259,10 @@ def weights_of_rows(weight: Any, n_rows: int) -> Any:
 
 
 def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:
-    """Fit clones of an estimator to the training rows of each split.
+    """Return clones of an estimator fitted to the training rows of each split.
 
-    Clones that take Dask collections are trained in one batched fit if their solver can do so.
-    Where rows are few, each clone is fitted in a task; `few` is as of :func:`fit_members`.
+    In one batched fit if the estimator's solver supports it, or by a task for each clone if rows
+    are few; `few` is as in :func:`fit_members`.
     """
     few = has_few_entries(splits.inputs[0]) if few is None else few
     if takes_dask_collections(member) and _fits_in_task(member, few):
@@ -272,7 +285,7 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
 
 
 def find_labels(y: Any) -> NDArray[Any]:
-    """Return the sorted labels, in one pass over a Dask collection."""
+    """Return the sorted labels, found in one pass over a Dask collection."""
     return count_labels(y)[0]
 
 
@@ -281,6 +294,7 @@ def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if not is_dask(y):
         labels, counts = np.unique(np.asarray(y), return_counts=True)
         return _check_labels(labels), counts
+    # Passes read blocks of rows of two dimensions, so the targets stand for the rows too.
     table = y.to_frame("y") if is_series_like(y) else y
     if getattr(table, "ndim", 2) == 1:
         table = table[:, np.newaxis]
@@ -292,6 +306,7 @@ def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
 def _count_block_labels(
     index: int, X: Any, y: Any, weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the sorted labels of a block, and how many rows have each."""
     column = column_of(y, name="y", index=index)
     check_no_missing(column, "y", index)
     labels, counts = np.unique(column, return_counts=True)
@@ -301,6 +316,8 @@ def _count_block_labels(
 def _merge_label_counts(
     parts: list[tuple[NDArray[Any], NDArray[Any]]],
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the sorted labels of all blocks, and how many rows have each."""
+    # Without blocks of no rows, whose dtype may differ: it would turn the labels into texts, say.
     filled = [part for part in parts if len(part[0])] or parts[:1]
     labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
     counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
@@ -308,7 +325,7 @@ def _merge_label_counts(
 
 
 def _check_labels(labels: NDArray[Any]) -> NDArray[Any]:
-    """Raise an error for labels that are missing or continuous."""
+    """Return the labels, after a check that none is missing or continuous."""
     if labels.dtype.kind == "f":
         if not np.isfinite(labels).all():
             raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")

@@ -195,8 +195,13 @@ def collect_fits(
 
 def can_batch_pipelines(estimators: Sequence[Any]) -> bool:
     """Return whether estimators are pipelines whose last steps can be fitted as one batch."""
-    if not all(map(_is_lazy_pipeline, estimators)):
-        return False
+    for one in estimators:
+        # Of this package, with transformers, and none cached: a cache would be asked and filled by
+        # the pipeline's own fit alone.
+        if not isinstance(one, Pipeline) or len(one.steps) < 2 or one.memory is not None:
+            return False
+        if not takes_dask_collections(one):
+            return False
     return can_fit_batched([pipeline.steps[-1][1] for pipeline in estimators])
 
 
@@ -270,13 +275,6 @@ def _fit_batched_pipelines(
                         fit.estimator = pipeline
                     by_number.setdefault(number, []).append(fit)
     return [by_number[number] for number in range(len(estimators))], n_batches
-
-
-def _is_lazy_pipeline(estimator: Any) -> bool:
-    """Return whether a pipeline is of this package, has transformers and caches none of them."""
-    if not isinstance(estimator, Pipeline) or len(estimator.steps) < 2:
-        return False
-    return takes_dask_collections(estimator) and estimator.memory is None
 
 
 def _fit_transformers(

@@ -270,7 +270,7 @@ def cross_val_predict(
             estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,
             params=fit_params or None, pre_dispatch=pre_dispatch, method=method,
         )  # fmt: skip
-    resolve_score_weights(estimator, {}, fit_params, False)
+    resolve_score_weights(estimator, {}, fit_params, False)  # checks what metadata is requested
     splits = Splits(estimator, X, y, groups, fit_params, cv)
     (fits,) = splits.fits([estimator], {}, train_score=False, error_score="raise")
     return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
@@ -508,6 +508,7 @@ def learning_curve(
         )  # fmt: skip
         return found
     folds = _list_fold_rows(Splits(estimator, X, y, groups, fit_params, cv))
+    # As in scikit-learn shares are of the first split's training rows, for all splits.
     sizes = _resolve_train_sizes(np.asarray(train_sizes), len(folds[0][0]))
     if shuffle:
         rng = check_random_state(random_state)
@@ -517,6 +518,7 @@ def learning_curve(
     splits = Splits(estimator, X, y, None, fit_params, sized)
     (fits,) = _fit_and_score_both([estimator], splits, scoring, fit_params, error_score)
 
+    # The splits are in the order of folds, then sizes.
     def shape_by_size(values: list[float]) -> NDArray[np.float64]:
         return np.array(values).reshape(-1, len(sizes)).T
 
@@ -536,6 +538,7 @@ def _is_for_sklearn(
     """Return whether scikit-learn does the work: rows are in memory, and fits not batchable."""
     if any(map(is_dask, (*given, *params.values()))):
         return False
+    # Several scores are an error of scikit-learn's: the curves have room for one.
     several = isinstance(scoring, list | tuple | set | dict)
     return several or bool(params) or not can_fit_batched(estimators)
 

@@ -526,6 +526,7 @@ def count_rows_of_block(part: Any) -> int:
 
 
 def _make_codes(codes: FoldCodes, index: int, X: Any, column: Any) -> Ints:
+    """Return the codes of a block's rows, after a check that it has as many labels or groups."""
     if column is not None:
         check_length(count_rows_of_block(X), column, "y", index)
     return codes.make(index, column, count_rows_of_block(X))
@@ -546,6 +547,7 @@ def _add_index(mask: NDArray[np.bool_], rows: Any) -> Any:
 
 
 def _take_role(roles: FoldAssignment, split: int, role: int, rows: Any, codes: Ints) -> Any:
+    """Return the rows of a block that have a role in a split."""
     at = np.flatnonzero(roles.played(codes, split) == role)
     return take_rows(rows, at)
 
@@ -553,7 +555,10 @@ def _take_role(roles: FoldAssignment, split: int, role: int, rows: Any, codes: I
 def _gather_sides(
     roles: FoldAssignment, split: int, inputs: list[Any], codes: list[Ints]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the training side and the test side of a split, joined from all blocks."""
+
     def gather(pieces: list[Any], role: int) -> Any:
+        # Rows of the other role are dropped block by block, before blocks are joined.
         pairs = zip(pieces, codes, strict=True)
         return join_blocks([_take_role(roles, split, role, *pair) for pair in pairs])
 

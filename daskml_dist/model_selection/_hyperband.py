@@ -22,6 +22,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.block_mapping import current_client
+from daskml_dist.model_selection._batched_fits import name_scores
 from daskml_dist.model_selection._candidate_training import (
     AsyncTraining,
     Bracket,
@@ -233,6 +234,7 @@ multimetric_
                 "param_distributions names max_iter, which Hyperband decides. Leave it out."
             )
         self._check_learns_by_passes()
+        # The first partial_fit has to be told all labels: a block may not hold each of them.
         self._classes = splits.find_labels() if is_classifier(self.estimator) else None
         # Brackets with the numbers of their candidates, which are consecutive.
         assigned, first = [], 0
@@ -281,7 +283,7 @@ multimetric_
         """
         estimators = [self._make_candidate(params) for params in candidates]
         options = {"train_score": bool(self.return_train_score), "error_score": self.error_score}
-        names = self._name_scores()
+        names = name_scores(self.scoring)
         if names is not None and (
             batched := begin_batched_training(estimators, splits, names, scorers, **options)
         ):
@@ -293,6 +295,8 @@ multimetric_
                 f"Hyperband trains candidates on, pass by pass, and {type(estimators[0]).__name__} "
                 "has no partial_fit. Use HalvingRandomSearchCV with a resource."
             )
+        # Estimators of other packages need the rows of a side in one piece: on a worker, by tasks,
+        # or, without a cluster, in this process.
         lazy = splits.codes is None
         if lazy and not all(map(takes_dask_collections, estimators)):
             if (client := current_client()) is not None:
@@ -361,6 +365,7 @@ multimetric_
         passes = int(self.cv_results_["partial_fit_calls"][self.best_index_])
         estimator = self._make_candidate(self.best_params_)
         if hasattr(self, "stacks_"):
+            # Candidates of batched fits count passes by max_iter.
             fitted = estimator.set_params(max_iter=passes).fit(X, y, **params)
         elif takes_dask_collections(estimator) or not any(map(is_dask, (X, y, *params.values()))):
             fitted = _train_to_pass(estimator, X, y, dict(params), self._classes, passes)
@@ -489,7 +494,7 @@ refit_time_, multimetric_, stacks_, metadata_, history_
                 f"patience={self.patience} passes are less than there are from score to score, "
                 f"fits_per_score={self.fits_per_score}. Raise it."
             )
-        decay = 0.0 if self.decay_rate is None else float(self.decay_rate)
+        decay = 0.0 if self.decay_rate is None else float(self.decay_rate)  # 0: all go on
         n_models, every = int(self.n_initial_parameters), int(self.fits_per_score)
         return [plan_decaying_bracket(n_models, int(self.max_iter), decay, every)]
 

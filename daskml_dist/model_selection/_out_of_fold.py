@@ -46,7 +46,7 @@ class OutOfFoldPredictor:
     def predict_by_first_fits(self, X: Any) -> list[Any]:
         """Return the predictions of each estimator's first fit, which show shapes and dtypes."""
         return [
-            _predict_all_classes(fits[0], method, X, self.classes)
+            predict_all_classes(fits[0], method, X, self.classes)
             for fits, method in zip(self.fits, self.methods, strict=True)
         ]
 
@@ -88,7 +88,7 @@ def _predict_block(
     predictions: list[Any] = []
     for fits, method in zip(own.fits, own.methods, strict=True):
         found = [
-            _predict_all_classes(fitted, method, take_rows(X, at), own.classes)
+            predict_all_classes(fitted, method, take_rows(X, at), own.classes)
             for fitted, at in zip(fits, tested, strict=True)
             if len(at)
         ]
@@ -100,7 +100,7 @@ def _predict_block(
     return combine(X, predictions)
 
 
-def _predict_all_classes(
+def predict_all_classes(
     fitted: Any, method: str, X: Any, classes: NDArray[Any] | None
 ) -> NDArray[Any] | list[NDArray[Any]]:
     """Return a fit's predictions, with a column for every class, though it may lack some.

@@ -118,6 +118,7 @@ class DaskSearch(EstimatorMixin):
             given = params if groups is None else {**params, "groups": groups}
             fitted: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return fitted
+        # All checks come before the first pass over the rows.
         refuse_sklearns_callbacks(self)
         self._check_refit()
         check_target(self.estimator, y)
@@ -126,7 +127,7 @@ class DaskSearch(EstimatorMixin):
             scorers = get_scorers(self.estimator, self.scoring)
             if self._has_sklearn_peer:
                 self._validate_params()  # type: ignore[attr-defined]
-        self.multimetric_ = list(scorers) != ["score"]
+        self.multimetric_ = list(scorers) != ["score"]  # the name that a single score is given
         if not resolve_score_weights(self.estimator, scorers, params, True):
             raise InvalidParameterError(
                 "Scores of a search over Dask collections count the weights of rows. Request them: "
@@ -164,7 +165,7 @@ class DaskSearch(EstimatorMixin):
         # Scorers of this package are replaced by scikit-learn's of the same names.
         if hasattr(self, "best_estimator_") and not self.multimetric_:
             search.scorer_ = check_scoring(search.best_estimator_, self.scoring)
-        elif hasattr(self, "scorer_") and (names := self._name_scores()) is not None:
+        elif hasattr(self, "scorer_") and (names := name_scores(self.scoring)) is not None:
             search.scorer_ = {name: get_scorer(given) for name, given in names.items()}
         return search
 
@@ -190,7 +191,7 @@ class DaskSearch(EstimatorMixin):
         tell(f"fits of {len(candidates)} candidates")
         estimators = [self._make_candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
-        names = self._name_scores()
+        names = name_scores(self.scoring)
         if names is not None:
             batched = fit_batched_or_pipelines(
                 estimators, splits, names, scorers, train_score=train_score,
@@ -211,13 +212,9 @@ class DaskSearch(EstimatorMixin):
         of a `random_state` that is a generator.
         """
         one = [self.estimator]
-        return self._name_scores() is not None and (
+        return name_scores(self.scoring) is not None and (
             can_fit_batched(one) or can_batch_pipelines(one)
         )
-
-    def _name_scores(self) -> dict[str, Any] | None:
-        """Return the scores by name; None for a callable, which may return several scores."""
-        return name_scores(self.scoring)
 
     def _check_refit(self) -> None:
         """Raise an error where `refit` does not say by which of several scores to choose."""
@@ -239,6 +236,7 @@ class DaskSearch(EstimatorMixin):
         if callable(self.refit):
             self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
+            # argmin takes the first of candidates with equal scores.
             self.best_index_ = int(results[f"rank_test_{name}"].argmin())
             self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
         self.best_params_ = results["params"][self.best_index_]
@@ -292,6 +290,7 @@ def _make_best_method(name: str) -> Any:
     return available_if(is_there)(method)
 
 
+# Set after the class, which their calls of `super(DaskSearch, self)` name.
 for _name in ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform"):
     setattr(DaskSearch, _name, _make_best_method(_name))
 
@@ -491,7 +490,7 @@ class _HalvingSearch(DaskSearch):
         # Scores of earlier rungs are of fewer resources, and not comparable.
         last = np.flatnonzero(results["iter"] == np.max(results["iter"]))
         scores = results["mean_test_score"][last]
-        best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))
+        best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))  # NaN: a failed fit
         if callable(self.refit):
             self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
@@ -679,7 +678,10 @@ def make_cv_results(
     train_score: bool,
     more: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return the scores of candidates, laid out as scikit-learn's ``cv_results_``."""
+    """Return the scores of candidates, laid out as scikit-learn's ``cv_results_``.
+
+    `fits` holds a list for each candidate, one fit for each split; `more` holds further columns.
+    """
     table: dict[str, Any] = {key: np.asarray(values) for key, values in (more or {}).items()}
     for name in ("fit_time", "score_time"):
         _store_scores(table, name, [[getattr(fit, name) for fit in row] for row in fits])
@@ -722,7 +724,7 @@ def _rank_means(means: NDArray[np.float64]) -> NDArray[np.int32]:
     """Return the rank of each mean, 1 for the best; NaN gets the last rank."""
     if np.isnan(means).all():
         return np.ones(len(means), np.int32)
-    lowest = np.nanmin(means) - 1
+    lowest = np.nanmin(means) - 1  # failed candidates share the rank after all others
     ranks = rankdata(-np.where(np.isnan(means), lowest, means), method="min")
     return np.asarray(ranks, np.int32)
 

@@ -164,6 +164,7 @@ class Splits:
     def __init__(
         self, estimator: Any, X: Any, y: Any, groups: Any, fit_params: dict[str, Any], cv: Any
     ) -> None:
+        # 1. The inputs that are split like X, and the arguments of fit that are not.
         X, y, weight = take_named_columns(X, y, fit_params.get("sample_weight"))
         given = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
         names = [name for name, value in given.items() if _has_value_per_row(name, value, X)]
@@ -172,6 +173,7 @@ class Splits:
         self.inputs: tuple[Any, ...] = X, y, *(given.pop(name) for name in names)
         self.plain = given
         self.by_roles = True
+        # 2. The splits: codes and roles of lazy rows, or row numbers of rows in memory.
         check_target(estimator, y)
         splitter = check_splitter(cv, estimator, y)
         self._rows: RowsOfSplits | None = None
@@ -607,16 +609,16 @@ def _assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -
 
 def _list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, Any]]:
     """Return a splitter's (train, test) row numbers."""
-    splits = list(splitter.split(X, y, groups))
+    splits = list(splitter.split(X, y, groups))  # an iterator can be gone through once
     if not splits:
         raise InvalidParameterError(
             "No fits were performed. Was the CV iterator empty? Were there no candidates? An "
             "iterator is used up by its first use: pass list(...) of it."
         )
-    told = splitter.get_n_splits(X, y, groups)
-    if told != len(splits):
+    n_told = splitter.get_n_splits(X, y, groups)
+    if n_told != len(splits):
         raise InvalidParameterError(
-            f"cv.split and cv.get_n_splits return inconsistent results. Expected {told} splits, "
+            f"cv.split and cv.get_n_splits return inconsistent results. Expected {n_told} splits, "
             f"got {len(splits)}. Mend one of these methods of {type(splitter).__name__}."
         )
     return splits
@@ -661,6 +663,7 @@ def _report_failures(errors: Sequence[str | None], error_score: Any) -> None:
     failed = [error for error in errors if error is not None]
     if not failed:
         return
+    # Equal errors are named once, with the number of fits that they ended.
     line = "-" * 80
     causes = "\n".join(
         f"{line}\n{n} fits failed with the following error:\n{error}"

@@ -100,8 +100,10 @@ class BaseDecisionTree(BaseTrees):
             ``impurities``: ndarray of float64, the impurity of its leaves, weighted by their shares
             of the rows.
         """
-        # Weakest-link pruning (Breiman et al. 1984, section 3.3).
+        # Weakest-link pruning (Breiman et al. 1984, section 3.3): the node is cut whose cut raises
+        # the leaves' total cost least for each leaf that it saves; that rise is the next alpha.
         tree = clone(self).set_params(ccp_alpha=0.0).fit(X, y, sample_weight).tree_
+        # R(t) of the book: a node's impurity times its share of the rows.
         cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
         leaves = tree.children_left < 0
         path = [(0.0, float(cost[leaves].sum()))]

@@ -25,6 +25,7 @@ def teach_block(
     Its errors are raised as this package's, with the number of the block where one is given.
     """
     n_rows, params = X.shape[0], dict(params)
+    # Estimators of other packages read rows in host memory.
     X, y, weight = map(copy_to_host, (X, y, weight))
     if weight is not None:
         params["sample_weight"] = np.asarray(weights_of_rows(weight, n_rows))

@@ -1,4 +1,9 @@
-"""Ensembles of estimators that are each fitted to one block of rows, and vote."""
+"""Ensembles of estimators that are each fitted to one block of rows, and vote.
+
+Blocks are fitted where they are, in one pass without any exchange of rows; the price is that a
+member knows its block only. The estimators for rows in memory (`_ClassifierVoting`,
+`_RegressorVoting`) are made lazy for Dask collections by `OnBlocks`, which precedes them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +49,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
         y : array-like, dask Array or dask Series of shape (n_rows,), or the name of a column of X
         sample_weight : like `y`, optional
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
 
         Returns
         -------
@@ -91,13 +96,14 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
 
 
 def _is_soft(voting: Any) -> bool:
+    """Return True, or raise the error of a method that hard voting lacks."""
     if voting.voting != "soft":
         raise AttributeError("predict_proba is not available when voting='hard'")
     return True
 
 
 class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
-    """Majority or mean probability of classifiers, for rows in memory."""
+    """Classifier by the majority or the mean probability of members, for rows in memory."""
 
     voting: str
     classes: Any
@@ -111,6 +117,7 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
         counts = np.zeros((len(votes[0]), len(self.classes_)), np.int64)
         for vote in votes:
             counts[np.arange(len(vote)), vote] += 1
+        # argmax takes the first of several largest counts.
         return np.asarray(self.classes_[counts.argmax(axis=1)])
 
     @available_if(_is_soft)  # type: ignore[untyped-decorator]
@@ -135,7 +142,8 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
         )
 
     def _check_members(self, members: list[Any]) -> None:
-        # A label is a place among `classes_`: one that is not there would vote for another.
+        # Votes are counted by positions among `classes_`: a label that is not among them would
+        # vote for another.
         labels = [getattr(member, "classes_", self.classes_) for member in members]
         unknown = np.setdiff1d(np.concatenate(labels), self.classes_)
         if len(unknown):
@@ -146,7 +154,7 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
 
 
 class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
-    """Vote of classifiers of any package, each fitted to one block.
+    """Classifier by the vote of classifiers of any package, each fitted to one block.
 
     Blocks are fitted in parallel in one pass, each on the worker that holds it; only the
     classifiers are gathered. A member has seen its own block alone, so rows should be shuffled:
@@ -194,7 +202,7 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
 
 
 class _RegressorVoting(RegressorMixin, _BaseBlockwiseVoting):
-    """Mean prediction of regressors, for rows in memory."""
+    """Regressor by the mean prediction of members, for rows in memory."""
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the means of the predictions."""
@@ -202,7 +210,7 @@ class _RegressorVoting(RegressorMixin, _BaseBlockwiseVoting):
 
 
 class BlockwiseVotingRegressor(OnBlocks, _RegressorVoting):
-    """Mean of regressors of any package, each fitted to one block.
+    """Regressor by the mean prediction of regressors of any package, each fitted to one block.
 
     See :class:`BlockwiseVotingClassifier` for when to use it.
 

@@ -1,4 +1,10 @@
-"""Wrappers of estimators that know nothing of Dask: lazy predictions, and fits block by block."""
+"""Wrappers of estimators that know nothing of Dask: lazy predictions, and fits block by block.
+
+`_EstimatorWrapper` delegates rows in memory to the wrapped estimator, and `OnBlocks`, which
+precedes it, makes its methods lazy for Dask collections. `Incremental` trains by ``partial_fit``:
+the model is a chain of tasks, one for each block, of which each copies and trains the model of the
+task before.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +71,8 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
 
     def __getattr__(self, name: str) -> Any:
         # Fitted attributes (classes_, coef_, n_features_in_) are those of the wrapped estimator.
+        # Only once `estimator` is set: while a copy or a pickle is restored it is not, and looking
+        # it up would recurse.
         if name.endswith("_") and not name.startswith("_") and "estimator" in vars(self):
             if name != "estimator_":
                 return getattr(self._fitted, name)
@@ -143,9 +151,9 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
             worker, where the estimator is fitted, unless it takes Dask collections itself.
         y : array-like, dask Array or dask Series of shape (n_rows,) or (n_rows, n_targets), or None
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **params
-            For the estimator's ``fit``; `sample_weight`, of shape (n_rows,), may be lazy too.
+            Arguments of the estimator's ``fit``; `sample_weight`, of shape (n_rows,), may be lazy.
 
         Returns
         -------
@@ -220,7 +228,7 @@ class Incremental(ParallelPostFit):
     shuffle_blocks : bool, default=True
         Whether blocks are taken in a random order, new in each call.
     random_state : int, RandomState or None, default=None
-        Draws the order.
+        Seed of the order.
 
     Attributes
     ----------
@@ -273,10 +281,10 @@ class Incremental(ParallelPostFit):
             Of shape (n_rows, n_features). Rows in memory are one block.
         y : array-like, dask Array or dask Series of shape (n_rows,) or (n_rows, n_targets), or None
         client : distributed.Client, optional
-            That everything is computed by; by default the current one.
+            Client to compute with; the current one by default.
         **params
-            For each call of ``partial_fit``: `classes`; `sample_weight`, of shape (n_rows,), of
-            which each block is given its own rows' weights.
+            Arguments of each call of ``partial_fit``: `classes`; `sample_weight`, of shape
+            (n_rows,), of which a block gets the weights of its own rows.
 
         Returns
         -------
@@ -323,6 +331,7 @@ class Incremental(ParallelPostFit):
             params |= {} if weight is None else {"sample_weight": weight}
             self.estimator_ = estimator.partial_fit(X, y, **params)
         else:
+            # One block after the other, in this order, since each continues the model before.
             rows = as_collection(X, y, weight, numeric=False, multi_output=True)
             order = np.arange(len(rows.parts))
             if self.shuffle_blocks:
@@ -340,7 +349,7 @@ def _train_on_block(
     """Return a copy of an estimator, trained on the rows of one block."""
     if not X.shape[0]:  # a filter may leave a block without rows
         return estimator
-    # A task that is run again must find the model of the block before unchanged.
+    # A task that is run again (its worker was lost) must find the model before it unchanged.
     trained = copy.deepcopy(estimator)
     teach_block(trained.partial_fit, params, index, X, y, weight)
     return trained
