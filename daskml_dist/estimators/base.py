@@ -284,13 +284,9 @@ class BaseOnRows(BaseEstimator):
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         """Return X, y and weights as one collection, whose blocks have the same rows of each."""
         return as_collection(
-            X,
-            y,
-            sample_weight,
-            multi_output=self._multi_output,
-            classification=self._classification,
-            tensors=self._tensors,
-        )
+            X, y, sample_weight, multi_output=self._multi_output,
+            classification=self._classification, tensors=self._tensors,
+        )  # fmt: skip
 
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
@@ -363,15 +359,10 @@ class BaseOnRows(BaseEstimator):
     ) -> Any:
         """Map a function over the rows of X, of `row_shape` (None: that of the fit)."""
         return map_rows(
-            function,
-            X,
-            dtype=dtype,
-            n_outputs=n_outputs,
-            name=type(self).__name__,
+            function, X, dtype=dtype, n_outputs=n_outputs, name=type(self).__name__,
             row_shape=self._row_shape if row_shape is None else row_shape,
-            tensors=self._tensors,
-            then=then,
-        )
+            tensors=self._tensors, then=then,
+        )  # fmt: skip
 
     def _sum_over_blocks(
         self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any

@@ -3,7 +3,7 @@
 `BaseSteps._train` is the course of every such fit: check the inputs, open a `FitJob` over the rows,
 summarise them, make the model, plan lanes and steps, train, and set the fitted attributes. Hooks in
 between (`_rated`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that adapt the
-plan to the rows. `stream` learns rows one call after the other instead, without a job.
+plan to the rows. `stream` instead plans by the first rows that come, and learns call by call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.callbacks.eval_monitor import make_eval_monitors
-from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import check_client
 from daskml_dist.data.feature_names import check_feature_names
@@ -213,19 +212,10 @@ class BaseSteps(BaseOnRows):
         return self
 
     def _train(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        settings: Settings,
-        client: Any,
-        classes: Any = None,
-        go_on: bool | None = None,
-        start: Any = None,
-        eval_set: Any = None,
+        self, X: Any, y: Any, sample_weight: Any, *, settings: Settings, client: Any,
+        classes: Any = None, go_on: bool | None = None, start: Any = None, eval_set: Any = None,
         scoring: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Fit from zero or from parameters that the user gives, or go on from the last state.
 
         With `go_on` of None, `warm_start` decides, unless there is a `start`.
@@ -236,9 +226,8 @@ class BaseSteps(BaseOnRows):
         # A pilot may have chosen another optimizer for the last fit, whose state goes on.
         if go_on:
             settings = self._settings_of_last_fit(settings)
-        callbacks = self._make_callbacks(
-            settings.max_iter, first=make_eval_monitors(eval_set, scoring)
-        )
+        monitors = make_eval_monitors(eval_set, scoring)
+        callbacks = self._make_callbacks(settings.max_iter, first=monitors)
         collection = self._make_collection(X, y, sample_weight, reset=not go_on)
         client = choose_client(self, client, collection)
         with FitJob(collection, client, settings.run, callbacks) as job:
@@ -390,14 +379,9 @@ class BaseSteps(BaseOnRows):
             # Each call shuffles its rows in another order.
             settings = dataclasses.replace(settings, seed=settings.seed + state.step)
         self._train(
-            X,
-            y,
-            sample_weight,
-            settings=settings,
-            client=client,
-            classes=classes,
+            X, y, sample_weight, settings=settings, client=client, classes=classes,
             go_on=state is not None,
-        )
+        )  # fmt: skip
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
         """Return the last fit's state, checked against these rows; None without a last fit."""
@@ -509,18 +493,18 @@ class BaseSteps(BaseOnRows):
             check_client(client, "a stream", '"inline" or None for a stream in this process')
         else:
             client = None
-        _check_publish(publish, publish_every)
+        is_count = isinstance(publish_every, int) and publish_every >= 1
+        if publish is not None and not (is_count and callable(publish)):
+            raise InvalidParameterError(
+                f"publish={publish!r}, publish_every={publish_every!r}: give a function of a "
+                "fitted estimator, and an integer >= 1, in calls."
+            )
         saving = None if checkpoint is None else SavingSchedule(checkpoint, checkpoint_seconds)
         return Session(
-            self,
-            classes=classes,
-            saving=saving,
-            on_checkpoint=on_checkpoint,
-            watch=DriftWatch(drift, on_drift),
-            publish=publish,
-            publish_every=publish_every,
+            self, classes=classes, saving=saving, on_checkpoint=on_checkpoint,
+            watch=DriftWatch(drift, on_drift), publish=publish, publish_every=publish_every,
             client=client,
-        )
+        )  # fmt: skip
 
     def _check_no_stream(self, method: str) -> None:
         """Raise where a stream is open: it would undo what `method` does to the parameters."""
@@ -605,7 +589,14 @@ def make_step_settings(
     # parameters would lose updates of it.
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
-    _check_compression(run.compression, policy)
+    # Only pushes of gradients to servers can be compressed.
+    if run.compression is not None and not policy.pushes_gradients:
+        names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
+        raise InvalidParameterError(
+            f"compression={run.compression.name!r} is for pushes of gradients to servers, and the "
+            f"policy {policy.name!r} makes none. Use one of the policies {names}, or "
+            "compression=None."
+        )
     schedule = get_schedule(
         rate,
         default=optimizer.default_learning_rate,
@@ -643,24 +634,3 @@ def make_step_settings(
     if run.shard == "features":
         check_column_settings(settings)
     return settings
-
-
-def _check_compression(compressor: Compressor | None, policy: Policy) -> None:
-    """Raise if pushes are to be compressed under a policy that pushes no gradients."""
-    if compressor is None or policy.pushes_gradients:
-        return
-    names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
-    raise InvalidParameterError(
-        f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
-        f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
-    )
-
-
-def _check_publish(publish: Any, every: Any) -> None:
-    """Raise if `publish` is no function, or `publish_every` no positive number of calls."""
-    whole = isinstance(every, int) and every >= 1
-    if publish is not None and not (whole and callable(publish)):
-        raise InvalidParameterError(
-            f"publish={publish!r}, publish_every={every!r}: give a function of a fitted estimator, "
-            "and an integer >= 1, in calls."
-        )

@@ -71,6 +71,7 @@ def cut_into_splits(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: 
     check_feature_names(estimator, X, reset=True)
     given = {} if weight is None else {"sample_weight": weight}
     X, y, groups, given = prepare_inputs(X, y, groups, given)
+    # An integer `cv` stratifies by the labels if the estimator is a classifier.
     return Splits(estimator, X, y, groups, given, estimator.cv)
 
 
@@ -135,6 +136,7 @@ def score_test_rows(
 
 def set_history_of_splits(estimator: Any, batch: BatchedModels) -> None:
     """Set `history_`, which holds the passes of all fits that a batch made."""
+    # A history is made of one fit: here the last one, with the records of all.
     fit, result = batch.last
     result.records = batch.records
     estimator.history_ = batch.job.make_history(fit, result)

@@ -86,6 +86,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         self.callbacks = callbacks
 
     def __sklearn_tags__(self) -> Any:
+        # scikit-learn's checks draw negative targets unless a tag says that they are refused.
         tags = super().__sklearn_tags__()
         try:
             self._deviance().check_target(np.array([-1.0]))

@@ -3,7 +3,7 @@
 One reduction of the rows gives a problem of the size of the features, whose singular value
 decomposition solves ridge for every penalty. Leave-one-out needs no further fits: the error of a
 row by the model without it is its error by the model of all rows over 1 - its leverage (R. M.
-Rifkin and R. A. Lippert, "Notes on regularized least squares", 2007, section 3; here in
+Rifkin and R. A. Lippert, "Notes on regularized least squares", 2007; here in
 `LeaveOneOutErrors`). With folds, the moments of each fold are summed in the same pass, and those of
 a split's training rows are sums of them.
 """

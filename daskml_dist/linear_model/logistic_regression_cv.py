@@ -22,7 +22,10 @@ from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
+from daskml_dist.estimators.batched_fits.solver_rounds import (
+    MAX_BATCHED_CANDIDATES,
+    BatchedModels,
+)
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._cross_validated import (
@@ -46,8 +49,6 @@ from daskml_dist.solvers.batched_gradients import SplitLabelWeights
 from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS, RANKINGS
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 
-#: Most fits that are solved together: each solver waits for its sums in a thread of its own.
-_MAX_FITS_TOGETHER = 512
 #: Log odds against a label that no training row has: a probability of 1.5e-8.
 _ABSENT_LABEL_LOG_ODDS = 18.0
 
@@ -99,8 +100,8 @@ class _LogisticPaths:
         self.solutions = []
         scored = () if role is None else ((role, False, False),)
         sums = []
-        for start in range(0, len(fits), _MAX_FITS_TOGETHER):
-            chunk = tuple(fits[start : start + _MAX_FITS_TOGETHER])
+        for start in range(0, len(fits), MAX_BATCHED_CANDIDATES):
+            chunk = tuple(fits[start : start + MAX_BATCHED_CANDIDATES])
             solved = self._stack(self.model, self._stack.solver(chunk, scored))
             sums += [solved.extra["scores"].get(role)]
             self.solutions += [candidate_solution(solved, k) for k in range(len(chunk))]

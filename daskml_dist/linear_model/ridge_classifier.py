@@ -38,7 +38,8 @@ def make_sign_model(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     assert rows.classes is not None
     n_features, n_classes = rows.survey.n_features, len(rows.classes)
     check_memory(n_features)
-    if rows.survey.n_targets is not None:  # several labels a row
+    # Several labels a row: each column of y is a target.
+    if rows.survey.n_targets is not None:
         return SignedLabels(SquaredError(), n_features, 0, fit_intercept, n_classes)
     n_targets = n_classes if n_classes > 2 else None  # two classes share a target, the second's
     return SignedClasses(SquaredError(), n_features, 0, fit_intercept, n_targets)
@@ -132,6 +133,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         return super()._find_classes(survey, classes)
 
     def _set_n_iter(self, solution: Solution) -> None:
+        # `Ridge` knows which solver was used, and under which name of scikit-learn.
         ridge = self._ridge()
         ridge._set_n_iter(solution)
         self.n_iter_, self.solver_ = ridge.n_iter_, ridge.solver_

@@ -263,14 +263,9 @@ class BaseMLP(BaseNetwork, BaseRounds):
             )
         if not self._by_rounds:
             return super().fit(
-                X,
-                y,
-                sample_weight,
-                eval_set=eval_set,
-                scoring=scoring,
-                policy=policy,
+                X, y, sample_weight, eval_set=eval_set, scoring=scoring, policy=policy,
                 client=client,
-            )
+            )  # fmt: skip
         if eval_set is not None or scoring is not None:
             raise InvalidParameterError(
                 'solver="lbfgs" has no parameters to score before it ends: leave eval_set and '

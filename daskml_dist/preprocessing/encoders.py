@@ -73,7 +73,7 @@ class CategoryEncoder(BlockTransformer):
 
     def _merge(self, summaries: list[Any]) -> Any:
         categories, counts, n_rows, are_frames = zip(*summaries, strict=True)
-        join = _join_categories if isinstance(self.categories, str) else _add_counts
+        join = _add_counts_of_union if isinstance(self.categories, str) else _add_counts
         # From blocks of columns to columns of blocks.
         columns = zip(zip(*categories, strict=True), zip(*counts, strict=True), strict=True)
         merged = [join(list(own), list(sums)) for own, sums in columns]
@@ -174,19 +174,24 @@ def _add_counts(
     return categories[0], np.sum(counts, axis=0)
 
 
-def _join_categories(
+def _add_counts_of_union(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted union of a column's categories, and the sums of their rows."""
+    union, places = join_categories(categories)
+    sums = np.zeros(len(union), dtype=np.int64)
+    np.add.at(sums, places, np.concatenate(counts))
+    return union, sums
+
+
+def join_categories(categories: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the sorted union of a column's categories, and the places in it of all of them."""
     dtypes = {own.dtype for own in categories}
     if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
         # A block without a value of the column may have another dtype; NumPy joins numbers itself.
         categories = [own.astype(object) for own in categories]
-    every = np.concatenate(categories)[:, None]
-    (union,), at = number_categories(every, "auto")
-    sums = np.zeros(len(union), dtype=np.int64)
-    np.add.at(sums, at[:, 0], np.concatenate(counts))
-    return union, sums
+    (union,), places = number_categories(np.concatenate(categories)[:, None], "auto")
+    return union, places[:, 0]
 
 
 class OrdinalEncoder(CategoryEncoder, preprocessing.OrdinalEncoder):

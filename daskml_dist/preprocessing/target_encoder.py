@@ -40,7 +40,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import keeping_lazy
 from daskml_dist.inference.block_mapping import map_pieces
-from daskml_dist.preprocessing.encoders import CategoryEncoder, number_categories
+from daskml_dist.preprocessing.encoders import CategoryEncoder, join_categories, number_categories
 
 
 @dataclass(eq=False)
@@ -125,15 +125,14 @@ def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
         labels = np.unique(np.concatenate(counted))
     categories, tables = [], []
     for j in range(len(filled[0].categories)):
-        union = _join_categories_of_column([part.categories[j] for part in filled])
+        columns = [part.categories[j] for part in filled]
+        union, joined = join_categories(columns)
+        places = np.split(joined, np.cumsum([len(own) for own in columns])[:-1])
+        parts_of_column = [
+            (at, part.labels, part.tables[j]) for at, part in zip(places, filled, strict=True)
+        ]
         categories.append(union)
-        tables.append(
-            _join_tables(
-                [(_find_places(union, p.categories[j]), p.labels, p.tables[j]) for p in filled],
-                len(union),
-                labels,
-            )
-        )
+        tables.append(_join_tables(parts_of_column, len(union), labels))
     total = _join_tables([(np.zeros(1, dtype=int), p.labels, p.total) for p in filled], 1, labels)
     return TargetSums(categories, labels, tables, total)
 
@@ -169,15 +168,6 @@ def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
         merged = [n_a + n_b, m_a + gap * n_b / count, s_a + s_b + gap**2 * n_a * n_b / count]
         whole[at] = np.column_stack(merged)
     return whole
-
-
-def _join_categories_of_column(categories: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return the sorted union of a column's categories, missing values last."""
-    if len({found.dtype for found in categories}) > 1:
-        categories = [found.astype(object) for found in categories]
-    every = np.concatenate(categories)[:, None]
-    union: NDArray[Any] = preprocessing.OrdinalEncoder().fit(every).categories_[0]
-    return union
 
 
 def _find_places(union: NDArray[Any], some: NDArray[Any]) -> NDArray[np.intp]:

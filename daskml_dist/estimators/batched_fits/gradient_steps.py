@@ -8,9 +8,9 @@ batches and the policy (`group_step_estimators`).
 
 References
 ----------
-E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015,
-section 3.3: training many models in one pass turns products of a matrix and a vector into products
-of matrices.
+E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015:
+batching turns the products of the rows and a vector into products of matrices, for one reading of
+the rows.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from daskml_dist.training.in_parts import WholeFitCallbacks
 from daskml_dist.training.job import FitJob
 
 #: Most candidates of one batch: each solver waits for its sums in a thread of its own.
-_MAX_CANDIDATES = 512
+MAX_BATCHED_CANDIDATES = 512
 #: Rows times candidates from which solvers begin at the solutions for a share of the rows. With
 #: fewer, a pass over the share costs about as much as the passes over all rows that it saves.
 _MIN_ENTRIES_FOR_SHARE = 1 << 22
@@ -138,7 +138,7 @@ def fit_batch(
     train_score: bool,
     score_parts: ScoreParts,
 ) -> list[list[BatchedFit]]:
-    """Fit clones of estimators to each split's training rows and score them, a split a column."""
+    """Fit clones of estimators to the training rows of each split, and score the fits."""
     for estimator in estimators:
         estimator._check_params()
     begin, n_splits = time.perf_counter(), roles.n_splits
@@ -343,7 +343,7 @@ class CandidateFits:
         fits: dict[int, BatchedFit] = {}
         left = list(range(len(problems)))
         while left:
-            batch = [i for i in left if keys[i] == keys[left[0]]][:_MAX_CANDIDATES]
+            batch = [i for i in left if keys[i] == keys[left[0]]][:MAX_BATCHED_CANDIDATES]
             factors = self._class_weights(self._estimators[self._pairs[left[0]][0]], weights)
             batched_model = models.model(keys[left[0]][0], factors)
             fits |= self._fit_batch(batched_model, {i: problems[i] for i in batch})
