@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
+    # Modules of commands import whatever takes long only as they run.
     modules = {name: import_module(f"{__name__}.{name}") for name in COMMANDS}
     for name, module in modules.items():
         text = (module.__doc__ or "").strip()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import pickle
@@ -111,6 +112,15 @@ def load(path: str, trusted: Collection[str] = ()) -> Any:
 
 #: Subpackages of estimators that are fitted to a target, in the order of search.
 _SUBPACKAGES = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that describe an estimator, for `make_estimator`."""
+    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
+    parser.add_argument("--policy", help="of fits by gradient steps, such as sync or local")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
+    )
 
 
 def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:

@@ -149,6 +149,7 @@ def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
 
 def read_here(rows: FileRows) -> tuple[Any, Any]:
     """Return X and y of files in this process's memory; raise where they hold no rows."""
+    # Arrays are in memory already, and come back as they are; tables are read only now.
     with _name_files_in_errors(rows.name):
         X, y = compute(rows.X, rows.y)
     if not X.shape[0]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from daskml_dist.cli._models import add_arguments as add_estimator
 from daskml_dist.cli._models import check_output, encoding_columns, make_estimator, save
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
@@ -30,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_rows(parser)
     add_columns_of_texts(parser)
-    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
-    parser.add_argument("--policy", help="of fits by gradient steps, such as sync or local")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
-    )
+    add_estimator(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the fit")
     parser.add_argument("--test", type=float, default=0.25, help="share of rows held out; 0: none")
     parser.add_argument(
@@ -65,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         if X_test is not None:
             scores.append(f"test {float(model.score(X_test, y_test)):.4f}")
         print(f"score: {', '.join(scores)}")
+    # The model of an interrupted fit is saved too, as far as it came.
     if arguments.output is not None:
         load = save(model, arguments.output)
         size = Path(arguments.output).stat().st_size

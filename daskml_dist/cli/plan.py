@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from daskml_dist.cli._models import add_arguments as add_estimator
 from daskml_dist.cli._models import make_estimator
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import open_client
@@ -17,11 +18,7 @@ from daskml_dist.cli._rows import read_here, read_rows
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_rows(parser)
-    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
-    parser.add_argument("--policy", help="such as sync or local")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
-    )
+    add_estimator(parser)
     add_places(parser)
 
 

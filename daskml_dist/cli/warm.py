@@ -212,6 +212,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.scheduler is None:
         _warm_cases(cases, None, ["here"])
         return 0
+    # One worker of each host is enough, since all of a host share the cache on its disk.
     with connect_client(arguments.scheduler) as client:
         workers = _choose_worker_per_host(client)
         if not workers:
@@ -227,6 +228,7 @@ def _warm_cases(cases: list[tuple[str, str]], client: Any, workers: list[str]) -
     """Warm up this process, or a worker of each host, and print a line for each case."""
     width = max(len(name) for name, _ in cases)
     start, n_functions = time.perf_counter(), 0
+    # One case after the other, so that its line is printed as soon as it is done.
     for name, dtype in cases:
         if client is None:
             found = {workers[0]: warm_up(name, dtype)}

@@ -36,7 +36,7 @@ from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
 #: Bytes from which a function is sent to the workers apart from the graph: Dask warns of graphs of
 #: 10 MB, and sends small ones faster than a scatter with its round trips.
-MIN_SCATTERED_BYTES = 2**20
+_MIN_SCATTERED_BYTES = 2**20
 
 
 def share_in_graph(function: Callable[..., Any]) -> Any:
@@ -44,7 +44,7 @@ def share_in_graph(function: Callable[..., Any]) -> Any:
 
     A large one is sent to the workers once, not once a task.
     """
-    if len(cloudpickle.dumps(function)) < MIN_SCATTERED_BYTES:
+    if len(cloudpickle.dumps(function)) < _MIN_SCATTERED_BYTES:
         return function
     client = current_client()
     if client is None:

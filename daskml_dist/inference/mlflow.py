@@ -77,6 +77,8 @@ def save_model(
         f"python: {platform.python_version()}\nbuild_dependencies: [pip]\n"
         "dependencies: [-r requirements.txt]\n"
     )
+    # Two flavours: pyfunc, which MLflow's services load by `_load_pyfunc`, and this package's own,
+    # which `load_model` reads.
     code = _copy_user_code(code_paths, folder)
     mlflow.pyfunc.add_to_model(model, __name__, data=data, code=code, python_env=_ENVIRONMENT)
     model.add_flavor(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 
-def is_sklearn_tree(model: Any) -> bool:
+def _is_sklearn_tree(model: Any) -> bool:
     """Return whether a model is a tree of scikit-learn, or a forest that adds its trees in order.
 
     With `n_jobs`, threads of a forest add the trees' answers in the order in which they end, which
@@ -51,7 +51,7 @@ def is_sklearn_tree(model: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class FewRowsFunctions:
+class _FewRowsFunctions:
     """Functions from a few plain rows of one dtype to a method's answers.
 
     They return None for rows that are too many, not plain, or not finite: the method answers these.
@@ -73,9 +73,9 @@ class FewRowsFunctions:
     apart: bool
 
 
-def make_few_rows_functions(
+def _make_few_rows_functions(
     model: Any, method: str, dtype: np.dtype[Any]
-) -> FewRowsFunctions | None:
+) -> _FewRowsFunctions | None:
     """Return functions from a few plain rows to a method's answers; None where there are none."""
     from sklearn.pipeline import Pipeline  # imported here: workers need not load it
 
@@ -83,7 +83,7 @@ def make_few_rows_functions(
         return _make_pipeline_functions(model, method, dtype)
     if method == "transform" and (scaled := make_scaler_function(model, dtype)) is not None:
         scale = _scale_before([(model, scaled)], None)
-        return FewRowsFunctions(scale, scale, True)
+        return _FewRowsFunctions(scale, scale, True)
     if not hasattr(model, "_map_rows"):
         return None
     # A call with a placeholder for the rows returns the function that the method would apply to
@@ -96,16 +96,16 @@ def make_few_rows_functions(
         return None
     few = call.few(dtype)
     if has_independent_rows(call):
-        return FewRowsFunctions(few, few, True)
-    return FewRowsFunctions(few, make_each_row_function(call, dtype), False)
+        return _FewRowsFunctions(few, few, True)
+    return _FewRowsFunctions(few, make_each_row_function(call, dtype), False)
 
 
 def _make_pipeline_functions(
     model: Pipeline, method: str, dtype: np.dtype[Any]
-) -> FewRowsFunctions | None:
+) -> _FewRowsFunctions | None:
     """Return functions of a pipeline of scalers and a model; None where a step is another."""
     # Only scalers are written as arithmetic here; any other step goes through the method.
-    last = make_few_rows_functions(model.steps[-1][1], method, dtype)
+    last = _make_few_rows_functions(model.steps[-1][1], method, dtype)
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     scalers = [(step, make_scaler_function(step, dtype)) for step in before]
     if last is None or any(scaled is None for _, scaled in scalers):
@@ -113,7 +113,7 @@ def _make_pipeline_functions(
     if not scalers:
         return last
     each = None if last.each is None else _scale_before(scalers, last.each)
-    return FewRowsFunctions(_scale_before(scalers, last.few), each, last.apart)
+    return _FewRowsFunctions(_scale_before(scalers, last.few), each, last.apart)
 
 
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
@@ -219,11 +219,11 @@ class Predictor:
         self.classes: list[Any] | None = manifest["outputs"]["classes"]
         # Functions of few rows for each dtype that the arithmetic has; other dtypes go to the
         # method, which converts them.
-        found = {dtype: make_few_rows_functions(model, method, dtype) for dtype in FLOAT_DTYPES}
+        found = {dtype: _make_few_rows_functions(model, method, dtype) for dtype in FLOAT_DTYPES}
         bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
         self.bare = bool(bare)
         apart = self.bare and all(functions.apart for functions in bare.values())
-        self.rows_apart = apart or is_sklearn_tree(model)
+        self.rows_apart = apart or _is_sklearn_tree(model)
         few = {dtype: functions.few for dtype, functions in bare.items()}
         self._function = _try_few_rows_first(few, getattr(model, method))
         self._each = {dtype: functions.each for dtype, functions in bare.items()}
@@ -252,6 +252,7 @@ class Predictor:
         """
         return cls(load(path, trusted=trusted), method)
 
+    # The functions are closures, which cannot be pickled: they are made again from the model.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.method)
 

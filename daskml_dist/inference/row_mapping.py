@@ -142,7 +142,7 @@ def _has_finite_sum(values: NDArray[Any]) -> bool:
 MAX_DEVICE_BYTES, MAX_DEVICE_ROWS = 2**28, 2**18
 
 
-def apply_on_device(
+def _apply_on_device(
     function: Any, rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yield places and results of the rows of a block on a GPU, some dense rows at a time."""
@@ -183,10 +183,10 @@ def _explain_full_device(index: int | None) -> AbstractContextManager[None]:
 #: Most bytes of a piece of dense rows: of rows that are read twice (checked, then used), which stay
 #: in a core's cache in between; of rows that are read once; and of rows that are copied to be
 #: aligned.
-MAX_BYTES_READ_TWICE, MAX_BYTES_READ_ONCE, MAX_BYTES_COPIED = 2**18, 2**23, 2**20
+_MAX_BYTES_READ_TWICE, _MAX_BYTES_READ_ONCE, _MAX_BYTES_COPIED = 2**18, 2**23, 2**20
 #: Bounds of the rows of a piece: at least as many as one call of few rows takes, and no more than
 #: leave the results of a few columns in the cache too.
-MIN_ROWS_AT_ONCE, MAX_ROWS_AT_ONCE = MAX_FEW_ROWS, 15_000
+_MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = MAX_FEW_ROWS, 15_000
 
 
 def map_rows(
@@ -322,16 +322,16 @@ def iterate_results(
     of 128 KiB or more back to the system, to get which again takes longer than to fill it.
     """
     if find_device(rows) == "gpu":
-        yield from apply_on_device(function, rows, index)
+        yield from _apply_on_device(function, rows, index)
         return
     if not getattr(function, "shows_not_finite", False):
-        for at, piece in _slice_rows(rows, MAX_BYTES_READ_TWICE):
+        for at, piece in _slice_rows(rows, _MAX_BYTES_READ_TWICE):
             check_finite_rows(piece, index, at.start)
             yield at, function(piece)
         return
     # Here the results are checked, not the rows; only if one is not finite the rows tell which.
     result = None
-    for at, piece in _slice_rows(rows, MAX_BYTES_READ_ONCE):
+    for at, piece in _slice_rows(rows, _MAX_BYTES_READ_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
             result = function(piece, result)
         if find_first_nonfinite(result) is not None:
@@ -349,9 +349,9 @@ def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
         yield slice(0, n_rows), rows
         return
     copied = not rows.flags.aligned
-    size = min(n_bytes, MAX_BYTES_COPIED if copied else n_bytes)
+    size = min(n_bytes, _MAX_BYTES_COPIED if copied else n_bytes)
     size //= rows.itemsize * max(prod(rows.shape[1:]), 1)
-    size = min(max(size, MIN_ROWS_AT_ONCE), MAX_ROWS_AT_ONCE, n_rows)
+    size = min(max(size, _MIN_ROWS_AT_ONCE), _MAX_ROWS_AT_ONCE, n_rows)
     # One buffer for all pieces, each of which is used before the next one is asked for.
     buffer = np.empty((size, *rows.shape[1:]), rows.dtype) if copied else None
     for at in row_slices(n_rows, size):

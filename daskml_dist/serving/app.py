@@ -57,7 +57,7 @@ _ACCESS_LOG = logging.getLogger("daskml_dist.serving.access")
 
 #: Header of a user or session: requests with the same value are answered by the same version, where
 #: several share the requests.
-ROUTE_KEY = b"x-route-key"
+_ROUTE_KEY = b"x-route-key"
 #: Paths that there are, for the message about one that there is not.
 _PATHS = (
     "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
@@ -66,7 +66,7 @@ _PATHS = (
 _INDEX_PATH, _MODEL_PATH = "/v2/repository/index", "/v2/models/"
 
 
-class ServedRequest:
+class _ServedRequest:
     """A request, with the facts about its answer that metrics and the access log record."""
 
     __slots__ = ("began", "client", "headers", "method", "model", "n_rows", "path", "version")
@@ -169,7 +169,7 @@ class App:
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
-        request = ServedRequest(
+        request = _ServedRequest(
             scope["method"], scope["path"], dict(scope["headers"]), scope.get("client")
         )
         try:
@@ -227,7 +227,7 @@ class App:
 
     # --- routes --------------------------------------------------------------------------------
 
-    async def _answer(self, request: ServedRequest, receive: Receive) -> Response:
+    async def _answer(self, request: _ServedRequest, receive: Receive) -> Response:
         """Return the answer to a request by its path; raise where it is refused."""
         path = request.path
         # Orchestrators ask for health without a token.
@@ -257,7 +257,7 @@ class App:
             return 200, ((b"content-type", CONTENT_TYPE),), self.metrics.render()
         raise _unknown_path(path)
 
-    async def _list_models(self, request: ServedRequest, receive: Receive) -> Response:
+    async def _list_models(self, request: _ServedRequest, receive: Receive) -> Response:
         """Return versions of all models, as the protocol's extension of repositories lists them."""
         request.check_method("POST", "GET")
         # The body may restrict the list to models that are ready, which all of these are: it is
@@ -279,7 +279,7 @@ class App:
     # --- inference -----------------------------------------------------------------------------
 
     async def _infer(
-        self, request: ServedRequest, receive: Receive, name: str, version: str | None
+        self, request: _ServedRequest, receive: Receive, name: str, version: str | None
     ) -> Response:
         """Return the answer of a model to the rows of a request; have its shadows predict too."""
         request.check_method("POST")
@@ -288,7 +288,7 @@ class App:
         body, n_held = await self._bodies.read(receive, request.headers)
         try:
             if version is None:
-                served, shadows = self.models.route(name, request.headers.get(ROUTE_KEY))
+                served, shadows = self.models.route(name, request.headers.get(_ROUTE_KEY))
             else:
                 served, shadows = self.models.get(name, version), ()
             request.model, request.version = served.name, str(served.version)
@@ -407,7 +407,7 @@ def _status_of(error: BaseException, is_found: bool) -> int:
     return 422 if isinstance(error, (ValueError, TypeError)) else 500
 
 
-def _refusal(error: Exception, request: ServedRequest) -> Response:
+def _refusal(error: Exception, request: _ServedRequest) -> Response:
     """Return the answer to a request that failed; only the log describes unexpected errors."""
     status = _status_of(error, bool(request.model))
     headers = error.headers if isinstance(error, RequestError) else ()

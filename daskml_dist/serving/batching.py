@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.plain_rows import MAX_FEW_ROWS
 from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.inference.request_rows import join_request_rows
 
 #: Function from the rows of some requests to their answers, row after row.
-BatchCall = Callable[[list[Any]], NDArray[Any]]
-#: Requests of one row each that share a call: as many rows as `Predictor.each` answers at once.
-MAX_SINGLE_ROWS = 256
+_BatchCall = Callable[[list[Any]], NDArray[Any]]
 #: Seconds of calls after which the event loop serves other connections: p99 of their answers is to
 #: stay below 10 ms.
 CALL_SECONDS = 0.005
@@ -65,7 +64,7 @@ class _Queue:
 
     __slots__ = ("answers", "call", "may_share", "pieces", "sizes")
 
-    def __init__(self, call: BatchCall, may_share: bool) -> None:
+    def __init__(self, call: _BatchCall, may_share: bool) -> None:
         self.call = call
         self.may_share = may_share
         self.pieces: list[Any] = []
@@ -106,7 +105,7 @@ class Batcher:
     def ask(
         self,
         key: Hashable,
-        call: BatchCall,
+        call: _BatchCall,
         rows: Any,
         n_rows: int,
         delay: float | None = None,
@@ -223,8 +222,9 @@ class Batcher:
                 n_rows += size
             yield _call_together(queue, first, len(queue.sizes))
         elif max(queue.sizes) == 1 < len(queue.sizes) and hasattr(queue.call, "each"):
-            for at in range(0, len(queue.sizes), MAX_SINGLE_ROWS):
-                yield from _call_each_row(queue.call, queue.pieces[at : at + MAX_SINGLE_ROWS])
+            # As many rows as `Predictor.each` answers at once.
+            for at in range(0, len(queue.sizes), MAX_FEW_ROWS):
+                yield from _call_each_row(queue.call, queue.pieces[at : at + MAX_FEW_ROWS])
         else:
             for piece, size in zip(queue.pieces, queue.sizes, strict=True):
                 yield [_call_alone(queue.call, piece, size)]
@@ -263,7 +263,7 @@ def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
         yield [answers[at : at + 1] for at in range(len(pieces))]
 
 
-def _call_alone(call: BatchCall, piece: Any, n_rows: int) -> Any:
+def _call_alone(call: _BatchCall, piece: Any, n_rows: int) -> Any:
     """Return the answer to one request, or the exception that its call raised."""
     try:
         answers = call([piece])

@@ -33,7 +33,7 @@ CLOSE = (b"connection", b"close")
 #: answer: bytes that come to a closed socket reset the connection.
 LINGER_SECONDS = 5.0
 #: Bodies of the largest size for which there is memory at a time, on all connections together.
-MAX_LARGE_BODIES = 64
+_MAX_LARGE_BODIES = 64
 
 _ENCODER = msgspec.json.Encoder()
 _ENCODINGS = (b"identity", b"gzip", b"deflate")
@@ -145,7 +145,7 @@ class RequestBodies:
     def __init__(self, max_bytes: int, seconds: float) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._free_bytes = MAX_LARGE_BODIES * max_bytes
+        self._free_bytes = _MAX_LARGE_BODIES * max_bytes
         # Deadlines of the bodies that are being read, by the task that reads. All are looked at
         # together, periodically: a timer for each request would take a tenth of its time.
         self._deadlines: dict[asyncio.Task[Any], float] = {}

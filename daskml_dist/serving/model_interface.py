@@ -28,7 +28,7 @@ METHODS_SERVED = (*METHODS, "decision_function", "predict_log_proba")
 _output_predictors: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
-def list_outputs(predictor: Any) -> list[str]:
+def _list_outputs(predictor: Any) -> list[str]:
     """Return the names of the outputs that a model has, that of the served method first."""
     # A predictor may be any callable without a model, and has then one output.
     model = getattr(predictor, "model", None)
@@ -42,7 +42,7 @@ def find_predictor(predictor: Any, name: str) -> Any:
         return predictor
     known = _output_predictors.setdefault(predictor, {})
     if name not in known:
-        outputs = list_outputs(predictor)
+        outputs = _list_outputs(predictor)
         if name not in outputs:
             raise RequestError(
                 f"The model has no output {name[:100]!r}: ask for {' or '.join(outputs)}, or for "
@@ -217,7 +217,7 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
         "versions": versions,
         "platform": served.manifest.get("estimator", "daskml_dist"),
         "inputs": inputs,
-        "outputs": [_describe_output(name, predictor) for name in list_outputs(predictor)],
+        "outputs": [_describe_output(name, predictor) for name in _list_outputs(predictor)],
     }
 
 

@@ -1,6 +1,6 @@
 """Served models: read from a file or a registry, found by name, replaced while in use.
 
-`Models` holds a table of immutable entries (`Entry`) by name. A request takes the entry that it
+`Models` holds a table of immutable entries (`_Entry`) by name. A request takes the entry that it
 finds, and keeps using its versions; a replacement makes a new entry, and a new table with it, and
 then changes the one reference to the table. So neither waits for the other, and no request sees a
 half of a change. A version that cannot be loaded changes nothing: it is logged and counted once for
@@ -72,7 +72,7 @@ class Route(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class _Entry:
     """Versions that are served under one name, and how requests are divided; immutable."""
 
     # State of the files that it was made from: while it is the same, nothing is read again.
@@ -84,14 +84,14 @@ class Entry:
     routes: tuple[Route, ...]
 
 
-def make_single_entry(served: Served, signature: Any) -> Entry:
+def _make_single_entry(served: Served, signature: Any) -> _Entry:
     """Return the entry of a name whose single version answers all requests."""
-    return Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
+    return _Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
 
 
-def make_shared_entry(
+def _make_shared_entry(
     signature: Any, current: Served, loaded: Mapping[str, Served], route: registry.Routing
-) -> Entry:
+) -> _Entry:
     """Return an entry with shares; the share of a version that failed to load goes to the others.
 
     `loaded` has the current version, and of the route's versions those that could be loaded.
@@ -110,7 +110,7 @@ def make_shared_entry(
         Route(loaded[version], tuple(one for one in shadows if one.version != version))
         for version in shares
     )
-    return Entry(signature, current, loaded, tuple(map(float, ends)), routes)
+    return _Entry(signature, current, loaded, tuple(map(float, ends)), routes)
 
 
 def check_source_path(source: Any) -> Path:
@@ -126,7 +126,7 @@ def check_source_path(source: Any) -> Path:
     return path
 
 
-def read_signature(folder: Path, name: str) -> tuple[Any, ...]:
+def _read_signature(folder: Path, name: str) -> tuple[Any, ...]:
     """Return a value that changes with a name's current version, its shares or its files.
 
     It is ``(current version, state of route.json, ((version, state of its file), ...))``.
@@ -151,7 +151,7 @@ def read_file_state(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def warm_up(predictor: Predictor) -> None:
+def _warm_up(predictor: Predictor) -> None:
     """Predict a row of zeros, so that the first request does not wait for imports and compilers."""
     # Features with names may be texts or categories, of which a zero is none.
     if predictor.n_features is None or predictor.names is not None:
@@ -229,7 +229,7 @@ class Models:
         self._metrics, self._method = metrics or Metrics(), method
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
         self._given = dict(given or {})
-        self._table: dict[str, Entry] = {}
+        self._table: dict[str, _Entry] = {}
         # State of the file, or else the reason, of each (name, version) that failed to load: it is
         # neither tried nor logged again before that changes.
         self._refused: dict[tuple[str, str], Any] = {}
@@ -346,7 +346,7 @@ class Models:
             point = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest()) / 2**48
         return entry.routes[bisect.bisect_right(entry.ends, point)]
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> _Entry:
         """Return the entry of a name; raise with the nearest names where there is none."""
         try:
             return self._table[name]
@@ -375,7 +375,7 @@ class Models:
         registry.check_name(name)
         served = Served(name, version, Predictor(model, self._method), make_manifest(model))
         with self._changing:
-            self._swap(make_single_entry(served, None))
+            self._swap(_make_single_entry(served, None))
         return served
 
     def refresh(self) -> list[str]:
@@ -450,7 +450,7 @@ class Models:
     def _refresh_name(self, folder: Path, name: str) -> bool:
         """Serve a name of a registry as it is now; return whether that has changed anything."""
         # Read before the files: where these change meanwhile, the next check sees another one.
-        signature = read_signature(folder, name)
+        signature = _read_signature(folder, name)
         before = self._table.get(name)
         if before is not None and before.signature == signature:
             return False
@@ -466,10 +466,10 @@ class Models:
         for version in sorted(wanted - set(loaded), key=int):
             if served := self._version(folder, name, version, before):
                 loaded[version] = served
-        self._swap(make_shared_entry(signature, current, loaded, route))
+        self._swap(_make_shared_entry(signature, current, loaded, route))
         return True
 
-    def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
+    def _current(self, folder: Path, name: str, before: _Entry | None) -> Served | None:
         """Return the version to serve by default; None where none can be loaded.
 
         It is the one that the file ``current`` names, or the newest without such a file. Where that
@@ -501,7 +501,7 @@ class Models:
         return None
 
     def _version(
-        self, folder: Path, name: str, version: str, before: Entry | None
+        self, folder: Path, name: str, version: str, before: _Entry | None
     ) -> Served | None:
         """Return a version, loaded only if its file has changed; log and return None if damaged."""
         # `before` has versions that were loaded, `_refused` those that were not, each with the
@@ -537,7 +537,7 @@ class Models:
         manifest = form.read_manifest(data, str(path))
         model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
         predictor = Predictor(model, self._method)
-        warm_up(predictor)
+        _warm_up(predictor)
         return Served(name, version, predictor, manifest)
 
     def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
@@ -576,9 +576,9 @@ class Models:
         state = read_file_state(path)
         before = self._table.get(path.stem)
         version = str(int(before.current.version) + 1) if before else "1"
-        self._swap(make_single_entry(self._read(path, path.stem, version), state))
+        self._swap(_make_single_entry(self._read(path, path.stem, version), state))
 
-    def _swap(self, entry: Entry) -> None:
+    def _swap(self, entry: _Entry) -> None:
         """Serve an entry from the next request on: one reference changes; tell log and metrics."""
         now, before = entry.current, self._table.get(entry.current.name)
         self._table = {**self._table, now.name: entry}

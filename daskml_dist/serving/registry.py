@@ -98,7 +98,7 @@ class Publisher(NamedParameters):
         on_error: str = "raise",
     ) -> None:
         check_name(name)
-        check_keep(keep)
+        _check_keep(keep)
         if on_error not in _ON_ERROR:
             raise InvalidParameterError(f"on_error={on_error!r}: use one of {list(_ON_ERROR)}.")
         self.folder, self.name = Path(folder), name
@@ -209,7 +209,7 @@ def publish(
     ('1', '2')
     """
     check_name(name)
-    check_keep(keep)
+    _check_keep(keep)
     # Raises where the model could not be served: now, rather than in the log of a server.
     Predictor(model)
     home = Path(folder) / name
@@ -430,7 +430,7 @@ def find_model_file(folder: Any, name: str, version: str) -> Path | None:
     return None
 
 
-def check_keep(keep: int | None) -> None:
+def _check_keep(keep: int | None) -> None:
     """Check how many versions are to be kept."""
     if keep is not None and not (isinstance(keep, Integral) and keep >= 1):
         raise InvalidParameterError(f"keep={keep!r}: use an integer >= 1, or None for all.")

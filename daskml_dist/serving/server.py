@@ -145,7 +145,7 @@ def serve(
         settings["token"] = token
     # By name, as its import needs the extra.
     kind: Callable[..., App] = app or import_module("daskml_dist.serving.app").App
-    raise_open_files_limit()
+    _raise_open_files_limit()
     # Shared memory of the processes, and their socket: both are made before the forks.
     metrics = Metrics(Supervisor.n_slots(workers))
     listener = listen(host, port)
@@ -179,7 +179,7 @@ def serve(
         listener.close()
 
 
-def raise_open_files_limit() -> None:
+def _raise_open_files_limit() -> None:
     """Raise the soft limit of open files, and so of connections, to the hard limit.
 
     The usual soft limit, 1024, is low for the sake of programs that use `select`; a thousand silent

@@ -27,7 +27,7 @@ from daskml_dist.serving.tls import Certificates
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Seconds between two updates of the shared metrics: how old the other processes' counts are in a
 #: scrape, which Prometheus makes every few seconds or less often.
-METRICS_SECONDS = 0.5
+_METRICS_SECONDS = 0.5
 
 #: An ASGI application.
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -171,7 +171,7 @@ async def _share_metrics(metrics: Metrics) -> None:
     """Put this process's metrics where the others read them, periodically."""
     while True:
         metrics.share()
-        await asyncio.sleep(METRICS_SECONDS)
+        await asyncio.sleep(_METRICS_SECONDS)
 
 
 async def _close_slow_connections(server: Any, seconds: float) -> None:

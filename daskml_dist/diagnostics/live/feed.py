@@ -32,7 +32,7 @@ _MAX_EVENTS = 20_000
 _lines: WeakKeyDictionary[Any, _SchedulerLine] = WeakKeyDictionary()
 
 
-def guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
+def _guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook so that its exceptions are logged and never end a fit."""
 
     @wraps(hook)
@@ -70,13 +70,13 @@ class Feed:
         # Run id of the present part of the fit: one that trains in parts has several.
         self._part = ""
 
-    @guard_hook
+    @_guard_hook
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
         """Report the phase of a fit that has begun."""
         if self._client is not None:
             self._tell("phase", text=phase)
 
-    @guard_hook
+    @_guard_hook
     def on_fit_begin(self, run: Any) -> None:
         """Report the begin of a fit and its size."""
         self._client = run.client
@@ -96,7 +96,7 @@ class Feed:
             began=time.time(),
         )
 
-    @guard_hook
+    @_guard_hook
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Report a pass."""
         if self._client is not None:
@@ -105,20 +105,20 @@ class Feed:
                 self._part = run.run_id
                 self._tell("part", run=run.run_id)
             self._tell_lanes(run)
-            self._tell("pass", record=to_plain_values(record))
+            self._tell("pass", record=_to_plain_values(record))
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
         """Report a repeated pass, which replaces its first report."""
         self.on_pass_end(run, record)
 
-    @guard_hook
+    @_guard_hook
     def on_generation(self, run: Any, event: Any) -> None:
         """Report a change of membership."""
         if self._client is not None:
             self._tell("generation", text=str(event), n_passes=run.n_passes)
             self._tell_lanes(run)
 
-    @guard_hook
+    @_guard_hook
     def on_fit_end(self, run: Any) -> None:
         """Report the end of the fit, and how it ended."""
         client, error = self._client, run.error
@@ -232,7 +232,7 @@ def _make_page_opener() -> Callable[..., bool]:
     return open_on
 
 
-def to_plain_values(record: dict[str, Any]) -> dict[str, Any]:
+def _to_plain_values(record: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers, texts and lists of a record as Python objects; others are left out.
 
     The scheduler then needs no NumPy to read the message.
@@ -259,7 +259,7 @@ class SearchFeed:
         self._fit, self._began = uuid.uuid4().hex, time.monotonic()
         self._begin(name)
 
-    @guard_hook
+    @_guard_hook
     def _begin(self, name: str) -> None:
         """Report the begin, if there is a client; a search has no lanes or passes of its own."""
         from distributed import default_client
@@ -271,12 +271,12 @@ class SearchFeed:
         facts = {"policy": "", "max_iter": None, "n_lanes": 0, "n_servers": 0}
         self._tell("begin", estimator=name, client=self._client.id, began=time.time(), **facts)
 
-    @guard_hook
+    @_guard_hook
     def phase(self, text: str) -> None:
         """Report the present phase."""
         self._tell("phase", text=text)
 
-    @guard_hook
+    @_guard_hook
     def rung(self, scores: Sequence[dict[str, Any]]) -> None:
         """Report the scores of some candidates: ``candidate``, ``bracket``, ``resource``,
         ``score``.
@@ -294,7 +294,7 @@ class SearchFeed:
         ]
         self._tell("rung", scores=plain)
 
-    @guard_hook
+    @_guard_hook
     def end(self, how: str) -> None:
         """Report the end."""
         self._tell("end", how=how)

@@ -127,7 +127,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
             for _, columns in _FIGURES:
-                empty_labels[next(iter(columns))].visible = is_empty(
+                empty_labels[next(iter(columns))].visible = _is_empty(
                     sources["passes"].data, columns
                 )
             staleness.x_range.factors = list(sources["staleness"].data["versions"])
@@ -143,7 +143,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     document.template_variables.update(extra, active_page="training")
 
 
-def is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bool:
+def _is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bool:
     """Return whether a figure of some columns shows no value, though passes are recorded."""
     return bool(table["pass"]) and all(math.isnan(v) for name in columns for v in table[name])
 

@@ -35,7 +35,7 @@ def find_categories(model: Any) -> dict[int, NDArray[Any]]:
     return dict(zip(np.flatnonzero(mask).tolist(), known, strict=True))
 
 
-def check_categories(model: Any) -> None:
+def _check_categories(model: Any) -> None:
     """Raise where categories are no numbers, or are equal once rounded to float32."""
     for feature, known in find_categories(model).items():
         if known.dtype.kind not in "biuf":
@@ -64,7 +64,7 @@ def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
     return rows
 
 
-def split_categories(model: Any, trees: list[Any], op: Any) -> None:
+def _split_categories(model: Any, trees: list[Any], op: Any) -> None:
     """Rewrite the categorical splits of an ONNX operator, which skl2onnx exports as numeric ones.
 
     Each becomes a chain of tests for equality with the categories that go to the other side than
@@ -144,7 +144,7 @@ def prepare_trees(twin: Any) -> list[Any]:
     """
     found = list(_find_tree_operators(twin))
     for model in found:
-        check_categories(model)
+        _check_categories(model)
         for tree in _list_trees(model):
             if hasattr(tree, "nodes"):
                 tree.nodes["num_threshold"] = _round_down(tree.nodes["num_threshold"])
@@ -203,7 +203,7 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
         if _sends_missing_left(model):
             _send_missing(model, op)
         if find_categories(model):
-            split_categories(model, _list_trees(model), op)
+            _split_categories(model, _list_trees(model), op)
         if _has_log_link(model):
             _apply_exponential(op, onnx.graph)
 

@@ -30,12 +30,12 @@ _FIELDS = {
 }
 
 
-def set_tree(estimator: Any, twin: Any) -> None:
+def _set_tree(estimator: Any, twin: Any) -> None:
     """Set the nodes of a decision tree's twin."""
     twin.tree_ = _make_sklearn_tree(estimator.tree_)
 
 
-def set_forest(estimator: Any, twin: Any) -> None:
+def _set_forest(estimator: Any, twin: Any) -> None:
     """Set the trees of a forest's twin."""
     # As scikit-learn's forests make their trees: from a template, with the forest's parameters.
     kind = type(twin.estimator)
@@ -94,7 +94,7 @@ _BOOSTED_NODE_FIELDS = {
 }  # fmt: skip
 
 
-def set_boosting(estimator: Any, twin: Any) -> None:
+def _set_boosting(estimator: Any, twin: Any) -> None:
     """Set the trees, bins, categories and loss of a twin of gradient boosting."""
     trees = estimator._trees
     # scikit-learn's encoder puts categorical features first: `order` are this package's numbers in
@@ -203,7 +203,7 @@ def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
 
 def finish(estimator: Any, twin: Any) -> None:
     """Set the remaining attributes of a twin that has all parameters and copied attributes."""
-    if (set_rest := FINISH.get(type(estimator).__name__)) is not None:
+    if (set_rest := _FINISH.get(type(estimator).__name__)) is not None:
         set_rest(estimator, twin)
 
 
@@ -324,22 +324,22 @@ def _set_signs(estimator: Any, twin: Any) -> None:
 
 
 #: Functions that set the remaining attributes of a twin, by the name of the estimator's class.
-FINISH: dict[str, Callable[[Any, Any], None]] = {
+_FINISH: dict[str, Callable[[Any, Any], None]] = {
     "BisectingKMeans": _set_bisecting_tree,
-    "DecisionTreeClassifier": set_tree,
-    "DecisionTreeRegressor": set_tree,
-    "ExtraTreesClassifier": set_forest,
-    "ExtraTreesRegressor": set_forest,
+    "DecisionTreeClassifier": _set_tree,
+    "DecisionTreeRegressor": _set_tree,
+    "ExtraTreesClassifier": _set_forest,
+    "ExtraTreesRegressor": _set_forest,
     "GammaRegressor": _set_loss,
-    "HistGradientBoostingClassifier": set_boosting,
-    "HistGradientBoostingRegressor": set_boosting,
+    "HistGradientBoostingClassifier": _set_boosting,
+    "HistGradientBoostingRegressor": _set_boosting,
     "KMeans": _set_centroids,
     "MLPClassifier": _set_labels,
     "MiniBatchKMeans": _set_centroids,
     "NMF": _set_factors,
     "PoissonRegressor": _set_loss,
-    "RandomForestClassifier": set_forest,
-    "RandomForestRegressor": set_forest,
+    "RandomForestClassifier": _set_forest,
+    "RandomForestRegressor": _set_forest,
     "RidgeClassifier": _set_signs,
     "RidgeClassifierCV": _set_signs,
     "TweedieRegressor": _set_loss,

@@ -83,7 +83,7 @@ def explain_old_versions(manifest: Mapping[str, Any], name: str) -> Iterator[Non
 
 def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
     """Warn where another minor release of this package or scikit-learn wrote a file."""
-    here, there = find_versions(), manifest.get("versions", {})
+    here, there = _find_versions(), manifest.get("versions", {})
     others = [
         f"{one} {there[one]} (here {here.get(one)})"
         for one in _WARNED_PACKAGES
@@ -122,7 +122,7 @@ def make_manifest(estimator: Any) -> dict[str, Any]:
         "inputs": _describe_inputs(estimator),
         "outputs": _describe_outputs(estimator),
         "training": _describe_training(estimator),
-        "versions": find_versions(),
+        "versions": _find_versions(),
     }
 
 
@@ -283,7 +283,7 @@ def _encode_number(value: Any) -> Any:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def find_versions() -> dict[str, str]:
+def _find_versions() -> dict[str, str]:
     """Return the installed versions of this package, Python, and packages that files depend on."""
     found = {"daskml-dist": __version__, "python": platform.python_version()}
     for name in _PACKAGES:

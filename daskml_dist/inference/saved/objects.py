@@ -321,6 +321,7 @@ class Reader:
         dtype = np.dtype(told["dtype"])
         if told[_KIND] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
+            # Text i is data[starts[i]:starts[i + 1]].
             starts = [0, *ends.tolist()]
             # Texts that overlap, or a dtype far wider than the texts, could fill the memory.
             if starts != sorted(starts) or starts[-1] != len(data):

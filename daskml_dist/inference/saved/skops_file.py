@@ -71,6 +71,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
     own = _find_own_archive(manifest, members, data, name)
+    # In this order: bounds before skops visits the parts, types before it makes any.
     with explain_old_versions(manifest, name):
         check_references(own, name)
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)

@@ -29,7 +29,7 @@ _INT32, _UINT16, _UINT32 = struct.Struct("<i"), struct.Struct("<H"), struct.Stru
 _INT64, _BUFFER = struct.Struct("<q"), struct.Struct("<qq")
 
 
-def unpacked_size(body: Any, library: Any) -> int:
+def _unpacked_size(body: Any, library: Any) -> int:
     """Return the bytes that the compressed buffers of a stream take once they are expanded."""
     reader, total = library.ipc.MessageReader.open_stream(body), 0
     while True:
@@ -108,7 +108,7 @@ def _read_table(arrow: Any, body: Any) -> Any:
     them; and compressed buffers, and columns that share theirs, may become far more than was sent.
     """
     most = max(_MIN_EXPANDED_BYTES, _MAX_EXPANSION * body.size)
-    if (size := unpacked_size(body, arrow)) <= most:
+    if (size := _unpacked_size(body, arrow)) <= most:
         with arrow.ipc.open_stream(body) as stream:
             table = stream.read_all()
         # Cheap checks first: `nbytes` may read beyond the buffers of a table that fails them.

@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     """Values by method."""
 
 
-def find_dtype(datatype: str) -> np.dtype[Any]:
+def _find_dtype(datatype: str) -> np.dtype[Any]:
     """Return the dtype of a datatype of the protocol."""
     found = DATATYPES.get(datatype)
     if found is None:
@@ -213,7 +213,7 @@ def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
 
 def _read_json_values(tensor: Tensor) -> NDArray[Any]:
     """Return values that are given in JSON, as nested lists or as a flat one."""
-    dtype = find_dtype(tensor.datatype)
+    dtype = _find_dtype(tensor.datatype)
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
     try:
@@ -271,7 +271,7 @@ def _are_of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
 
 def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
     """Return values given as little-endian bytes, copied: aligned, and writable for the model."""
-    dtype = find_dtype(tensor.datatype)
+    dtype = _find_dtype(tensor.datatype)
     if dtype.kind == "O":
         return _read_strings(tensor.name, raw)
     if len(raw) % dtype.itemsize:
