@@ -35,7 +35,7 @@ from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
 #: Bytes from which a function is sent to the workers apart from the graph: Dask warns of graphs of
-#: 10 MB, and sends small ones faster than a scatter with its round trips.
+#: 10 MB, and for a small function a scatter would only add round trips.
 _MIN_SCATTERED_BYTES = 2**20
 
 

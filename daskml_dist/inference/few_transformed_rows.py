@@ -141,7 +141,7 @@ def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[N
 @cache
 def _matches_sklearn(kind: Any) -> bool:
     """Return whether the installed scikit-learn computes the same bits as the code here."""
-    # The first row is not of the fit, so that some of its values lie outside, and are clipped.
+    # The first row is not of the fit, so that its values may lie outside, and be clipped.
     rows = np.random.default_rng(0).normal(size=(9, 3))
     scaler = kind().fit(rows[1:])
     if hasattr(scaler, "clip"):

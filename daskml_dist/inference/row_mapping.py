@@ -342,7 +342,7 @@ def iterate_results(
 def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
     """Yield places and pieces of rows, copied if they are not aligned; sparse rows all at once.
 
-    Memory that a message brought need not be aligned, and NumPy has slow loops for such rows.
+    Memory that a message brought need not be aligned, and NumPy calls no BLAS on such rows.
     """
     n_rows = rows.shape[0]
     if not isinstance(rows, np.ndarray):

@@ -2,7 +2,7 @@
 
 `serve` checks all that can be checked, binds the socket, and only then forks: a mistake ends the
 server at once, with a message, and not each of its processes in turn. All processes accept from the
-one socket, so the kernel gives a connection to one that is idle, and none is refused while a
+one socket, so the kernel gives a connection to one that waits for it, and none is refused while a
 process is replaced. Modules are imported before the forks, so that the processes share their
 memory.
 """

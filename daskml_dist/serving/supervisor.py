@@ -3,7 +3,8 @@
 The parent handles no requests, so no request can bring it down. It is one thread around `select`,
 which wakes for bytes of a child (ready, or why it failed), for a signal (Python writes its number
 into a socket), and for the next deadline. Each turn of the loop starts processes that are missing,
-hears signals and children, buries those that have ended, and kills those that are late.
+handles signals and messages of children, reaps those that have ended, and kills those that are
+late.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from daskml_dist.errors import ServingError
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-#: Seconds of life after which the death of a process does not count as a failed start: one that
-#: dies of every start would else be started without a pause.
+#: Seconds of life after which the death of a process does not count as a failed start, after which
+#: the next start waits.
 _SETTLED_SECONDS = 10.0
 #: Seconds until a process whose start failed is replaced: doubled with each failure, from the first
 #: of these to the second.

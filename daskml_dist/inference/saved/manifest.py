@@ -114,7 +114,7 @@ _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 def make_manifest(estimator: Any) -> dict[str, Any]:
     """Return the manifest of a fitted estimator, without checksums."""
     kind = type(estimator)
-    # Files of version 1 can be read by the first release; `skops_file.write` raises it to 2.
+    # Version 2 only where it is needed: `skops_file.write` sets it.
     return {
         "format": 1,
         "estimator": f"{_find_public_module(kind.__module__)}.{kind.__name__}",

@@ -77,8 +77,7 @@ def _find_field(table: memoryview, at: int, field: int) -> int | None:
 
 CONTENT_TYPES = ("application/vnd.apache.arrow.stream",)
 
-#: Bytes that any stream may become, and multiple of its own bytes that a larger one may: numbers
-#: compress to a half or a quarter.
+#: Bytes that any stream may become, and multiple of its own bytes that a larger one may.
 _MIN_EXPANDED_BYTES, _MAX_EXPANSION = 2**24, 4
 _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
