@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_RATINGS_AT_ONCE", "LeastSquares", "Ratings", "Regressors", "System"]
-
 #: Factors are padded with zeros to a multiple of this number, a 64-byte vector of float32, so that
 #: compiled loops have no rest.
 _FACTORS_PER_VECTOR = 16

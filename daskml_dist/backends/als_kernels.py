@@ -23,15 +23,6 @@ from numba.extending import intrinsic
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_rows
 
-__all__ = [
-    "RATINGS_PER_CHUNK",
-    "add_ratings",
-    "add_row_errors",
-    "conjugate_gradient_rows",
-    "solve_rows",
-    "solve_system",
-]
-
 #: float32 entries of a 64-byte vector, to a multiple of which rows are padded.
 FLOATS_PER_VECTOR = 16
 #: LLVM's fast-math flags of the sums: fused multiply-adds, any order of a sum, either sign of zero.

@@ -28,8 +28,6 @@ from daskml_dist.backends.namespace import (
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-__all__ = ["Backend", "SparseRows", "Step", "assign_to_centres", "find_nearest_centres"]
-
 
 @dataclass(frozen=True)
 class Step:

@@ -12,8 +12,6 @@ import numpy as np
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.elementary_functions import CONTRACTED, log_loss
 
-__all__ = ["add_log_gradients", "add_log_scores"]
-
 _compiled = compiled_entry(**CONTRACTED)
 _inside = compiled_inside(**CONTRACTED)
 #: Raw predictions of a tile of rows that a processor's cache holds; its rows, at least and at most:

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["put_in_bins"]
-
 #: Values up to which NumPy's searches take a few milliseconds, and the loop most of a second to
 #: compile in the first fit on a machine. Both give the same bins.
 _MAX_VALUES_IN_NUMPY = 1 << 16

@@ -23,8 +23,6 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["N_BOUNDS", "add_to_nearest", "nearest"]
-
 #: Numbers that are remembered of a row: its label, at most how far its centre is, and at least how
 #: far all others are; below 0 nothing is known.
 N_BOUNDS = 3

@@ -17,8 +17,6 @@ from numba.extending import register_jitable
 
 from daskml_dist.backends.entries import find_helpers
 
-__all__ = ["INSIDE", "compiled_entry", "compiled_in_turn", "compiled_inside", "compiled_with"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: Options of the functions that `compiled_inside` has decorated: tests read all that is compiled.
 INSIDE: dict[Callable[..., Any], dict[str, Any]] = {}

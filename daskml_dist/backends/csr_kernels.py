@@ -19,19 +19,6 @@ from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.intrinsics import prefetch
 
-__all__ = [
-    "add_dense_rows",
-    "add_dense_squares",
-    "add_sparse_rows",
-    "add_transposed_product",
-    "add_transposed_product_at",
-    "add_weighted_gram",
-    "compile_row_gradients",
-    "find_new_columns",
-    "multiply_rows",
-    "multiply_rows_at",
-]
-
 
 # A placeholder: `compiled_with` compiles the loop with the function of a loss in its place.
 def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...

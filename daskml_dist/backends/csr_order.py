@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIN_COMPILED_ENTRIES", "Entries", "Source", "count_column_entries", "sort_into_csr"]
-
 Array = NDArray[Any]
 
 #: Entries from which compiled counting is worth loading numba for.

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import SparseRows
 
-__all__ = ["CSRRows", "TouchedColumns", "add_csr_gradient"]
-
 
 class TouchedColumns:
     """Search for the columns of batches, in memory that is used again. Used by one thread."""

@@ -32,8 +32,6 @@ from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import LocalBuffer
 from daskml_dist.backends.team_steps import TeamRun, TeamSteps, announce_turn, await_others
 
-__all__ = ["CSRGather", "CSRSteps", "CSRTeam", "make_csr_gather"]
-
 #: Steps that are made together at most, and stored entries of their rows: some 50 ms.
 _MAX_STEPS_AT_ONCE, _MAX_ENTRIES_AT_ONCE = 256, 1 << 22
 #: Rows ahead whose entries, and whose ends, are fetched.

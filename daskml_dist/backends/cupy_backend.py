@@ -28,8 +28,6 @@ from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError
 
-__all__ = ["CupyBackend", "CupyRows", "PinnedCopy", "thread_pinned_copy"]
-
 #: Bytes of each of the two pinned buffers of a thread.
 _PINNED_BUFFER_BYTES = 1 << 24
 

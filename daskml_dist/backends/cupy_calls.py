@@ -19,8 +19,6 @@ import numpy as np
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
 
-__all__ = ["Calls", "CsrRows", "DenseRows", "KernelCall"]
-
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:

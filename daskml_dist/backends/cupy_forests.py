@@ -17,8 +17,6 @@ from daskml_dist.backends.cupy_calls import Calls
 from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
 
-__all__ = ["CupyForests", "CupyLane", "ForestCalls", "NodeTable"]
-
 #: Lines, or rows, that a warp takes; as in forest_nodes.cuh.
 LINES_PER_TILE = 512
 #: Numbers (int64) of a node in the table; as in forest_nodes.cuh.

@@ -21,8 +21,6 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.trees import EXACT, ROUNDED, LeafPartition, SplitFacts, SplitLeaf
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["CupyForest", "CupyTreeRows", "CupyTrees", "LeafWork", "TreeCalls", "pack_nodes"]
-
 #: Neighbours of an index that a block parts; the word of tree_tasks.cuh.
 _ROWS_PER_TILE = 1024
 #: Rows that a block adds up at least, and at most, so that no packed sum overflows.

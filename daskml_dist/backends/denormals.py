@@ -14,8 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-__all__ = ["arithmetic"]
-
 #: Of each kind of processor: 32-bit word of C's ``fenv_t`` that holds the mode, and its bits
 #: (x86-64: MXCSR, results and operands; 64-bit ARM: FPCR, both in one).
 _MODE_WORDS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}

@@ -34,8 +34,6 @@ from daskml_dist.backends.intrinsics import (
     zero_vector,
 )
 
-__all__ = ["KERNELS", "compile_kernel"]
-
 #: Rows of a group; a multiple of 4.
 _ROWS_PER_GROUP = 16
 #: Bytes of the groups that are worked on together.

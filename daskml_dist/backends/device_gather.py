@@ -14,8 +14,6 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows, KernelCall
 from daskml_dist.backends.row_slices import Draw
 
-__all__ = ["CsrGather", "DeviceGather", "RecordedSteps"]
-
 
 class RecordedSteps:
     """Steps of one replica along the batches of one gather, several in one launch.

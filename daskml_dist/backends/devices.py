@@ -14,18 +14,6 @@ from daskml_dist.backends.base import Backend
 from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = [
-    "BACKENDS",
-    "DEVICES",
-    "STORED",
-    "MovedOnce",
-    "device_memory",
-    "get_backend",
-    "gpu_problem",
-    "open_on_device",
-    "stored_dtype",
-]
-
 
 @contextmanager
 def device_memory(what: str, remedy: str) -> Iterator[None]:

@@ -27,17 +27,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
-__all__ = [
-    "CONTRACTED",
-    "LOG_2",
-    "LOSSES_AT_ROW",
-    "curvature",
-    "exponential",
-    "exponentiate_in_place",
-    "log_loss",
-    "logarithm",
-]
-
 #: log(2); and log(2) in two parts (Cody and Waite), of which the first ends in so many zero bits
 #: that its product with any whole number of 11 bits is exact, as an exponent's is.
 LOG_2 = 0.6931471805599453

@@ -17,8 +17,6 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["find_helpers", "lift_to_arrays", "where"]
-
 #: What arrays call functions that Python has without an import.
 _ARRAY_FUNCTIONS = {"abs": "abs", "max": "maximum", "min": "minimum"}
 

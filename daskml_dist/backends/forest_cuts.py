@@ -16,36 +16,6 @@ from daskml_dist.backends.compiled import compiled_inside
 from daskml_dist.backends.elementary_functions import LOG_2, logarithm
 from daskml_dist.backends.forest_kernels import draw_next_feature, hash_number, undo_feature_draw
 
-__all__ = [
-    "ANYWHERE",
-    "BITS",
-    "ENTROPY",
-    "FEATURES",
-    "FIRST",
-    "FOUND",
-    "GINI",
-    "KIND",
-    "LEAST_ROWS",
-    "LEAST_WEIGHT",
-    "MAX_DEPTH",
-    "MIN_SPLIT",
-    "MISSING",
-    "N_FEATURES",
-    "OUTPUTS",
-    "POISSON",
-    "SQUARED",
-    "draw_cut",
-    "draw_to_share",
-    "find_best_cut",
-    "find_median_split",
-    "find_occupied_bins",
-    "has_missing_rows",
-    "judge_drawn_cut",
-    "node_answer",
-    "node_worth",
-    "write_node_medians",
-]
-
 _inside = compiled_inside(error_model="numpy")
 
 #: Numbers of the criteria; from `SQUARED` on they are of regression.

@@ -46,20 +46,6 @@ from daskml_dist.backends.forest_kernels import (
 )
 from daskml_dist.backends.intrinsics import copy_values
 
-__all__ = [
-    "add_job_histograms",
-    "bound_children",
-    "choose_best_cuts",
-    "draw_node_features",
-    "find_cut",
-    "find_job_cuts",
-    "grow_tree",
-    "is_splittable",
-    "make_growth_scratch",
-    "settle_splits",
-    "write_splittable",
-]
-
 _exact = compiled_entry()
 
 

@@ -17,21 +17,6 @@ import numpy as np
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import number_at
 
-__all__ = [
-    "add_any_line",
-    "add_lines",
-    "add_node_sums",
-    "add_out_of_bag_answers",
-    "count_draws",
-    "draw_next_feature",
-    "draw_tree_rows",
-    "hash_child_path",
-    "hash_number",
-    "partition_lines",
-    "undo_feature_draw",
-    "widen_bin_reach",
-]
-
 #: Rows that go through all trees together.
 _ROWS_PER_TILE = 4096
 

@@ -15,15 +15,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import open_on_device
 
-__all__ = [
-    "N_CUT_FACTS",
-    "ForestDevice",
-    "ForestFacts",
-    "ForestLane",
-    "Nodes",
-    "open_forest_device",
-]
-
 
 def open_forest_device(device: str) -> ForestDevice:
     """Return the device on which the trees of forests grow, by its name; called on the worker."""

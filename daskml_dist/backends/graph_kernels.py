@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_entry
 
-__all__ = ["sort_entries", "update_ranks", "update_smallest_labels"]
-
 Array = NDArray[Any]
 
 #: Entries of rows that are sorted together.

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
 
-__all__ = ["HostForests", "HostLane", "draw_lane_lines"]
-
 Array = NDArray[Any]
 
 

@@ -23,8 +23,6 @@ from daskml_dist.backends.host_update import compile_update
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 from daskml_dist.backends.row_slices import Draw
 
-__all__ = ["BatchSteps", "HostGather", "StreamGather", "locate_runs"]
-
 #: Rows whose gradients are added up in the dtype of X.
 _MAX_ROWS_PER_SUM = 1 << 13
 

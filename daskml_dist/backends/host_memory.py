@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Scratch", "keep_freed_memory"]
-
 
 class Scratch:
     """Memory of one thread, a piece for each use."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf
 
-__all__ = ["HostRows", "HostTrees"]
-
 Array = NDArray[Any]
 
 #: Rows whose gradients are made at once in NumPy, so that its temporary arrays (120 kB of float64

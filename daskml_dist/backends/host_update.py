@@ -21,16 +21,6 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.intrinsics import copy_values, prefetch
 
-__all__ = [
-    "CoordinateUpdates",
-    "Updates",
-    "can_compile_update",
-    "compile_entry_step",
-    "compile_update",
-    "merge_gradients",
-    "update_at",
-]
-
 #: Stands for None in compiled loops, whose arguments have one type.
 _NO_RATE_SUMS = np.empty(0)
 #: Rows ahead whose parameters are prefetched: they lie anywhere.

@@ -17,30 +17,6 @@ from numba.extending import intrinsic, register_model
 
 from daskml_dist.backends.compiled import compiled_inside
 
-__all__ = [
-    "VECTOR_BYTES",
-    "add_vectors",
-    "array_at",
-    "broadcast_number",
-    "copy_rows",
-    "copy_values",
-    "hint_waiting",
-    "load_vector",
-    "monotonic_nanoseconds",
-    "multiply_add",
-    "number_at",
-    "pointer",
-    "prefetch",
-    "put_number",
-    "raise_flag",
-    "read_flag",
-    "ring_bell",
-    "store_four_sums",
-    "store_vector",
-    "yield_processor",
-    "zero_vector",
-]
-
 
 @intrinsic
 def _to_pointer(context: Any, address: Any) -> Any:

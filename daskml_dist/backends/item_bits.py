@@ -12,14 +12,6 @@ from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = [
-    "ItemBits",
-    "add_item_counts",
-    "add_pair_counts",
-    "add_set_counts",
-    "find_first_negative",
-]
-
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 

@@ -14,17 +14,6 @@ import numpy as np
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_values
 
-__all__ = [
-    "count_csr_items",
-    "count_items",
-    "count_pairs",
-    "count_row_pairs",
-    "count_supports",
-    "join_frequent_sets",
-    "pack_csr_rows",
-    "pack_rows",
-]
-
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 

@@ -10,8 +10,6 @@ import numpy as np
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["add_expected", "add_moments", "iterate_shifted_rows", "log_densities"]
-
 #: Numbers of a tile that a core's cache holds, and its rows.
 _ENTRIES_AT_ONCE, _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = 1 << 16, 64, 1024
 #: Products of rows and components from which compiled loops are worth loading numba for.

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["add_expected"]
-
 #: Bytes of what is made of a tile's rows, and rows of a tile: fewer are a slow product, more leave
 #: the cache.
 _CACHED_BYTES, _MIN_TILE_ROWS, _MAX_TILE_ROWS = 3 << 18, 128, 1024

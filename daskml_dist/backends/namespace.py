@@ -13,21 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = [
-    "arithmetic_dtype",
-    "cast",
-    "is_host",
-    "item_bytes",
-    "namespace",
-    "numbers",
-    "one_hot",
-    "ones",
-    "scalar",
-    "stream_of",
-    "total",
-    "zeros",
-]
-
 #: Types of arrays, and of scalars taken from them, in host memory.
 _HOST = (np.ndarray, np.generic)
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from daskml_dist.backends.namespace import cast, is_host, namespace, total, zeros
 
-__all__ = ["descend_coordinates", "divide_by_product", "residual_squares", "solve_nonnegative"]
-
 #: Products of coefficients from which compiled loops are worth loading numba for.
 _MIN_COMPILED_PRODUCTS = 1 << 16
 #: What is added to the diagonal for the first coefficients, of its sum.

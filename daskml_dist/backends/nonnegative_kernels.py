@@ -18,8 +18,6 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry
 
-__all__ = ["add_component_shares", "descend_rows", "multiply_weights", "write_divergences"]
-
 _REORDERED = {"contract", "reassoc", "nsz"}
 
 

@@ -22,18 +22,6 @@ from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-__all__ = [
-    "FUSED_LOSSES",
-    "NumpyBackend",
-    "add_matmul",
-    "can_compile_steps",
-    "has_few_entries",
-    "has_kernel",
-    "load_centre_loops",
-    "round_up_columns",
-    "rows_per_hessian",
-]
-
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
 FUSED_LOSSES = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.

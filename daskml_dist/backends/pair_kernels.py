@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 
-__all__ = ["add_pair_gradients", "find_distinct"]
-
 #: Bits of a place in a batch, beside which a number must fit into 63.
 _PLACE_BITS = 24
 

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draw", "row_slices", "run_over_threads"]
-
 #: A batch's runs of neighbouring rows, by block: its number, their first rows, and their lengths;
 #: None where each is one row.
 Draw = Sequence[tuple[int, NDArray[np.intp], NDArray[np.intp] | None]]

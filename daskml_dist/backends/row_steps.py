@@ -24,8 +24,6 @@ from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 
-__all__ = ["RowSteps"]
-
 #: A CSR block, its targets and weights (or None).
 Rows = tuple[Any, NDArray[Any], NDArray[Any] | None]
 

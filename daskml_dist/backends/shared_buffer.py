@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LocalBuffer", "SharedBuffer"]
-
 
 class SharedBuffer(ABC):
     """Places of the gradients of a team, for loops that numba compiles.

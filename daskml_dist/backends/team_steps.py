@@ -34,8 +34,6 @@ from daskml_dist.backends.intrinsics import (
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-__all__ = ["TeamRun", "TeamSteps", "announce_turn", "await_others"]
-
 #: Looks at a flag between two looks at the clock.
 _LOOKS_PER_CLOCK_READ = 32
 

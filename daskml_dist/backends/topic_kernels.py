@@ -19,14 +19,6 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
-__all__ = [
-    "add_word_counts",
-    "draw_gamma",
-    "fit_documents",
-    "write_bounds",
-    "write_log_expectations",
-]
-
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")

@@ -20,22 +20,6 @@ from daskml_dist.backends.elementary_functions import exponentiate_in_place
 from daskml_dist.backends.intrinsics import prefetch
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
 
-__all__ = [
-    "CONSTANT",
-    "EXACT",
-    "GRADIENT_LOOPS",
-    "ROUNDED",
-    "add_to_leaf",
-    "compiled_search",
-    "find_best_split",
-    "pack_gradients",
-    "partition_and_sum",
-    "partition_rows",
-    "sum_all_rows",
-    "sum_chosen_rows",
-    "write_binomial_gradients",
-]
-
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 

@@ -18,17 +18,6 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_values
 
-__all__ = [
-    "add_binned_values",
-    "add_by_masks",
-    "add_forest_answers",
-    "add_tree_values",
-    "depth_first",
-    "find_leaves",
-    "walk_subtree",
-    "write_bins",
-]
-
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 #: Zeros below the lowest bit that is set.

@@ -20,20 +20,6 @@ from numpy.typing import NDArray
 from daskml_dist.backends.devices import open_on_device
 from daskml_dist.errors import InvalidDataError
 
-__all__ = [
-    "CONSTANT",
-    "EXACT",
-    "ROUNDED",
-    "LeafPartition",
-    "SplitFacts",
-    "SplitLeaf",
-    "TreeDevice",
-    "TreeRows",
-    "check_dense_rows",
-    "open_tree_device",
-    "sparse_rows_error",
-]
-
 
 def check_dense_rows(X: Any) -> None:
     """Check that rows of NumPy or CuPy are dense."""

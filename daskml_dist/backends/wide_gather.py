@@ -34,15 +34,6 @@ from daskml_dist.backends.intrinsics import (
 )
 from daskml_dist.backends.row_slices import Draw, run_over_threads
 
-__all__ = [
-    "WideGather",
-    "WideSteps",
-    "compile_gradient",
-    "compile_slopes",
-    "compile_steps",
-    "make_wide_gather",
-]
-
 #: Rows, or features, whose sums, a vector of columns each, are in registers together.
 TOGETHER = 8
 #: Rows ahead whose memory is prefetched; rows of a batch lie anywhere in a block.

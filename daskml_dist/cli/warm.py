@@ -29,15 +29,6 @@ from daskml_dist.cli._places import connect_client
 from daskml_dist.errors import InvalidParameterError, TrainingError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-__all__ = [
-    "DTYPES",
-    "SUBJECTS",
-    "Compiled",
-    "add_arguments",
-    "run",
-    "warm_up",
-]
-
 #: Types of rows for which functions are compiled.
 DTYPES = ("float64", "float32")
 #: Rows and features of dense rows: more than are left to NumPy, which compiles nothing.

@@ -25,41 +25,6 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 from daskml_dist.errors.stack_level import user_stack_level
 
-__all__ = [
-    "as_array_block",
-    "as_column",
-    "as_rows",
-    "check_dimensions",
-    "check_no_missing",
-    "check_not_complex",
-    "check_numeric_columns",
-    "check_numeric_dtype",
-    "check_unique_names",
-    "choose_float_dtype",
-    "choose_tensor_dtype",
-    "convert_foreign",
-    "convert_missing_to_nan",
-    "convert_named_columns",
-    "convert_object_columns",
-    "convert_object_values",
-    "convert_sparse_bools",
-    "convert_to_host",
-    "convert_to_numbers",
-    "copy_to_host",
-    "densify_columns",
-    "describe_block",
-    "describe_columns_remedy",
-    "describe_shape_remedy",
-    "describe_target_column",
-    "describe_values_remedy",
-    "find_device",
-    "get_column_names",
-    "load_pandas",
-    "restore_chunk_sizes",
-    "take_rows",
-    "warn_of_target_column",
-]
-
 #: How rows are made of an object that has none itself, by its package and class.
 _REMEDIES = {
     ("polars", "LazyFrame"): "is a query that is not run yet: pass the result of its .collect()",

@@ -26,20 +26,6 @@ from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses.base import Loss
 
-__all__ = [
-    "BatchRows",
-    "ColumnModel",
-    "ColumnPart",
-    "LinearForm",
-    "Model",
-    "Parameters",
-    "Part",
-    "StagedModel",
-    "StepModel",
-    "distinct",
-    "identity_of",
-]
-
 
 def identity_of(thing: Any) -> dict[str, Any]:
     """Return the class and the fields of a model or solver as JSON values, for checkpoints.

@@ -20,20 +20,6 @@ from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Model, Parameters, Part, StepModel
 from daskml_dist.models.linear import LinearModel
 
-__all__ = [
-    "NEITHER",
-    "TEST",
-    "TRAIN",
-    "AllRowsAssignment",
-    "AssignmentWithAllRows",
-    "BatchedLinear",
-    "BatchedLoss",
-    "BatchedStepLinear",
-    "FoldAssignment",
-    "SingleSplitAssignment",
-]
-
-
 #: Roles of a row in a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
 #: Most distinct codes whose roles are computed once and looked up: a table of 4 KiB a split.

@@ -41,8 +41,6 @@ from daskml_dist.models.base import (
 )
 from daskml_dist.models.row_models import encode_labels
 
-__all__ = ["LinearModel", "SignedClasses", "SignedLabels", "add_curvature", "slice_for_curvature"]
-
 
 @dataclass(frozen=True)
 class LinearModel(StepModel, ColumnModel, ColumnPart):

@@ -16,8 +16,6 @@ from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 from daskml_dist.training.threads import find_blas_controller
 
-__all__ = ["Place", "cluster_place", "imagine_place", "inline_place"]
-
 #: Share of a worker's memory limit that rows may take, unless the user says otherwise: Dask starts
 #: to spill at 0.6, and a fit holds copies of some rows.
 _ROWS_SHARE = 0.4

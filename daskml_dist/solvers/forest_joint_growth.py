@@ -32,13 +32,6 @@ from daskml_dist.solvers.forest_growth import ForestContext
 from daskml_dist.solvers.forest_rows import ForestRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = [
-    "JointGrower",
-    "flatten_parts",
-    "grow_whole_trees",
-    "unpack_part",
-]
-
 #: Share of the device's free memory for the lines of trees that grow at the same time.
 _LINES_SHARE = 0.3
 #: Takes indices of nodes, a slice of the features that each draws, and whether to stop at the first

@@ -32,20 +32,6 @@ from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side
 
-__all__ = [
-    "INVERSE_CURVATURE",
-    "MAX_WHITENED",
-    "ROWS_PER_PARAMETER",
-    "Coordinates",
-    "Pilot",
-    "StackedPilot",
-    "list_trial_starts",
-    "rate_factor",
-    "run_rate_searches",
-    "search_best_rate",
-    "search_calm_rate",
-]
-
 Array = NDArray[Any]
 #: Most columns (or rows, where rows are fewer) whose correlations are removed: the
 #: eigendecomposition takes time of the cube of their number.

@@ -30,23 +30,6 @@ from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.solvers.base import Statistic
 from daskml_dist.training.spec import FitSpec
 
-__all__ = [
-    "BatchReader",
-    "Blocks",
-    "LaneBatch",
-    "ReadyBlock",
-    "RowsInTurn",
-    "count_batch_rows",
-    "cut_blocks",
-    "cut_evenly_sized",
-    "explain_memory_errors",
-    "get_fit_backend",
-    "join_batch_pieces",
-    "join_batch_targets",
-    "prepare_block",
-    "sums_backend_of",
-]
-
 
 @dataclass
 class ReadyBlock:
