@@ -382,11 +382,13 @@ class StalenessAware(Schedule):
 
 
 def _check_positive(name: str, value: float) -> None:
+    """Raise where a parameter is not finite and above 0."""
     if not 0 < value < math.inf:
         raise InvalidParameterError(f"{name}={value!r}: use a finite number > 0.")
 
 
 def _check_schedule(schedule: Schedule) -> None:
+    """Raise where an object is no schedule."""
     if not isinstance(schedule, Schedule):
         raise InvalidParameterError(
             f"schedule={schedule!r}: wrap a schedule object, such as Constant(0.01)."

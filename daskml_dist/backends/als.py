@@ -267,6 +267,7 @@ class LeastSquares:
         return self.closed(system, int(bounds[1] - bounds[0]), out[row])
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
+        """Improve the factors `out` of each row by steps of conjugate gradients, in place."""
         kernels, by = _load_kernels(), by.padded(out.dtype)
         vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)

@@ -150,6 +150,7 @@ def _squared_norms(backend: Any, X: Any) -> Any:
 
 
 def _is_sparse(X: Any) -> bool:
+    """Return whether rows are sparse rows of a backend."""
     return hasattr(X, "with_values")
 
 
@@ -171,6 +172,7 @@ class SparseRows:
 
     @property
     def dtype(self) -> Any:
+        """Return the dtype of the stored entries."""
         raise NotImplementedError
 
     @property

@@ -106,12 +106,14 @@ def add_log_scores(
 
 @_inside
 def _add_to_total(total: Any, part: Any) -> None:
+    """Add the sums of some rows to the totals, which have more digits."""
     for j in range(len(total)):
         total[j] += part[j]
 
 
 @_inside
 def _repeat_values(values: Any, times: int) -> Any:
+    """Return values repeated, one copy behind the other."""
     k = len(values)
     found = np.empty(times * k, values.dtype)
     for i in range(times):
@@ -136,6 +138,7 @@ def _spread_weights(mask: Any, stops: Any, start: int, stop: int, k: int, weight
 
 @_inside
 def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
+    """Write the sign of each row once for each of its k columns."""
     for i in range(start, stop):
         some, value = sign[(i - start) * k : (i - start + 1) * k], signs[i]
         for j in range(k):
@@ -161,6 +164,7 @@ def _differentiate_rows(
 def _score_row(
     raw: Any, bias: Any, sign: Any, weight: Any, most: Any, losses: Any, weights: Any, right: Any
 ) -> None:
+    """Add a row's clipped loss, weight and correct predictions to those of each column."""
     for j in range(len(raw)):
         margin = raw[j] + bias[j]
         value, _ = log_loss(sign * margin)

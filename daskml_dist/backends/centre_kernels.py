@@ -186,6 +186,7 @@ def _largest_other_moves(ways: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @_fast
 def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
+    """Write rows less the shift, and the squared norm of each."""
     for i in range(X.shape[0]):
         square = rows.dtype.type(0)
         for j in range(X.shape[1]):
@@ -232,6 +233,7 @@ def _screen_rows(
 
 @_fast
 def _copy_chosen_rows(rows: Any, numbers: Any, out: Any) -> None:
+    """Copy the rows of the given numbers to `out`."""
     for r in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[r, j] = rows[numbers[r], j]
@@ -295,6 +297,7 @@ def _find_nearest_exactly(row: Any, centres: Any, half: Any, products: Any, most
 def _add_labelled_rows(
     rows: Any, centres: Any, weight: Any, bounds: Any, above: Any, out: Any
 ) -> float:
+    """Add rows to the sums of their centres, and bound their distances; return the inertia."""
     inertia = 0.0
     for i in range(rows.shape[0]):
         label = int(bounds[i, 0])
@@ -314,6 +317,7 @@ def _add_labelled_rows(
 
 @_fast
 def _measure_distances(rows: Any, centres: Any, bounds: Any, out: Any) -> None:
+    """Write the squared distance of each row to its centre."""
     for i in range(rows.shape[0]):
         label = int(bounds[i, 0])
         square = rows.dtype.type(0)

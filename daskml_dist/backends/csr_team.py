@@ -19,7 +19,7 @@ from scipy import sparse
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
-from daskml_dist.backends.host_gather import locate_runs
+from daskml_dist.backends.host_gather import address_of, locate_runs
 from daskml_dist.backends.host_update import compile_entry_step, update_at
 from daskml_dist.backends.intrinsics import (
     array_at,
@@ -192,7 +192,7 @@ class CSRGather:
         #: An empty array of the dtype of all columns.
         self.like = np.empty(0, wide)
         self._held = [_convert_block(*block, wide) for block in self._blocks.values()]
-        self.where = np.array([[_address_of(a) for a in arrays] for arrays in self._held], np.int64)
+        self.where = np.array([[address_of(a) for a in arrays] for arrays in self._held], np.int64)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
@@ -214,17 +214,13 @@ def make_csr_gather(
 
 
 def _convert_block(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any]:
+    """Return a block's CSR arrays, targets and weights, aligned and of the loops' dtypes."""
     # All are so nearly always, and nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
     values = (
         None if a is None else np.require(a, X.dtype, ["C", "A"]) for a in (X.data, y, weight)
     )
     return [indptr, indices, *values]
-
-
-def _address_of(array: Any) -> int:
-    """Return the address of an array; 0, a null pointer, for None."""
-    return 0 if array is None else int(array.__array_interface__["data"][0])
 
 
 #: Bytes of an entry's column (int32), and bytes that processors pass to each other at a time (two

@@ -107,14 +107,17 @@ class Calls:
 
     @functools.cached_property
     def _device(self) -> int:
+        """Return the number of the current device."""
         return int(self.cupy.cuda.Device().id)
 
     @functools.cached_property
     def _n_sms(self) -> int:
+        """Return the number of multiprocessors of the device."""
         return int(self.cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     @functools.cached_property
     def _capability(self) -> int:
+        """Return the compute capability of the device, times ten."""
         return int(self.cupy.cuda.Device().compute_capability)
 
     def alignment(self, *arrays: Any) -> int:

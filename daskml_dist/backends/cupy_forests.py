@@ -303,6 +303,7 @@ class CupyLane:
         self._lines, self._firsts = [own, self._calls.cupy.empty_like(own)], firsts
 
     def _of(self, turn: int) -> Any:
+        """Return the memory of the lines after a number of partitions; two take turns."""
         return self._lines[turn % 2]
 
     def add_node_sums(

@@ -472,6 +472,7 @@ class CupyTreeRows:
         return hist, middles
 
     def _work(self, parts: Sequence[LeafPartition], mode: int) -> LeafWork:
+        """Return the work of some leaves, as the kernels take it."""
         return self._calls.work(parts, mode, self._bins.shape[1] // 8)
 
     def _histograms(self, work: LeafWork, output: int) -> Any:

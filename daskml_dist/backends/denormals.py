@@ -29,6 +29,7 @@ def arithmetic(flushes: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def _flush_in_thread() -> Iterator[None]:
+    """Let this thread flush denormal numbers to zero meanwhile, where its processor can."""
     calls = _find_mode_functions()
     if calls is None:
         yield

@@ -46,6 +46,7 @@ class RecordedSteps:
         self._graphs: dict[int, Any] = {}
 
     def _of_step(self, place: int, step: Step) -> list[KernelCall]:
+        """Return the launches of a step: the gradient of its rows, and the update."""
         numbers, calls = self._numbers[place], self._gather.calls
         rows, loss = self._gather.rows(place), self._losses[place : place + 1]
         gradient = calls.gradient(
@@ -74,6 +75,7 @@ class RecordedSteps:
         return self._losses[:n].copy()
 
     def _launch(self, n: int) -> None:
+        """Launch the first n steps, as a CUDA graph from the third time on."""
         graph = self._graphs.get(n)
         # The first launch of a length runs kernel by kernel, the second records, and later ones
         # replay.
@@ -87,11 +89,13 @@ class RecordedSteps:
         self._run(n)
 
     def _run(self, n: int) -> None:
+        """Launch the first n steps, kernel by kernel."""
         for calls in self._calls[:n]:
             for call in calls:
                 call()
 
     def _recorded(self, n: int) -> Any:
+        """Return the CUDA graph of the first n steps."""
         stream = self._cp.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
@@ -209,13 +213,16 @@ class DeviceGather:
 
     @property
     def _row_bytes(self) -> int | None:
+        """Return the bytes of a row; None for CSR blocks."""
         return int(self.n_features * self.dtype.itemsize)
 
     def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> DenseRows | CsrRows:
+        """Return the description of gathered rows, as kernels take them."""
         return DenseRows(n, self.n_features, self.dtype, self._alignment, None, gathered, y, weight)
 
     @functools.cached_property
     def _alignment(self) -> int:
+        """Return the largest power of two that divides the addresses of all blocks."""
         return self.calls.alignment(*(X for X, _, _ in self._blocks.values()))
 
 

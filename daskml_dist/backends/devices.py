@@ -117,4 +117,5 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 
 @functools.cache
 def _import_class(module: str, name: str) -> Any:
+    """Return a class of a module, which is imported now."""
     return getattr(import_module(module), name)

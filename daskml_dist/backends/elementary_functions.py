@@ -251,6 +251,7 @@ def log_loss(margin: Any) -> Any:
 
 
 def _log_loss_float32(margin: Any) -> Any:
+    """Return the log loss of a float32 margin, and its derivative."""
     # log(1 + exp(-m)) = log1p(exp(-|m|)) - min(m, 0): nothing overflows.
     e = _exp_float32(-abs(margin))
     right = margin > _f4(0)
@@ -259,6 +260,7 @@ def _log_loss_float32(margin: Any) -> Any:
 
 
 def _log_loss_float64(margin: Any) -> Any:
+    """Return the log loss of a float64 margin, and its derivative."""
     e = _exp_float64(-abs(margin))
     right = margin > 0.0
     value = _log1p_float64(e) - (0.0 if right else margin)
@@ -267,6 +269,7 @@ def _log_loss_float64(margin: Any) -> Any:
 
 @overload(log_loss, jit_options=_INLINED)
 def _choose_log_loss(margin: Any) -> Any:
+    """Return the implementation of `log_loss` for the type of a margin."""
     return _log_loss_float32 if margin == types.float32 else _log_loss_float64
 
 
@@ -282,17 +285,20 @@ def curvature(margin: Any) -> Any:
 
 
 def _curvature_float32(margin: Any) -> Any:
+    """Return ``p (1 - p)`` of a float32 margin, p its sigmoid."""
     e = _exp_float32(-abs(margin))
     return e / ((_f4(1) + e) * (_f4(1) + e)) if abs(margin) < _f4(87) else _f4(0)
 
 
 def _curvature_float64(margin: Any) -> Any:
+    """Return ``p (1 - p)`` of a float64 margin, p its sigmoid."""
     e = _exp_float64(-abs(margin))
     return e / ((1.0 + e) * (1.0 + e)) if abs(margin) < 708.0 else 0.0
 
 
 @overload(curvature, jit_options=CONTRACTED, inline="always")
 def _choose_curvature(margin: Any) -> Any:
+    """Return the implementation of `curvature` for the type of a margin."""
     return _curvature_float32 if margin == types.float32 else _curvature_float64
 
 

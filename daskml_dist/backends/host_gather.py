@@ -255,10 +255,11 @@ class HostGather:
         self.gradient = compiled_with(_set_batch_gradient, _add_tile_gradient=tile)
 
     def _hold(self, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
+        """Keep blocks, and note the addresses of their arrays."""
         self._blocks = dict(blocks)  # whose memory must not be given to others
         self._place = {number: place for place, number in enumerate(blocks)}
         parts = self._blocks.values()
-        self.where = np.array([[_address_of(a) for a in arrays] for arrays in parts], np.int64)
+        self.where = np.array([[address_of(a) for a in arrays] for arrays in parts], np.int64)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
         """Return, for each batch, :meth:`add_gradient` of its rows."""
@@ -351,10 +352,11 @@ def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np
 def _address_of_integers(array: Any) -> int:
     """Return the address of an int64 array (0: None), after the checks that the loop leaves out."""
     assert array is None or (array.dtype == np.int64 and array.flags.c_contiguous)
-    return _address_of(array)
+    return address_of(array)
 
 
-def _address_of(array: Any) -> int:
+def address_of(array: Any) -> int:
+    """Return the address of an array; 0, a null pointer, for None."""
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
 

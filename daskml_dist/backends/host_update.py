@@ -217,10 +217,12 @@ def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
 
 
 def _plain(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
+    """Step one parameter without l1."""
     _move(state, k, grad, rate, numbers)
 
 
 def _proximal(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
+    """Step one parameter, and apply the proximal operator of l1 at the rate of its step."""
     most = _move(state, k, grad, rate, numbers) * l1
     state[0][k] -= max(min(state[0][k], most), -most)
 

@@ -99,15 +99,18 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _vector_type(dtype: Any) -> Any:
+    """Return LLVM's type of a vector of float32 or float64."""
     number = {32: ir.FloatType(), 64: ir.DoubleType()}[dtype.bitwidth]
     return ir.VectorType(number, 8 * VECTOR_BYTES // dtype.bitwidth)
 
 
 def _pointer_to(builder: Any, address: Any, kind: Any) -> Any:
+    """Emit the pointer of a type at an address."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def _shuffle_lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    """Emit a vector of lanes of two vectors, by their places in both."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(places)), places))
 
 

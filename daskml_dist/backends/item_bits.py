@@ -117,6 +117,7 @@ class ItemBits:
         yield self._words, self._items
 
     def _fill(self, X: Any, backend: NumpyBackend) -> None:
+        """Write the bits of the items in all rows."""
         from daskml_dist.backends.itemset_kernels import pack_csr_rows, pack_rows
 
         assert self._words is not None
@@ -179,5 +180,6 @@ def _rank_columns(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]
 
 
 def _csr_bytes(X: CSRRows) -> int:
+    """Return the bytes of a CSR matrix."""
     csr = X.X
     return int(csr.data.nbytes + csr.indices.nbytes + csr.indptr.nbytes)

@@ -60,6 +60,7 @@ def add_expected(
 
 @_fast
 def _shift_to_means(rows: Any, shift: Any, means: Any, near: Any) -> None:
+    """Write rows less the shift and the mean of each component."""
     k, d = means.shape
     for c in range(k):
         for i in range(rows.shape[0]):
@@ -69,6 +70,7 @@ def _shift_to_means(rows: Any, shift: Any, means: Any, near: Any) -> None:
 
 @_fast
 def _compute_shares(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
+    """Write the responsibility of each component for each row; return the log likelihood."""
     k, n, d = scaled.shape
     for c in range(k):
         for i in range(n):
@@ -103,6 +105,7 @@ def _normalise_shares(shares: Any, weight: Any) -> float:
 
 @_fast
 def _scale_and_sum(near: Any, shares: Any, scaled: Any, out: Any) -> None:
+    """Scale rows by their shares in each component, and add the shares and the scaled rows."""
     k, n, d = near.shape
     for c in range(k):
         for i in range(n):
@@ -118,6 +121,7 @@ def _scale_and_sum(near: Any, shares: Any, scaled: Any, out: Any) -> None:
 def _add_diagonal(
     X: Any, shift: Any, constants: Any, means: Any, factors: Any, weight: Any, out: Any
 ) -> float:
+    """Add the moments of rows under diagonal covariances; return the log likelihood."""
     k, d = means.shape
     found, tile = 0.0, 128
     shares, near = np.empty((k, tile), X.dtype), np.empty((tile, d), X.dtype)

@@ -93,6 +93,7 @@ def scalar(value: Any) -> Any:
 
 
 def _created(function: str, shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """Return an array made by a function of the library, and on the device, of another array."""
     xp = namespace(like)
     if xp is np:
         return getattr(np, function)(shape, dtype)
@@ -110,6 +111,7 @@ def _place(like: Any) -> dict[str, Any]:
 
 
 def _is_numpys(dtype: Any) -> bool:
+    """Return whether a dtype is NumPy's, whose names other libraries share."""
     return isinstance(dtype, str | type | np.dtype)
 
 

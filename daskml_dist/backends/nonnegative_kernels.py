@@ -55,6 +55,7 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
 def _floored_product(w: Any, h: Any, least: Any) -> Any:
+    """Return a product of two vectors, at least `least`, since it is divided by."""
     found = w[0] * 0
     for c in range(len(w)):
         found += w[c] * h[c]

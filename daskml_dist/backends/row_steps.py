@@ -277,6 +277,7 @@ class RowSteps:
         )  # fmt: skip
 
     def _room(self, length: int, dtype: Any) -> list[NDArray[Any]]:
+        """Return scratch for the values of a row of a length, kept between calls."""
         if not self._scratch or len(self._scratch[0]) < length:
             self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_state_arrays)]
         return self._scratch
@@ -299,6 +300,7 @@ class RowSteps:
 
 
 def _locate_block(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _LocatedBlock:
+    """Return a block's arrays, their addresses and its longest row, for compiled loops."""
     # Both are of one dtype nearly always, so nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
     values = [

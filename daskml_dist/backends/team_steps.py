@@ -256,6 +256,7 @@ class TeamSteps:
         return (tuple(array.reshape(-1) for array in self._state),)
 
     def _run(self, *given: Any) -> TeamRun:
+        """Return the steps that begin now."""
         return TeamRun(*given)
 
     def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
@@ -336,5 +337,6 @@ class TeamRun:
 
     @property
     def seconds(self) -> list[float]:
+        """Return the seconds for which each lane computed."""
         seconds: list[float] = (self._busy * 1e-9).tolist()
         return seconds

@@ -32,6 +32,7 @@ _GAMMA_SHAPE = 100.0
 
 @_inside_fast
 def _digamma(x: Any) -> Any:
+    """Return the digamma function of x > 0 (Abramowitz and Stegun 1964, 6.3.5 and 6.3.18)."""
     above, below = 0.0, 1.0
     # Recurrence up to 6, where the asymptotic series is exact to double precision.
     while x < 6.0:  # the sum of 1 / x, 1 / (x + 1)... as one fraction
@@ -91,6 +92,7 @@ def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
 
 @_inside_fast
 def _longest_document(indptr: Any, rows: Any) -> Any:
+    """Return the most stored entries of a row."""
     most = 0
     for i in range(len(rows)):
         most = max(most, indptr[rows[i] + 1] - indptr[rows[i]])

@@ -29,6 +29,7 @@ _CONSTANT_CHANNELS = 2
 
 @_inside
 def _leaf_value(g: float, h: float, low: float, high: float, l2: float) -> float:
+    """Return the value of a leaf with sums g and h of gradients and hessians."""
     # Newton's step of the leaf, kept within the bounds that monotonic constraints set.
     value = -g / (h + l2 + 1e-15)
     if value < low:
@@ -43,6 +44,7 @@ def _split_gain(
     gl: float, hl: float, gr: float, hr: float, loss: float, sign: int, low: float, high: float,
     l2: float,
 ) -> float:  # fmt: skip
+    """Return the gain of a split into two leaves; -1 where its order is not allowed."""
     left, right = _leaf_value(gl, hl, low, high, l2), _leaf_value(gr, hr, low, high, l2)
     # A split whose children's answers are in the wrong order is not allowed.
     if (sign > 0 and left > right) or (sign < 0 and left < right):

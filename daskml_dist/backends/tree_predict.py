@@ -173,6 +173,7 @@ def _fill_mask_tables(
 
 @_inside
 def _mask_entries(row: Any, word: Any) -> None:
+    """Clear the bits of all entries that a word does not have."""
     for b in range(len(row)):
         row[b] &= word
 
@@ -276,12 +277,11 @@ def find_leaves(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, ou
 
 
 @_exact
-def depth_first(roots: Any, left: Any) -> Any:
+def depth_first(left: Any) -> Any:
     """Return each node's number in its tree in depth-first order, as scikit-learn numbers them.
 
     Parameters
     ----------
-    roots : ndarray of int64 of shape (n_trees + 1,)
     left : ndarray of int32 of shape (n_nodes,)
         Left children, behind their parents; a leaf's is itself.
     """

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
-from daskml_dist.backends.host_gather import locate_runs
+from daskml_dist.backends.host_gather import address_of, locate_runs
 from daskml_dist.backends.host_update import compile_entry_step
 from daskml_dist.backends.intrinsics import (
     VECTOR_BYTES,
@@ -368,9 +368,7 @@ class WideGather:
         # Held, since compiled loops read the blocks by their addresses.
         self._blocks = dict(blocks)
         self._place = {number: place for place, number in enumerate(blocks)}
-        self.where = np.array(
-            [[_address_of(a) for a in part] for part in blocks.values()], np.int64
-        )
+        self.where = np.array([[address_of(a) for a in part] for part in blocks.values()], np.int64)
         X, y, _ = next(iter(blocks.values()))
         self.n_features = int(X.shape[1])
         self.dtype: np.dtype[Any] = np.dtype(X.dtype)
@@ -548,9 +546,3 @@ def _pad_with_zeros(numbers: NDArray[Any], n: int) -> NDArray[Any]:
     out = np.zeros(n, numbers.dtype)
     out[: len(numbers)] = numbers
     return out
-
-
-def _address_of(array: Any) -> int:
-    """Return the address of a contiguous array; 0, a null pointer, for None."""
-    assert array is None or array.flags.c_contiguous
-    return 0 if array is None else int(array.__array_interface__["data"][0])

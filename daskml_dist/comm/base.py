@@ -52,6 +52,7 @@ class ReusedMemory:
         return array
 
     def _taken(self, size: int) -> NDArray[np.uint8]:
+        """Return free memory of a size, or new memory."""
         with contextlib.suppress(LookupError):
             return self._free[size].pop()
         return np.empty(size, np.uint8)

@@ -112,6 +112,7 @@ class HandshakeSession:
         return words
 
     def _proof(self, speaker: bytes, words: bytes) -> bytes:
+        """Return the HMAC-SHA256 of words, under the key of the connection."""
         return hmac.digest(self._key, speaker + b"\0" + words, "sha256")
 
 

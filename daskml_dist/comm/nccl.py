@@ -176,6 +176,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _describe_failure(error: object) -> str:
+    """Return the message about a failure of NCCL."""
     return (
         f"NCCL failed between the GPUs of this host ({error}). A worker was probably closed or "
         "killed; look at the workers' logs, and set NCCL_DEBUG=WARN in their environment."

@@ -83,6 +83,7 @@ def name_classes(classes: Iterable[type]) -> KnownClasses:
 
 
 def _get_qualified_name(kind: type) -> str:
+    """Return the name by which a class is known in messages."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -116,6 +117,8 @@ def split_object(thing: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any
 
 
 def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+    """Return an object as values for JSON, with its arrays appended to `arrays`."""
+
     def each(things: Iterable[Any]) -> list[Any]:
         return [_build_tree(one, arrays, known) for one in things]
 
@@ -155,6 +158,8 @@ def join_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> A
 
 
 def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+    """Return the object of a tree that :func:`_build_tree` made."""
+
     def each(trees: list[Any]) -> list[Any]:
         return [_rebuild_object(one, arrays, known) for one in trees]
 
@@ -427,6 +432,7 @@ class RepeatedObjects:
 
 
 def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Remember a value; where too many are, forget all, since forms seldom change."""
     if len(known) >= _MAX_FORMS:
         known.clear()
     known[key] = value

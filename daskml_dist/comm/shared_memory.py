@@ -71,10 +71,12 @@ def identify_machine() -> int:
 
 
 def _reopen_descriptor(pid: int, descriptor: int) -> int:
+    """Return a descriptor of this process for another process's file, by Linux's ``/proc``."""
     return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _required_seals() -> int:
+    """Return the seals of a memory file whose size nobody can change any more."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -357,6 +359,7 @@ class PieceWriter:
         self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
 
     def write(self, room: memoryview) -> None:
+        """Fill some room with the next bytes, as far as there are any."""
         at = 0
         while self._left and at < len(room):
             buffer = self._left.pop()
@@ -368,6 +371,7 @@ class PieceWriter:
 
 
 def _copy_bytes(to: memoryview, source: memoryview) -> None:
+    """Copy bytes between buffers of one length."""
     if len(to) < _LARGE_WRITE_BYTES:
         to[:] = source
     else:  # lets other threads run meanwhile

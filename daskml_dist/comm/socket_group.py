@@ -65,6 +65,7 @@ class PeerListener:
         self.endpoint = self._listener.endpoint
 
     def _add(self, rank: int, sock: socket.socket) -> None:
+        """Keep the socket of a rank that has connected; close a second one of the same rank."""
         with self._came:
             if self._closed or rank in self._sockets:  # a trainer calls once
                 close_socket(sock)
@@ -334,6 +335,7 @@ class PeerGroup(Communicator):
 
 
 def _view_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, without a copy."""
     return array.view(np.uint8).data if array.size else memoryview(b"")
 
 
@@ -343,10 +345,12 @@ def _prefix_length(buffers: Sequence[Any]) -> list[Any]:
 
 
 def _pack_frame(arrays: Arrays) -> list[Any]:
+    """Return the buffers of some arrays, behind their total length."""
     return _prefix_length(pack_array_parts(arrays))
 
 
 def _unwrap_single(arrays: Arrays) -> NDArray[Any]:
+    """Return the only array of a message; raise for any other number."""
     if len(arrays) != 1:
         raise make_malformed_error(f"{len(arrays)} arrays for one")
     return arrays[0]

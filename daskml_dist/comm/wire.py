@@ -148,12 +148,14 @@ class FrameReader:
         }
 
     def _read_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Read an array whose size was checked."""
         array = np.empty(shape, dtype=dtype)
         if array.size:
             self._source.read_into(array.data.cast("B"))
         return array
 
     def _read_header(self, kind: int) -> tuple[Any, ...]:
+        """Read the rest of a header, whose kind was read, and unpack it."""
         layout, buffer = self._heads[kind]
         buffer[0] = kind
         self._source.read_into(memoryview(buffer)[1:])
@@ -175,11 +177,13 @@ class FrameReader:
             raise make_malformed_error(f"a frame that cannot be read ({error!r})") from error
 
     def _read_bytes(self, length: int) -> bytearray:
+        """Read some bytes whose number was checked."""
         data = bytearray(length)
         self._source.read_into(memoryview(data))
         return data
 
     def _read_call(self) -> CallPayload:
+        """Read a control call or its answer."""
         (_, length) = self._read_header(CALL)
         if length > self._bounds.most_text:
             raise make_malformed_error(f"{length} bytes of text")
@@ -202,6 +206,7 @@ class FrameReader:
         return None if n == _NO_ROWS else n
 
     def _read_request(self) -> ServerRequest:
+        """Read a push, a pull or both."""
         (
             _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
             n, n_index, n_wanted, n_packed,
@@ -231,9 +236,11 @@ class FrameReader:
         )  # fmt: skip
 
     def _count_pushed_rows(self, index: NDArray[np.int64] | None) -> int:
+        """Return the rows of the parameters that a push belongs to."""
         return self._bounds.n_rows if index is None else len(index)
 
     def _read_matrix(self, n_rows: int) -> NDArray[Any]:
+        """Read rows of the parameters."""
         return self._read_array((n_rows, self._bounds.width), self._dtype)
 
     def _read_index(self, n: int) -> NDArray[np.int64] | None:
@@ -249,6 +256,7 @@ class FrameReader:
         return index
 
     def _read_packed(self, n_arrays: int) -> Packed:
+        """Read a compressed push, whose arrays together have a bound."""
         arrays, left = [], self._bounds.most_packed
         for _ in range(n_arrays):
             dtype, length = _ARRAY.unpack(self._read_bytes(_ARRAY.size))
@@ -258,6 +266,7 @@ class FrameReader:
         return Packed(tuple(arrays))
 
     def _read_reply(self) -> ServerReply:
+        """Read the answer to a pull."""
         _, status, stop, lane, version, clock, rows = self._read_header(REPLY)
         n_values = self._check_row_count(rows)
         values = None

@@ -1,4 +1,9 @@
-"""Entries of baskets in a long frame, one a row, as sparse rows of baskets."""
+"""Entries of baskets in a long frame, one a row, as sparse rows of baskets.
+
+Frequent patterns are mined from a matrix with a row for each basket and a column for each item. A
+long frame has the entries of a basket anywhere; `make_baskets` finds all items in one reduction,
+shuffles the frame by basket, and makes a CSR matrix of each part.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ def make_baskets(
     """Bring the entries of each basket together, and make a sparse row of them."""
     _check_basket_columns(frame, basket, item)
     rows = frame[[basket, item]]
-    # What is no client is refused where the fit begins.
+    # An object that is no client is refused by the fit, in its own words.
     with client.as_current() if hasattr(client, "as_current") else nullcontext():
         items = reduce_parts(as_collection(rows, numeric=False), _FindItems(item), merge_ids)
         if not len(items):
@@ -36,7 +41,8 @@ def make_baskets(
         matrix = _BuildBaskets(basket, item)
         if not is_dask_frame(rows):
             return matrix(rows, items), items
-        # Which works on any scheduler, that of the fit too; with a cluster, as the user set it.
+        # Dask's default shuffle may need a cluster ("p2p") or a disk; "tasks" works on any
+        # scheduler. With a cluster the user's setting counts.
         method = "tasks" if client is None and not _has_client() else None
         # All entries of a basket must lie in one part, where they become one row.
         together = rows.shuffle(on=basket, shuffle_method=method)
@@ -45,6 +51,7 @@ def make_baskets(
 
 
 def _check_basket_columns(frame: Any, basket: Any, item: Any) -> None:
+    """Raise where a frame does not have the columns of baskets and items."""
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row for "
@@ -60,6 +67,7 @@ def _check_basket_columns(frame: Any, basket: Any, item: Any) -> None:
 
 
 def _has_client() -> bool:
+    """Return whether there is a current client, without loading `distributed` to find out."""
     if "distributed" not in sys.modules:
         return False
     from distributed import Client
@@ -73,7 +81,7 @@ def _has_client() -> bool:
 
 @dataclass(frozen=True)
 class _FindItems:
-    """Distinct items of a part."""
+    """Picklable function that returns the sorted distinct items of a part."""
 
     item: Any
 
@@ -83,7 +91,7 @@ class _FindItems:
 
 @dataclass(frozen=True)
 class _BuildBaskets:
-    """Rows of the baskets of a part, which holds all their entries."""
+    """Picklable function that returns a CSR matrix of the baskets that are whole in a part."""
 
     basket: Any
     item: Any
@@ -91,6 +99,7 @@ class _BuildBaskets:
     def __call__(self, part: Any, items: NDArray[Any]) -> Any:
         baskets, (rows,) = factorize_columns([convert_ids(part[self.basket], str(self.basket))])
         columns = find_positions(items, convert_ids(part[self.item], str(self.item)))
+        # An item that comes several times in a basket is one entry: sums of bools are bools.
         entries = np.ones(len(rows), np.bool_), (rows, columns)
         return sparse.csr_matrix(entries, shape=(len(baskets), len(items)))
 
@@ -140,6 +149,7 @@ def _mark_block(block: Any) -> NDArray[np.bool_]:
 
 
 def _check_table(X: Any) -> None:
+    """Raise where rows have not two dimensions."""
     if X.ndim != 2:
         raise InvalidDataError(
             f"X has {X.ndim} dimensions. Give a row for each basket and a column for each item."

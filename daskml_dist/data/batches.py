@@ -155,7 +155,6 @@ class LaneRows:
         self._n_steps = n_steps
         self._seed = seed
         self._shuffle = shuffle
-        self._fraction = fraction
         self._size = group or SHUFFLED_BLOCKS
         self.segments = spec.segments
         self._held = [count_held_out_rows(segment, fraction) for segment in spec.segments]

@@ -64,6 +64,7 @@ def make_reading_error(what: str, error: BaseException, task: str = "") -> Inval
 
 
 def _touch_parts(*parts: Any) -> bool:
+    """Return True, as a task that fails only where its arguments do."""
     return True
 
 
@@ -127,6 +128,7 @@ class DeclaredNumbers:
             self._refuse(f"values of dtype {np.asarray(block).dtype}", index)
 
     def _refuse(self, found: str, index: int | None) -> None:
+        """Raise the error of a block that holds something else than Dask was told."""
         raise InvalidDataError(
             f"{describe_block(index)}{self.name} has {found}, and Dask was told {self.dtype}. "
             f"{META_MISMATCH_REMEDY}"

@@ -199,10 +199,12 @@ def find_first_nonfinite(values: Any) -> int | None:
 
 
 def _get_flat_entry(values: Any, position: int) -> float:
+    """Return an entry of an array of any shape, on any device."""
     return float(namespace(values).reshape(values, (-1,))[position])
 
 
 def _describe_nonfinite(value: Any, dtype: Any) -> str:
+    """Return a value that is not finite in scikit-learn's words."""
     return "NaN" if np.isnan(value) else f"infinity or a value too large for dtype('{dtype}')"
 
 

@@ -351,6 +351,7 @@ class WeightedMoments:
 
 
 def _sum_weighted(values: Numbers, weights: Numbers | None) -> Numbers:
+    """Return the weighted sum of each column."""
     return np.asarray(values.sum(axis=0) if weights is None else weights @ values)
 
 
@@ -404,6 +405,7 @@ def _find_distinct_in_series(column: Any) -> tuple[Any, Places]:
 
 
 def _find_distinct_in_array(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
+    """Return the sorted distinct values of an array, and the place of each entry among them."""
     if values.dtype.kind == "O":
         return _find_distinct_objects(values)
     if (counted := _count_whole_floats(values)) is not None:

@@ -150,6 +150,7 @@ def check_synchronous(client: Any, what: str) -> None:
 
 
 def _make_asynchronous_error(what: str) -> InvalidParameterError:
+    """Return the error of a client that belongs to an event loop."""
     return InvalidParameterError(
         f"{what} needs a synchronous Client, outside of its event loop. Create one with "
         "Client(..., asynchronous=False); a task that fits is a plain function, not async."
@@ -388,6 +389,7 @@ _REFIT_REMEDY = (
 
 
 def _get_statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[Any]:
+    """Return the status of each worker."""
     return [worker.get("status") for worker in workers()]
 
 
@@ -397,6 +399,7 @@ def _any_accepts_work(statuses: list[Any]) -> bool:
 
 
 def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
+    """Return the error of a wait in which no worker took work."""
     return TrainingError(
         f"No worker that takes work was there within {timeout:g} s "
         f"({_describe_statuses(statuses)}).{why} "
@@ -405,6 +408,7 @@ def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") ->
 
 
 def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
+    """Return the error of a cluster that does not replace its lost workers."""
     return TrainingError(
         f"All workers are lost, and the cluster starts no others: it has given up the places of "
         f"its {n_places} workers, which Dask does with one that is lost once more within "

@@ -115,6 +115,7 @@ def _rechunk_whole_rows(X: da.Array) -> da.Array:
 
 
 def _concatenate_columns(chunks: list[Any]) -> Any:
+    """Return chunks that lie side by side as one."""
     # NumPy would make an array of objects of sparse chunks.
     if any(sparse.issparse(chunk) for chunk in chunks):
         return sparse.hstack(chunks, format="csr")
@@ -165,6 +166,7 @@ def _find_row_order(pieces: list[Delayed]) -> frozenset[Any]:
 
 
 def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
+    """Return the error of inputs whose blocks do not go together."""
     found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
     return InvalidDataError(
         f"The rows cannot be aligned: {found}, of unknown chunk sizes. Call .compute_chunk_sizes() "
@@ -173,6 +175,7 @@ def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
 
 
 def _make_row_order_error(names: list[str]) -> InvalidDataError:
+    """Return the error of inputs whose rows may come in different orders."""
     return InvalidDataError(
         f"The rows cannot be aligned: {' and '.join(names)} come out of a shuffle (shuffle, merge, "
         "sort_values, set_index...) that the other input does not share, and a shuffle gives rows "

@@ -60,6 +60,7 @@ class ColumnRead:
 
     @property
     def _names(self) -> list[str]:
+        """Return the names of all columns to read."""
         return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
@@ -227,6 +228,7 @@ def _resolve_reference(layer: dict[Any, Any], task: Any) -> Any:
 
 
 def _get_key(target: Any) -> Any:
+    """Return the key that a task refers to."""
     return target.key if isinstance(target, TaskRef) else target
 
 

@@ -34,6 +34,7 @@ class Permutation:
 
     @cached_property
     def _keys(self) -> NDArray[np.uint64]:
+        """Return the keys of the rounds of the Feistel network."""
         return (
             np.random.SeedSequence(self.seeds)
             .generate_state(_FEISTEL_ROUNDS, np.uint64)

@@ -154,6 +154,7 @@ def reduce_lazily(
 
 
 def _finish_summary(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> Any:
+    """Return the result of the only summary."""
     return finish(summaries[0])
 
 
@@ -402,6 +403,7 @@ def _sort_depth_first(
 
 
 def _collect_values(*values: Any) -> list[Any]:
+    """Return its arguments as a list, as a task."""
     return list(values)
 
 

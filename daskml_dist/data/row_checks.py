@@ -217,10 +217,12 @@ def _holds_collections(X: tuple[Any, ...] | list[Any]) -> bool:
 
 
 def _are_futures(values: Any) -> bool:
+    """Return whether an object is a list or tuple of futures."""
     return isinstance(values, tuple | list) and bool(values) and all(map(is_future, values))
 
 
 def _is_function(values: Any) -> bool:
+    """Return whether an object can be called and holds no rows."""
     return callable(values) and not hasattr(values, "shape") and not is_dask_collection(values)
 
 

@@ -150,6 +150,7 @@ class BlockRecipes:
         return self._held_in(select_tasks(self.graph, target.values()), target)
 
     def _held_in(self, graph: dict[Any, Any], targets: dict[int, Any]) -> frozenset[Any]:
+        """Return the held data that some tasks depend on."""
         return self.held.intersection([*targets.values(), *collect_dependencies(graph)])
 
     @staticmethod
@@ -192,6 +193,7 @@ class BlockRecipes:
         return "" if self.held else ", or call .persist() on the collection first"
 
     def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
+        """Run the tasks behind a key, and return its result."""
         # Data on workers is fetched first, so that no task waits for the network.
         tasks = select_tasks(self.graph, [key])
         data = {name: fetch(name) for name in self.held.intersection(collect_dependencies(tasks))}

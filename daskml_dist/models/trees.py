@@ -193,7 +193,7 @@ def number_depth_first(trees: Trees) -> Array:
     """Return the depth-first index of each node in its tree, by which users know it."""
     from daskml_dist.backends.tree_predict import depth_first
 
-    found: Array = depth_first(trees.roots, trees.nodes.left)
+    found: Array = depth_first(trees.nodes.left)
     return found
 
 

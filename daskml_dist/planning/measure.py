@@ -122,7 +122,7 @@ class _ProbeRunner:
         least, most = family.passes(fitted, Costs({}))
         passes = most if least == most else float(len(fitted.history_))
         work = family.work(fitted, shape, self.place, passes)
-        return _ProbeTiming(work, seconds, family.equations(work, fitted, seconds, records))
+        return _ProbeTiming(work, seconds, family.equations(work, seconds, records))
 
     def gather(self) -> float:
         """Return the seconds per byte that is brought to this process."""

@@ -204,6 +204,7 @@ class Plan:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        """Return the plan as a table for notebooks."""
         head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _make_cells(choice)) + "</tr>"

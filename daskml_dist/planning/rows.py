@@ -151,10 +151,12 @@ def _make_dense_error(what: str) -> InvalidParameterError:
 
 
 def _count_rows(index: int, X: Any, y: Any, weight: Any) -> int:
+    """Return the rows of a part, as a summary of it."""
     return int(X.shape[0])
 
 
 def _sum_counts(counts: list[int]) -> int:
+    """Return the rows of all parts."""
     return sum(counts)
 
 

@@ -1,4 +1,10 @@
-"""The pass ledger: lanes report their passes, records come out, and the end is decided."""
+"""The pass ledger: lanes report their passes, records are made of them, and the end is decided.
+
+Lanes at a pace of their own may be in different passes, so several passes may be open. A pass is
+closed once every lane has reported it, in the order of passes; its record is then complete, and the
+stopping rule looks at it. Rows and losses that servers apply are counted by the server, the rest is
+in the lanes' reports (`PassReport`).
+"""
 
 from __future__ import annotations
 
@@ -75,13 +81,18 @@ class PassReport:
 
 @dataclass
 class _OpenPass:
+    """Pass that some lanes have not reported yet."""
+
+    #: Lanes that have not reported it.
     missing: set[int]
     reports: list[PassReport] = field(default_factory=list)
+    #: What the server has applied in the pass, as a report of no lane.
     counted: PassReport = field(default_factory=lambda: PassReport([]))
 
 
 def _copy_passes(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
-    # A report never changes once it is in.
+    """Return a copy of open passes."""
+    # The reports themselves are shared, since they never change once they are in.
     return {
         number: _OpenPass(set(entry.missing), list(entry.reports), replace(entry.counted))
         for number, entry in passes.items()
@@ -90,7 +101,7 @@ def _copy_passes(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
 
 @dataclass(frozen=True)
 class LedgerSnapshot:
-    """A ledger at one moment, but for its records, of which it names the number."""
+    """Copy of a ledger at one moment, without its records, of which it has the number."""
 
     rule: PassStoppingRule
     n_records: int
@@ -101,7 +112,7 @@ class LedgerSnapshot:
     staleness: list[int]
 
 
-#: What the snapshot of a ledger is made of.
+#: Classes of the objects in the snapshot of a ledger, which may travel between processes.
 LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, PassStoppingRule, _OpenPass, PassReport)
 
 
@@ -149,7 +160,8 @@ class PassLedger:
         self._on_record = on_record
         self._open: dict[int, _OpenPass] = {}
         self._since = time.perf_counter()
-        #: Sum, largest, and how many were 0, 1, 2 to 3, 4 to 7, ... versions.
+        #: Staleness of pushes in versions: its sum, its largest value, and the numbers of pushes of
+        #: staleness 0, 1, 2 to 3, 4 to 7, ...
         self._staleness: list[int] = [0, 0]
 
     def start_clock(self) -> None:
@@ -166,6 +178,7 @@ class PassLedger:
         seen[at] += 1
 
     def _open_pass(self, number: int) -> _OpenPass:
+        """Return a pass that is not closed, opened if need be."""
         if number not in self._open:
             self._open[number] = _OpenPass(set(self.lanes))
         return self._open[number]
@@ -206,7 +219,8 @@ class PassLedger:
                 entry.missing, entry.reports = set(self.lanes), []
 
     def snapshot(self) -> LedgerSnapshot:
-        """Copy of everything but the records."""
+        """Return a copy of everything but the records."""
+        # The time of the pass so far, not its begin: another machine has another clock.
         elapsed = time.perf_counter() - self._since
         return LedgerSnapshot(
             replace(self.rule), len(self.records), self.stopped, self._last_pass,
@@ -237,6 +251,7 @@ class PassLedger:
 
     @property
     def _n_passes(self) -> int:
+        """Return the number of closed passes, with those before this fit."""
         return self._first_pass + len(self.records)
 
     def stop(self) -> None:

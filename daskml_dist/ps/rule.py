@@ -205,6 +205,7 @@ class UpdateRule:
 
     @property
     def _group_state_names(self) -> tuple[str, ...]:
+        """Return the names of the optimizer states of all groups, each once."""
         return tuple(dict.fromkeys(name for group in self.groups for name in group.state_names))
 
     def init(self, w: Any, start: int = 0) -> dict[str, Any]:
@@ -213,6 +214,7 @@ class UpdateRule:
         return self._init_groups(w, start) | outer
 
     def _init_groups(self, w: Any, start: int) -> dict[str, Any]:
+        """Return the initial optimizer state of rows of the parameters, from row `start` on."""
         # The usual case: the optimizer's own arrays, without a copy.
         if len(self.groups) == 1 and self.groups[0].descends:
             return self.groups[0].optimizer.init(w)

@@ -190,6 +190,7 @@ class ParameterServer:
             answer()
 
     def _on_rendezvous(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
+        """Note the arrival of a trainer; all are answered once all are there."""
         ready = self._callers.add_arrival(payload["rank"], payload["info"], reply, self._n_trainers)
         # Later generations go on with the clock that runs.
         if ready and self.ledger is not None and self.generation == 0:
@@ -197,6 +198,7 @@ class ParameterServer:
         return ready
 
     def _on_report(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
+        """Take a report on a pass; in lock-step all are answered once the pass is closed."""
         ledger, number = self.ledger, payload["pass"]
         assert ledger is not None
         ledger.report(number, PassReport(**payload["report"]))
@@ -215,6 +217,7 @@ class ParameterServer:
         return [partial(reply, make_ok_answer(stop=ledger.ends_with(first + len(sums) - 1)))]
 
     def _on_leave(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
+        """Let lanes leave, for which no other lane waits any more."""
         self._state.leave(payload["lanes"])
         ready: ReadyAnswers = [partial(reply, make_ok_answer())]
         if self.shard is not None:
@@ -516,6 +519,7 @@ class ServerState:
                 self._apply_pushes(pushes)
 
     def _apply_pushes(self, pushes: list[ServerRequest]) -> None:
+        """Apply pushes as one step, and make a snapshot if one is due."""
         shard = self._shard
         assert shard is not None
         with arithmetic(shard.rule.flushes):
@@ -523,6 +527,7 @@ class ServerState:
         self._snapshot_when_due(shard.version)
 
     def _step_shard(self, shard: Shard, pushes: list[ServerRequest]) -> None:
+        """Step the shard along the sum of pushes, and count them in the ledger."""
         # Updates applied since the oldest of these gradients was computed.
         staleness = max(shard.version - push.version for push in pushes)
         rows = sum(push.rows for push in pushes)
@@ -560,6 +565,7 @@ class ServerState:
         self._snapshot_when_due(shard.version)
 
     def _find_pass(self, clock: int) -> int:
+        """Return the pass (from 1) that a clock is in."""
         return (clock - 1) // self._n_steps + 1
 
     def may_go(self, lanes: Iterable[int]) -> bool:
@@ -597,6 +603,7 @@ class ServerState:
             self.snapshots.ship_last_snapshot()
 
     def _snapshot_when_due(self, version: int) -> None:
+        """Make a snapshot where one is due after an update."""
         if self.snapshots.is_due(version):
             self.snapshots.add(self.snapshot())
 

@@ -377,6 +377,7 @@ class Shard:
 
     @property
     def _only_group(self) -> ParameterGroup:
+        """Return the only group of the parameters that descends."""
         (group,) = (group for group in self._groups if not group.additive)
         return group
 
@@ -456,6 +457,7 @@ class Shard:
             self._rate_sum -= step.lr
 
     def _describe_step(self, grad: Any, rows: float, rate: float) -> Step:
+        """Return a step over all rows, as backends take it."""
         group, few = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
@@ -497,6 +499,7 @@ class Shard:
         self._published = None
 
     def _step_all_rows(self, grad: NDArray[Any], rows: float, rate: float) -> None:
+        """Step all rows along a gradient, group by group."""
         # A step is made in the same way in each run: which way, its number says.
         if not self._fused:
             n_rows, width = self.w.shape
@@ -523,6 +526,7 @@ class Shard:
     def _step_touched_rows(
         self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float
     ) -> None:
+        """Step the rows of an index along their gradient, group by group."""
         if self._few is None:
             given = self.w, self.opt_state, self._row_rate_sums, self._backend
             self._few = [TouchedRowSteps(group, *given) for group in self._groups]
@@ -554,6 +558,7 @@ class Shard:
     def _apply_pending_penalty_of(
         self, group: ParameterGroup, w: NDArray[Any], row_rate_sums: NDArray[np.float64]
     ) -> None:
+        """Apply the penalty that is pending for the rows of a group."""
         rate_sum, penalty = self._rate_sum * group.rate, group.penalty
         for at in row_slices(group.n_penalised, _PENALTY_ROWS):
             if not (penalty.l1 or penalty.l2):
@@ -567,6 +572,7 @@ class Shard:
         row_rate_sums[:] = rate_sum
 
     def _add_to_average(self) -> None:
+        """Add the parameters to the sum for their average, if averaging has begun."""
         after = self.rule.average_after
         if after is None or self.rows < after:
             return

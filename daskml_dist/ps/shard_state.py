@@ -1,4 +1,9 @@
-"""State of a shard: what a later fit goes on from, a snapshot of it, and how rows are split."""
+"""State of a shard: what a later fit continues from, a snapshot of it, and how rows are split.
+
+Parameters are a matrix, which is divided among servers, lanes of columns and stages of pipelines by
+consecutive rows. All arrays of the state have the same rows, so that one slice divides them all
+(`part`), and parts joined in the order of rows are the whole again (`join`).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,14 @@ from daskml_dist.backends.namespace import namespace
 
 @dataclass
 class ShardState:
-    """All that a fit must keep to go on later; arrays of shape (n_rows, width)."""
+    """State from which a later fit continues; its arrays are of shape (n_rows, width)."""
 
     w: NDArray[Any]
     opt_state: dict[str, NDArray[Any]]
+    #: Steps and rows that the parameters were trained by.
     step: int = 0
     rows: float = 0.0
+    #: Mean of the parameters over `n_averaged` steps (averaged SGD), or None.
     average: NDArray[Any] | None = None
     n_averaged: int = 0
 
@@ -49,6 +56,7 @@ class ShardState:
     @staticmethod
     def join(parts: list[ShardState]) -> ShardState:
         """Return the state of all rows, of those of consecutive slices."""
+        # Counts are those of any part: all shards of a fit make the same steps.
         first = parts[0]
         concat = namespace(first.w).concat
         return ShardState(
@@ -78,7 +86,7 @@ class StateParts:
 
 @dataclass(frozen=True)
 class ShardSnapshot:
-    """All of a shard at one version: restored, it goes on to the bit as it would have.
+    """Copy of all of a shard at one version; restored, it continues with the same bits.
 
     Unlike a `ShardState` it leaves the pending penalties of untouched rows as they are, since
     applying them at another time would change the digits.
@@ -89,8 +97,10 @@ class ShardSnapshot:
     version: int
     first_step: int
     rows: float
+    #: Sum of the learning rates so far, and that up to which each row's penalty was applied.
     rate_sum: float
     row_rate_sums: NDArray[np.float64] | None
+    #: Sum of the parameters over `n_summed` steps, for their average, or None.
     total: NDArray[np.float64] | None
     n_summed: int
 
@@ -124,7 +134,7 @@ class ShardSnapshot:
 
 def copy_array(array: Any) -> Any:
     """Return a copy of an array of any library."""
-    # Only what the standard alone describes has no method for it.
+    # Arrays of NumPy and CuPy have the method; the array API standard itself has only `asarray`.
     return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)
 
 

@@ -1,4 +1,9 @@
-"""Snapshots: copies of a server at one moment, from which another one can go on."""
+"""Snapshots: copies of a server at one moment, from which another one can continue.
+
+Recovery needs a moment that all servers can go back to (a consistent cut). In lock-step each clock
+is one; otherwise the versions of one server are. A server keeps its last few snapshots itself, for
+the loss of others, and sends each to a standby on another worker, for its own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ def standby_generation(generation: int) -> int:
 
 @dataclass(frozen=True)
 class LaneSnapshot:
-    """A lane that a trainer steps by itself: its sums in the open pass, and its parameters.
+    """Copy of a lane that a trainer steps by itself: its sums in the open pass, its parameters.
 
     Parameters
     ----------
@@ -64,7 +69,7 @@ def join_lane_snapshots(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnap
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """A server at one moment.
+    """Copy of a server at one moment.
 
     Parameters
     ----------
@@ -85,13 +90,13 @@ class ServerSnapshot:
     lanes: dict[int, LaneSnapshot] = field(default_factory=dict)
 
 
-#: What snapshots are made of, as it goes from one process to another.
+#: Classes of the objects in a snapshot, which may travel between processes; no others may.
 SNAPSHOT_CLASSES: tuple[type, ...] = (ServerSnapshot, LaneSnapshot, ShardSnapshot, *LEDGER_PARTS)
 
 
 @dataclass(frozen=True)
 class AvailableSnapshots:
-    """Places that a server could go on from.
+    """Places that a server could continue from.
 
     Parameters
     ----------
@@ -174,10 +179,14 @@ class SnapshotStore:
         #: The lanes' snapshots that this generation goes on from; none at the start.
         self.lanes: dict[int, LaneSnapshot] = {}
         self._n_lanes = n_lanes
+        #: Snapshots of lanes by their clock, until those of all lanes are there.
         self._storing: dict[int, dict[int, LaneSnapshot]] = {}
+        #: Whether trainers hand snapshots over, as they hold the parameters.
         self._stored = False
         self._ship: ShipSnapshot | None = None
+        #: Updates from one snapshot to the next; 0: none are made.
         self._every = 0
+        #: Snapshots that were shipped and that the standby has not acknowledged.
         self._under_way = 0
 
     @property
@@ -195,6 +204,7 @@ class SnapshotStore:
         self._ship_snapshot(snapshot)
 
     def _ship_snapshot(self, snapshot: ServerSnapshot) -> None:
+        """Hand a snapshot on, if there is a standby."""
         if self._ship is not None:
             self._under_way += 1
             self._ship(snapshot)

@@ -263,6 +263,7 @@ class ALS(BaseRecommender):
         ids, at = np.unique(users, return_inverse=True)
         rated = build_ratings(at, items, values, len(ids), self.implicit)
         by = self._item_regressors(solver.model)
+        # `width` columns: the factors and, with biases, the bias as one more unknown.
         out = np.zeros((len(ids), solver.model.width), self.item_factors_.dtype)
         # Solved by factorisation even with solver="cg": a few steps of conjugate gradients need
         # factors to start from, and new users have none.
@@ -362,7 +363,7 @@ class ALS(BaseRecommender):
     def _solver(self) -> ALSSolver:
         """Check the parameters, and return the solver."""
         self._check_params()
-        steps = int(self.cg_steps) if self.solver == "cg" else None
+        steps = int(self.cg_steps) if self.solver == "cg" else None  # None: Cholesky
         return ALSSolver(
             FactorModel(int(self.rank), bool(self.implicit), bool(self.biases), self.dtype),
             LeastSquares(float(self.reg_param), bool(self.implicit), float(self.alpha), steps),

@@ -87,12 +87,12 @@ def test_seconds_of_a_fit_are_the_sum_of_its_parts() -> None:
 def test_passes_are_of_early_steps_or_of_late_ones() -> None:
     """512 steps a pass: after the first the second is early, and the third on are late."""
     one = work(32_768, 8, 64)
-    setup, early, late = STEPS.equations(one, None, 10.0, [9.0, 0.5, 0.1, 0.2, 0.1])
+    setup, early, late = STEPS.equations(one, 10.0, [9.0, 0.5, 0.1, 0.2, 0.1])
     assert (early[1], late[1]) == (0.5, 0.1)
     assert setup[1] == pytest.approx(0.1)
     assert early[0]["early"] == one.one_pass["step"] == 512
     assert early[0]["copy"] == 512 * 64 * 8
-    assert len(STEPS.equations(one, None, 1.0, [0.5])) == 1
+    assert len(STEPS.equations(one, 1.0, [0.5])) == 1
 
 
 def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

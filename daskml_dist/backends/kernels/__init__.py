@@ -318,14 +318,17 @@ def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tupl
 
 
 def _dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, also of bfloat16, which NumPy lacks."""
     return "bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name
 
 
 def _arithmetic_name(stored: str) -> str:
+    """Return the dtype in which kernels compute with stored numbers."""
     return "float64" if stored == "float64" else "float32"
 
 
 def _itemsize(stored: str) -> int:
+    """Return the bytes of a stored number."""
     return 2 if stored == "bfloat16" else np.dtype(stored).itemsize
 
 
@@ -335,6 +338,7 @@ def _next_power_of_two(n: int) -> int:
 
 
 def _plan_teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams | None:
+    """Return how lanes of a warp share rows of d features; None for rows that are too wide."""
     itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic_name(stored)).itemsize
     vector = max(1, min(_LOAD_BYTES, alignment) // itemsize)
     while d % vector:
@@ -415,10 +419,12 @@ def _softmax_shared_bytes(teams: _Teams, k: int, size: int, spans: int) -> int:
 
 
 def _softmax_lanes(k: int) -> int:
+    """Return the lanes of a warp that share a row of k raw predictions."""
     return min(32, _next_power_of_two(k))
 
 
 def _centres(k: int) -> int:
+    """Return the number of centres that each lane of a warp compares with a row."""
     return min(4, -(-k // 32))
 
 

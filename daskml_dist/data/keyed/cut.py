@@ -126,10 +126,12 @@ class EntryParcel:
 
 
 def _count_bytes(arrays: Sequence[Array | None]) -> int:
+    """Return the bytes of arrays together; None has none."""
     return sum(array.nbytes for array in arrays if array is not None)
 
 
 def _sum_values(codes: Array, values: Array | None, n: int) -> NDArray[np.float64]:
+    """Return the sum of the values of each code, or their number where there are no values."""
     return np.bincount(codes, values, n).astype(np.float64)
 
 

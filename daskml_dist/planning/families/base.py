@@ -170,9 +170,7 @@ class Family(ABC):
         """Return the shape of the rows of a probe."""
         return RowsShape(probe.n_rows, probe.n_features, n_classes, dtype)
 
-    def equations(
-        self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
-    ) -> list[Equation]:
+    def equations(self, work: Work, seconds: float, records: Sequence[float]) -> list[Equation]:
         """Return equations of counts and seconds, from a fit and its passes."""
         # Two equations, so that starts and passes are told apart. The median pass: the first one
         # may fill caches, and any one may be disturbed by other programs.

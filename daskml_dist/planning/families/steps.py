@@ -165,12 +165,10 @@ class LinearStepsFamily(Family):
             "max_iter": _DRAWN_PASSES, "tol": None, "early_stopping": False, "batch_size": batch,
         }  # fmt: skip
 
-    def equations(
-        self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
-    ) -> list[Equation]:
+    def equations(self, work: Work, seconds: float, records: Sequence[float]) -> list[Equation]:
         """Return equations of start and end, of early passes, and of later passes."""
         if "early" not in work.setup:
-            return super().equations(work, fitted, seconds, records)
+            return super().equations(work, seconds, records)
         steps, early = work.one_pass["step"], work.setup["early"]
         # The first pass loads what later ones find in the processor's caches.
         before = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]

@@ -145,9 +145,8 @@ class ForestFamily(Family):
         """Return the number of trees."""
         return (float(estimator._n_trees),) * 2
 
-    def equations(
-        self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
-    ) -> list[Equation]:
+    def equations(self, work: Work, seconds: float, records: Sequence[float]) -> list[Equation]:
         """Return one equation for the whole fit, since several trees grow together."""
+        # The time of one tree is unknown: the history has a record of all trees together.
         both = {**work.setup, **{k: v * work.passes for k, v in work.one_pass.items()}}
         return [(both, seconds)]
