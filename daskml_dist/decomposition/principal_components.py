@@ -382,7 +382,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
             self.feature_names_in_ = collection.feature_names
         return self
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         raise AssertionError("batches are not merged")
 
 

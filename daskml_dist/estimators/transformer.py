@@ -104,7 +104,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         """Return rows in memory in the form that scikit-learn's ``transform`` takes."""
         return self._plain(X)
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return the summary of a block that is not empty; `self` is an unfitted clone."""
         raise NotImplementedError
 
@@ -503,12 +503,12 @@ def _apply_to_block(estimator: Any, method: str, X: Any) -> Any:
 
 
 def _summarise_block(
-    unfitted: BlockTransformer, index: int, X: Any, y: Any, sample_weight: Any
+    unfitted: BlockTransformer, index: int, X: Any, y: None, sample_weight: Any
 ) -> tuple[int, Any] | None:
     """Return the number of columns and the summary of a block; None for an empty one."""
     if X.shape[0] == 0:
         return None
-    X, y, sample_weight = map(copy_to_host, (X, y, sample_weight))
+    X, sample_weight = copy_to_host(X), copy_to_host(sample_weight)
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)
     elif sample_weight is not None:  # without the labels of a Series
@@ -518,7 +518,7 @@ def _summarise_block(
         # block has no mean there (0 / 0), which the merge expects.
         with np.errstate(invalid="ignore", divide="ignore"):
             own = clone(unfitted)
-            return int(X.shape[1]), own._summarise(own._read(X), y, sample_weight)
+            return int(X.shape[1]), own._summarise(own._read(X), sample_weight)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of X: ") from error
 

@@ -490,7 +490,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
         """
         return self._transformed(X, copy=copy)
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return the documents that hold each term, the number of documents, and the dtype."""
         rows = as_rows(X)
         if not hasattr(rows, "indices"):

@@ -155,7 +155,6 @@ class _ItemsetSearch(BaseRounds):
     """Search of itemsets as an internal estimator, whose fit runs the rounds of Apriori."""
 
     _tensors = True  # rows keep their dtype: bytes and bools are not converted to floats
-    _run_used = ("n_lanes", "deterministic", "memory_budget", "on_lost_data")
     device = "cpu"
 
     def __init__(

@@ -27,8 +27,8 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     """:class:`sklearn.impute.SimpleImputer` for Dask collections.
 
     ``"mean"``, ``"most_frequent"`` and ``"constant"`` are exact; ``"median"`` comes from a sketch,
-    exact up to 8192 rows a column (beyond that its rank is wrong by `rank_error_` of the rows at
-    most).
+    exact up to 8192 different values a column (beyond that its rank is wrong by `rank_error_` of
+    the rows at most).
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
 
     _numeric = False
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return for each column its summary and whether values are missing, dtypes, and kind."""
         if sparse.issparse(X):
             raise InvalidDataError(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -71,61 +70,33 @@ from daskml_dist.solvers.penalty_paths import (
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 
-@dataclass(frozen=True, eq=False)
-class _LeftOutValues:
-    """Leave-one-out predictions of rows, or their squared errors, under each penalty.
-
-    Parameters
-    ----------
-    array : ndarray or dask Array of shape (n_rows, n_targets, n_alphas)
-    is_flat : bool
-        Whether `y` has one dimension, and so the values of a penalty.
-    """
-
-    array: Any
-    is_flat: bool
-
-    def of_penalty(self, i: int) -> Any:
-        """Return the values of the i-th penalty, of shape (n_rows,) or (n_rows, n_targets)."""
-        values = self.array[:, :, i]
-        return values[:, 0] if self.is_flat else values
-
-    def compute(self) -> NDArray[np.float64]:
-        """Return all values in memory, of shape (n_rows, [n_targets,] n_alphas)."""
-        array = self.array.compute() if isinstance(self.array, da.Array) else self.array
-        return np.asarray(array[:, 0] if self.is_flat else array)
-
-
 def _map_left_out_values(
-    collection: Collection,
-    left_out: LeaveOneOutErrors,
-    model: LinearModel,
-    rows: DatasetInfo,
-    *,
-    squares: bool,
-) -> _LeftOutValues:
+    collection: Collection, left_out: LeaveOneOutErrors, model: LinearModel, rows: DatasetInfo,
+    *, squares: bool,
+) -> Any:  # fmt: skip
     """Return leave-one-out predictions, or with `squares` the weighted squared errors.
 
-    They are lazy where the rows are a Dask collection.
+    They have the shape (n_rows, n_targets, n_alphas), without the axis of targets if `y` has one
+    dimension, and are lazy where the rows are a Dask collection.
     """
     # Tasks carry these facts alone: the summary in `rows` grows with the number of blocks.
     compute_block = partial(
         _compute_block_values, left_out, model, rows.classes, rows.weight_scale,
         rows.class_weight, squares,
     )  # fmt: skip
-    is_flat = model.n_targets is None and rows.classes is None
+    values: Any
     if collection.kind == "memory":
-        block = collection.block_maker(0, *collection.parts[0])
-        return _LeftOutValues(compute_block(block), is_flat)
-    shape = model.width, len(left_out.w)
-    # Partitions of a dask DataFrame may have unknown lengths, which are NaN in Dask.
-    counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
-    compute_lazily = delayed(compute_block, pure=False)  # not pure: nothing is hashed for a name
-    chunks = [
-        da.from_delayed(compute_lazily(block), (n, *shape), dtype=np.float64)
-        for n, block in zip(counts, collection.delayed_blocks(), strict=True)
-    ]
-    return _LeftOutValues(da.concatenate(chunks), is_flat)
+        values = compute_block(collection.block_maker(0, *collection.parts[0]))
+    else:
+        shape = model.width, len(left_out.w)
+        # Partitions of a dask DataFrame may have unknown lengths, which are NaN in Dask.
+        counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
+        compute_lazily = delayed(compute_block, pure=False)  # impure: nothing is hashed for a name
+        values = da.concatenate([
+            da.from_delayed(compute_lazily(block), (n, *shape), dtype=np.float64)
+            for n, block in zip(counts, collection.delayed_blocks(), strict=True)
+        ])  # fmt: skip
+    return values[:, 0] if model.n_targets is None and rows.classes is None else values
 
 
 def _compute_block_values(
@@ -276,12 +247,12 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         values = _map_left_out_values(collection, left_out, model, rows, squares=scorer is None)
         if scorer is not None:
             scores = [
-                self._score_left_out(scorer, y, values.of_penalty(i), weight)
+                self._score_left_out(scorer, y, values[..., i], weight)
                 for i in range(len(left_out.w))
             ]
             self._choose_alpha(np.array(scores), left_out.w, model, rows)
         if self.store_cv_results:
-            self.cv_results_ = values.compute()
+            self.cv_results_ = np.asarray(values)  # computes a dask Array
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         # The fit scales weights to a mean of 1, and so the sum over rows: alphas are scaled alike.
@@ -291,7 +262,8 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         left_out, squares = solution.extra["left_out"], solution.extra["squares"]
         self._left_out_fit = left_out, model, rows
-        # Mean squared errors: by the user's weights, of which the fit's are multiples.
+        # As in scikit-learn, the errors count by the user's weights, of which the fit's are
+        # multiples, and are averaged over the rows.
         errors = squares / (rows.survey.n_rows * (rows.weight_scale or 1.0))
         scores = -errors if self.alpha_per_target else -errors.mean(axis=1)
         self._choose_alpha(scores, left_out.w, model, rows)

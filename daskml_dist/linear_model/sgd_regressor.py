@@ -22,14 +22,13 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     loss : str or Loss, default="squared_error"
         ``"squared_error"``, ``"huber"``, ``"epsilon_insensitive"``,
         ``"squared_epsilon_insensitive"``, ``"quantile"``, or with a log link ``"poisson"``,
-        ``"gamma"`` or ``"tweedie"``, or an object
-        with other parameters such as ``Quantile(0.9)``.
+        ``"gamma"`` or ``"tweedie"``, or an object with other parameters such as ``Quantile(0.9)``.
     fit_intercept : bool, default=True
-        The intercept begins near the targets: at their mean, or for losses that outliers do not
-        bend at a rough median (at its logarithm for those with a log link).
+        The intercept begins near the targets: at their mean, with losses that resist outliers at a
+        rough median, and with a log link at the logarithm of the mean.
     epsilon : float, default=0.1
-        Of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"`` by name, in
-        the unit of the target.
+        Threshold of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"`` by
+        name, in the unit of the target.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"`` as in :class:`~daskml_dist.linear_model.SGDClassifier`; `tol` is then relative to
         the loss of the best constant prediction. Where a fit goes on, it is the optimizer's own
@@ -38,7 +37,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         :mod:`daskml_dist.schedules`, and :class:`~daskml_dist.linear_model.SGDClassifier` for
         ``"adaptive"``.
     power_t : float, default=0.25
-        Of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
+        Exponent of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
 
     Attributes
     ----------

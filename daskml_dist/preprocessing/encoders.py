@@ -52,7 +52,7 @@ class CategoryEncoder(BlockTransformer):
     def _read(self, X: Any) -> Any:
         return X  # the distinct values alone are converted
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return the categories of each column, their counts, n_rows, and whether X is a frame."""
         distinct, places = find_distinct_rows(X)
         distinct = convert_missing_to_nan(distinct)

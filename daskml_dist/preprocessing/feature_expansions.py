@@ -128,7 +128,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             )
         yield from super()._passes(X, y, sample_weight)
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
         if sparse.issparse(rows):
             raise InvalidDataError(
@@ -258,7 +258,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
             return collection.n_features, None
         return (yield from super()._summarise_all(collection))
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> None:
+    def _summarise(self, X: Any, sample_weight: Any) -> None:
         return None
 
     def _merge(self, summaries: list[Any]) -> None:

@@ -99,7 +99,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
     def _summary(self) -> Any:
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return mean and variance of each feature (None where not asked for), and its count."""
         # scikit-learn refuses rows without any weight, and a block may consist of these.
         if sample_weight is not None and not np.any(sample_weight):
@@ -195,7 +195,7 @@ class MinMaxScaler(_ExtremesScaler, preprocessing.MinMaxScaler):
     def _summary(self) -> Any:
         return self.data_min_, self.data_max_, self.n_samples_seen_
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
         if sparse.issparse(rows):
             raise InvalidDataError(
@@ -244,7 +244,7 @@ class MaxAbsScaler(_ExtremesScaler, preprocessing.MaxAbsScaler):
     def _summary(self) -> Any:
         return self.max_abs_, self.n_samples_seen_
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
         # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
         if sparse.issparse(rows):
@@ -296,7 +296,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
            [ 1. ,  1.6]])
     """
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
         if sparse.issparse(rows) and self.with_centering:
             raise InvalidDataError(
@@ -375,7 +375,7 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
                 "quantiles, or set subsample=None."
             )
 
-    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _summarise(self, X: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
         is_sparse = sparse.issparse(rows)
         check_no_infinity(rows.data if is_sparse else rows)

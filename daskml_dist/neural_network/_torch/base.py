@@ -287,7 +287,7 @@ class BaseTorch(BaseNetwork):
             with torch.random.fork_rng(devices=()):
                 super()._train(X, y, sample_weight, **how)
         except DivergedError as error:
-            # A network that took hours keeps the last parameters whose loss was finite.
+            # A fit that diverges late would lose hours of training without these parameters.
             if self._keep_snapshot(error.snapshot):
                 kept = "The estimator keeps earlier parameters, whose loss was finite."
                 error.args = (f"{error} {kept}",)
@@ -307,9 +307,11 @@ class BaseTorch(BaseNetwork):
         check_shapes(source.name, parameters, last)
         chained = self.pipeline is not None
         probe = trial.run(source, module, rows, dtype, n_classes, n_targets, chained)
+        # The weights of a module that is an object are where the fit starts.
         start = None
         if isinstance(self.module, load_torch().nn.Module):
             start = flatten_parameters(self.module, dtype)
+        # With a pipeline the model is a chain, whose stages the probe has found.
         target = "binary" if n_targets and rows.classes is not None else probe.target
         make: Any = TorchModel if probe.chain is None else partial(TorchChain, chain=probe.chain)
         model: TorchModel = make(
