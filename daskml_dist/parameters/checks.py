@@ -1,4 +1,9 @@
-"""Checkers of the estimators' parameters: each error names what is valid."""
+"""Checks of the estimators' parameters, made when an estimator is fitted.
+
+As scikit-learn has it, a constructor stores its arguments unchecked (``set_params`` and `clone`
+must be able to); ``fit`` checks them before any work is started. Each error names the parameter,
+the value and what is valid.
+"""
 
 from __future__ import annotations
 
@@ -30,51 +35,52 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count_or_none(value: Any) -> bool:
+    # bool is a subclass of int, so True would pass as the count 1.
     return value is None or (
         isinstance(value, Integral) and not _is_flag(value) and int(value) >= 1
     )
 
 
-def _is_threads(value: Any) -> bool:
-    return value is None or isinstance(value, Integral)
-
-
-def _is_seed(value: Any) -> bool:
+def _is_random_state(value: Any) -> bool:
     if isinstance(value, Integral) and not _is_flag(value):
-        return 0 <= int(value) < 1 << 32
+        return 0 <= int(value) < 1 << 32  # the seeds that NumPy's Mersenne Twister takes
     return value is None or isinstance(value, np.random.RandomState) or value is np.random
 
 
-def _is_gram(value: Any) -> bool:
+def _is_flag_or_matrix(value: Any) -> bool:
     return _is_flag(value) or getattr(value, "ndim", 2 if isinstance(value, list) else 0) == 2
 
 
-def _is_number(value: Any) -> bool:
+def _is_nonnegative(value: Any) -> bool:
     return isinstance(value, Real) and not _is_flag(value) and float(value) >= 0
 
 
-#: Whether a value is valid, and the words for those that are, by parameter.
+#: Parameters of scikit-learn that have no effect here: a test of their values, and scikit-learn's
+#: words for the valid ones. They are checked so that a wrong value is an error with either package.
 ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "copy_X": (_is_flag, "an instance of 'bool'"),
     "dual": (_is_flag, "an instance of 'bool'"),
-    "intercept_scaling": (_is_number, "a float in the range [0.0, inf)"),
-    "max_iter": (_is_count, "an int in the range [1, inf) or None"),
-    "n_jobs": (_is_threads, "an instance of 'int' or None"),
-    "precompute": (_is_gram, "an array-like or an instance of 'bool'"),
-    "random_state": (_is_seed, "an int in the range [0, 4294967295], a RandomState or None"),
-    "tol": (_is_number, "a float in the range [0.0, inf)"),
+    "intercept_scaling": (_is_nonnegative, "a float in the range [0.0, inf)"),
+    "max_iter": (_is_count_or_none, "an int in the range [1, inf) or None"),
+    "n_jobs": (lambda v: v is None or isinstance(v, Integral), "an instance of 'int' or None"),
+    "precompute": (_is_flag_or_matrix, "an array-like or an instance of 'bool'"),
+    "random_state": (
+        _is_random_state,
+        "an int in the range [0, 4294967295], a RandomState or None",
+    ),
+    "tol": (_is_nonnegative, "a float in the range [0.0, inf)"),
 }
 
 
 def check_accepted(estimator: Any) -> None:
-    """Check the parameters that an estimator lists in `_accepted`."""
+    """Check the parameters without effect that an estimator lists in `_accepted`."""
     for name in estimator._accepted:
         check_value(type(estimator).__name__, name, getattr(estimator, name))
 
 
 def check_value(owner: str, name: str, value: Any) -> None:
-    """Check a parameter of an estimator or function, which goes by the name `owner`."""
+    """Check a parameter of `ACCEPTED`, of the estimator or function called `owner`."""
     is_valid, words = ACCEPTED[name]
     if not is_valid(value):
         raise InvalidParameterError(
@@ -86,31 +92,42 @@ _Fit = TypeVar("_Fit", bound=Callable[..., Any])
 
 
 def taking_client(fit: _Fit) -> _Fit:
-    """Let the ``fit`` of an estimator of others take a `client`, which all of its fits are made by.
+    """Give a meta-estimator's ``fit`` the keyword `client`: the cluster of all fits inside it.
 
-    It is the current client meanwhile, so members, splits and scores need not hand it on.
+    It is made the current client meanwhile, so members, splits and scorers need not pass it on.
     """
 
     @wraps(fit)
-    def on_client(self: Any, *args: Any, client: Any = None, **params: Any) -> Any:
+    def fit_on_client(self: Any, *args: Any, client: Any = None, **params: Any) -> Any:
         if client is None:
             return fit(self, *args, **params)
         check_client(client, "fit", "None for the current client")
         with use_client(client):
             return fit(self, *args, **params)
 
+    # inspect.signature would follow `wraps` to the plain ``fit``, which has no `client`. Keywords
+    # stand before **params.
     signature = inspect.signature(fit)
     *others, last = signature.parameters.values()
-    given = inspect.Parameter("client", inspect.Parameter.KEYWORD_ONLY, default=None)
-    is_rest = last.kind is inspect.Parameter.VAR_KEYWORD
-    parameters = [*others, given, last] if is_rest else [*others, last, given]
-    setattr(on_client, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
-    return cast(_Fit, on_client)
+    added = inspect.Parameter("client", inspect.Parameter.KEYWORD_ONLY, default=None)
+    has_kwargs = last.kind is inspect.Parameter.VAR_KEYWORD
+    parameters = [*others, added, last] if has_kwargs else [*others, last, added]
+    # By setattr: to mypy a function has no __signature__.
+    setattr(fit_on_client, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
+    return cast(_Fit, fit_on_client)
 
 
 def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> RunSettings:
-    """Check `run` and `device`, of an estimator that uses some of a `Run`'s parameters."""
-    run = _as_run(run)
+    """Check `run` and `device` of the estimator `name`; return the settings of the fit.
+
+    A parameter of `run` that the estimator does not use must have its default value.
+    """
+    run = Run() if run is None else run
+    if not isinstance(run, Run):
+        raise InvalidParameterError(
+            f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
+        )
+    # No setting is ignored in silence: a user who sets one counts on its effect.
     if unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
             f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; of a Run it "
@@ -138,18 +155,9 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
     )
 
 
-def _as_run(run: Any) -> Run:
-    if run is None:
-        return Run()
-    if isinstance(run, Run):
-        return run
-    raise InvalidParameterError(
-        f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
-    )
-
-
 def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
     """Check that a parameter is one of a few values."""
+    # By identity or between strings: == with an array has no truth value, and 1 == True.
     if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
         raise InvalidParameterError(
             f"{name}={value!r}: use one of {list(valid)}.{suggest_nearest(value, valid)}"
@@ -166,7 +174,7 @@ def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:
 def check_number(
     name: str, value: Any, valid: Callable[[float], bool] = lambda v: v >= 0, hint: str = ">= 0"
 ) -> None:
-    """Check that a parameter is a finite number, of a range that `hint` tells."""
+    """Check that a parameter is a finite number for which `valid` holds; `hint` names the range."""
     if (
         isinstance(value, bool)
         or not isinstance(value, Real)
@@ -177,32 +185,34 @@ def check_number(
 
 def check_flag(name: str, value: Any) -> None:
     """Check that a parameter is True or False."""
-    if not isinstance(value, bool | np.bool_):
+    if not _is_flag(value):
         raise InvalidParameterError(f"{name}={value!r}: use True or False.")
 
 
-#: Parameters whose default is True or False, and that take other values too.
-_ALSO = frozenset({"average", "oob_score", "precompute", "refit", "verbose"})
+#: Parameters whose default is True or False and that take other values too (an integer, a scorer, a
+#: matrix): the estimators that have them check them.
+_NOT_ONLY_FLAGS = frozenset({"average", "oob_score", "precompute", "refit", "verbose"})
 
 
 def check_flags(estimator: Any) -> None:
-    """Check the parameters of an estimator that are flags by their default.
+    """Check the parameters of an estimator whose defaults are True or False.
 
-    A string such as "no" would else be as good as True.
+    Otherwise a string such as "no" would count as True.
     """
-    kind: Any = type(estimator)  # of which mypy thinks that it has no hash
-    for name in _flags_of(kind).difference(estimator._accepted):
+    kind: Any = type(estimator)  # Any, because mypy takes a class for unhashable
+    # Those in `_accepted` are checked by `check_accepted`, in scikit-learn's words.
+    for name in _list_flags(kind).difference(estimator._accepted):
         check_flag(name, getattr(estimator, name))
 
 
 @cache
-def _flags_of(kind: type) -> frozenset[str]:
+def _list_flags(kind: type) -> frozenset[str]:
     parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
-    return frozenset(p.name for p in parameters if isinstance(p.default, bool)) - _ALSO
+    return frozenset(p.name for p in parameters if isinstance(p.default, bool)) - _NOT_ONLY_FLAGS
 
 
 def check_class_weight(class_weight: Any) -> Any:
-    """Check ``class_weight`` and return it."""
+    """Check `class_weight`, and return it."""
     if isinstance(class_weight, dict):
         valid = all(isinstance(w, Real) and 0 <= float(w) < np.inf for w in class_weight.values())
     else:
@@ -215,7 +225,7 @@ def check_class_weight(class_weight: Any) -> Any:
 
 
 def check_budget(memory_budget: Any) -> int | None:
-    """Check a `memory_budget`; its bytes, None for "auto"."""
+    """Check a `memory_budget`; return its bytes, or None for "auto"."""
     if isinstance(memory_budget, str) and memory_budget == "auto":
         return None
     with suppress(ValueError, TypeError, AttributeError):
@@ -228,7 +238,7 @@ def check_budget(memory_budget: Any) -> int | None:
 
 
 def check_weighed(weights: Mapping[int, Any]) -> None:
-    """Check that rows which are to be scored have weights."""
+    """Check that the test rows of each split have weights, given their sums by split."""
     for split, weight in weights.items():
         if float(weight) == 0:
             raise InvalidDataError(
@@ -239,7 +249,7 @@ def check_weighed(weights: Mapping[int, Any]) -> None:
 
 
 def check_some_weight(weight: Any) -> None:
-    """Check that the weights of rows that are to be scored do not sum to zero."""
+    """Check that rows to be scored have weights, given the sum of these."""
     if float(weight) == 0:
         raise InvalidDataError(
             "The sample weights sum to zero, so there is no score. Give some rows a positive "
@@ -248,7 +258,10 @@ def check_some_weight(weight: Any) -> None:
 
 
 def seed_of(random_state: Any) -> int:
-    """A seed drawn from what the user gave."""
+    """Return a seed below 2**31 - 1, drawn from a `random_state` of scikit-learn's kinds.
+
+    A `RandomState` moves on, so two fits of one estimator differ, as scikit-learn's do.
+    """
     try:
         return int(check_random_state(random_state).randint(2**31 - 1))
     except ValueError as error:
@@ -256,11 +269,13 @@ def seed_of(random_state: Any) -> int:
 
 
 def check_steps(params: dict[str, Any]) -> None:
-    """Check the numbers among the parameters of a fit by gradient steps."""
+    """Check the parameters that all estimators trained by gradient steps have."""
     for name in ("max_iter", "n_iter_no_change"):
         check_count(name, params[name])
-    if not isinstance(params["average"], bool | np.bool_):
+    # An integer is the number of rows after which averaging begins, as in scikit-learn's SGD.
+    if not _is_flag(params["average"]):
         check_count("average", params["average"], also="True or False")
+    # Only the types: `get_penalty` checks the ranges.
     for name in ("alpha", "l1_ratio"):
         if not isinstance(params[name], Real):
             raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
@@ -293,12 +308,12 @@ def check_steps(params: dict[str, Any]) -> None:
 
 
 def has_sklearns_callbacks(estimator: Any) -> bool:
-    """Return whether scikit-learn's ``set_callbacks`` (1.9) has given an estimator any."""
+    """Return whether an estimator has callbacks of scikit-learn's ``set_callbacks`` (1.9)."""
     return bool(getattr(estimator, "_skl_callbacks", None))
 
 
 def refuse_sklearns_callbacks(estimator: Any) -> None:
-    """Refuse scikit-learn's callbacks where its own ``fit``, which calls them, is not the one."""
+    """Raise if scikit-learn's callbacks are set: only scikit-learn's own ``fit`` calls them."""
     if has_sklearns_callbacks(estimator):
         raise InvalidParameterError(
             f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
@@ -311,13 +326,14 @@ _RUN_NAMES = frozenset(field.name for field in fields(Run))
 
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
     """Check that a constructor has the parameters that it is called with by name."""
+    # A parameter of `Run` given to an estimator is the likeliest mistake, and gets its own hint.
     known = (list_parameter_names(estimator) if params else None) or ()
     unknown = (name for name in params if name not in known)
     check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))
 
 
 def in_run(name: str, known: Collection[str]) -> str:
-    """End of a message: that a name is one of `run`, which an estimator has; or nothing."""
+    """Return a hint that `name` is a parameter of an estimator's `run`, or "" if it is none."""
     if name not in _RUN_NAMES or "run" not in known:
         return ""
     return f" It is one of run: run=Run({name}=...)."

@@ -78,11 +78,12 @@ class Synchronous(Policy):
 
     def for_one_lane(self) -> Policy:
         """Return the policy of a fit of one lane, which has nothing to sum on a server."""
-        # A subclass may have other gates or cadences, so it is left as it is.
+        # A user's subclass may have another gate or loop settings, so it is left as it is.
         return _SynchronousAlone() if type(self) is Synchronous else self
 
     def on_one_host(self) -> Policy:
         """Return the policy of trainers that share memory: they sum gradients without a server."""
+        # An all-reduce waits for every lane: backup workers need the server's rounds.
         return self if self.backup_workers else self.for_one_lane()
 
 
@@ -115,7 +116,7 @@ class AllReduce(Policy):
 
 @dataclass(frozen=True)
 class _SynchronousAlone(AllReduce):
-    """``"sync"`` of one lane or of one host, by all-reduce."""
+    """Policy ``"sync"`` of one lane or of one host: the same steps, by all-reduce."""
 
     name = "sync"
 
@@ -158,6 +159,7 @@ class BoundedStaleness(Policy):
 
     def by_single_rows(self) -> Policy:
         """Return the policy of trainers that step row by row and keep the bound."""
+        # A user's subclass may have a gate of its own.
         if type(self) is not BoundedStaleness:
             return self
         # Half of the bound is for the batches between two meetings, half for the lead at a meeting:
@@ -201,6 +203,7 @@ class Asynchronous(Policy):
 
     def by_single_rows(self) -> Policy:
         """Return the policy of trainers that step row by row at their own pace."""
+        # Threads that share an array have no pushes to sum, nor pulls to skip.
         usual = type(self) is Asynchronous and self.push_every == self.pull_every == 1
         return _AsynchronousRows() if usual else self
 
@@ -305,14 +308,14 @@ class Hogwild(Policy):
 
 @dataclass(frozen=True)
 class _AsynchronousRows(Hogwild):
-    """``"async"`` of single sparse rows."""
+    """Policy ``"async"`` of single sparse rows, by threads that race on one array."""
 
     name = "async"
 
 
 @dataclass(frozen=True)
 class _BoundedRows(Hogwild):
-    """``"ssp"`` of single sparse rows.
+    """Policy ``"ssp"`` of single sparse rows, by threads that race on one array.
 
     A trainer meets the server only every `meet_every` batches, so its lead may be larger than
     `staleness` by ``meet_every - 1``.

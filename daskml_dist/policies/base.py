@@ -112,6 +112,7 @@ class Policy(NamedParameters):
             raise InvalidParameterError(
                 f"{name}(outer_momentum={momentum!r}): give a number >= 0 and < 1."
             )
+        # There is a last average to step from only if averages are taken during the fit.
         if (rate != 1 or momentum != 0) and not (self.averages and self.average_every):
             raise InvalidParameterError(
                 f"{name} has outer_rate={rate!r} and outer_momentum={momentum!r}, which are for "
@@ -129,27 +130,27 @@ class Policy(NamedParameters):
 
     @property
     def lockstep(self) -> bool:
-        """True where all lanes have the same clock at each end of a pass."""
+        """Return whether all lanes have the same clock at each end of a pass."""
         return self.loop in {"bulk", "replicas"}
 
     @property
     def uses_shards(self) -> bool:
-        """True where the parameters are held in server shards."""
+        """Return whether server shards hold the parameters."""
         return self.loop != "replicas"
 
     @property
     def pushes_gradients(self) -> bool:
-        """True where lanes push gradients to servers; such pushes can be compressed."""
+        """Return whether lanes push gradients to servers; such pushes can be compressed."""
         return self.loop in {"bulk", "free"}
 
     @property
     def averages(self) -> bool:
-        """True where lanes step alone, and their parameters are averaged."""
+        """Return whether lanes step alone, and their parameters are averaged."""
         return self.loop == "replicas" and not self.sums_gradients
 
     @property
     def uses_threads(self) -> bool:
-        """True where a fit in one process should have a lane for each thread."""
+        """Return whether a fit in one process should have a lane for each thread."""
         return self.loop == "shared"
 
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
@@ -162,6 +163,7 @@ class Policy(NamedParameters):
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """Return the state machine of one shard (or of the pass reports)."""
+        # An ArrivalGate without a bound on staleness: no lane waits for another.
         return (RoundGate if self.loop == "bulk" else ArrivalGate)(lanes, clock)
 
     def on_one_host(self) -> Policy:
@@ -178,7 +180,7 @@ class Policy(NamedParameters):
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite number, and no bool."""
+    """Return whether a value is a finite number, and no bool (which Python counts as an int)."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)
 

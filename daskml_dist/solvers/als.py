@@ -3,6 +3,11 @@
 :class:`ALSSolver` is a solver over keys: a trainer solves for the factors of its own keys,
 fetches those of the other side that its ratings touch, and sums the loss over all trainers.
 
+Given the factors Y of all items, those of a user solve a small ridge problem by its own ratings. Of
+implicit ratings every pair counts, but the matrix of a user's normal equations is Y'Y, which all
+users share, plus a term for each pair with a rating (Hu et al., section 4). So a step costs the
+ratings, and one sum of Gram matrices over all trainers.
+
 References
 ----------
 Y. Zhou, D. Wilkinson, R. Schreiber and R. Pan, "Large-scale parallel collaborative filtering for
@@ -31,7 +36,6 @@ from daskml_dist.solvers.keyed import (
     KeyedRows,
     KeyedSolution,
     KeyedSolver,
-    KeyRange,
 )
 
 #: Ratings by their users, and by their items.
@@ -42,19 +46,19 @@ _OTHER = {"user": "item", "item": "user"}
 
 @dataclass(frozen=True)
 class ALSSolver(KeyedSolver):
-    """Alternating least squares of users' and items' factors.
+    """Solver of users' and items' factors by alternating least squares.
 
-    A sweep solves for the factors of the side with more ids, and then for those of the other one;
-    the latter are all that the next sweep needs (by Cholesky), and what is kept for a loss.
+    A sweep solves for the factors of the side with more ids, and then for those of the other one,
+    which are all that the next sweep needs (by Cholesky), and the smaller snapshot.
 
     Parameters
     ----------
     model : FactorModel
     equations : LeastSquares
     max_iter : int
-        Sweeps.
+        Most sweeps.
     tol : float or None
-        Relative decrease of the loss at which they end; None: after `max_iter`.
+        The sweeps end if the loss decreases by a smaller share; None: after `max_iter`.
     seed : int
     """
 
@@ -69,7 +73,7 @@ class ALSSolver(KeyedSolver):
         return self.max_iter
 
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
-        """Make sweeps over the ratings; ``extra["mean"]`` is the mean of these."""
+        """Make sweeps over the ratings; ``extra["mean"]`` is the mean rating."""
         sweeps = _ALSSweeps(self, keyed)
         converged = False
         while sweeps.n_iter < self.max_iter and not converged:
@@ -89,7 +93,7 @@ class ALSSolver(KeyedSolver):
 
 
 class _ALSSweeps:
-    """Progress of a fit in one trainer: the own factors, the loss and the sweeps made.
+    """Progress of a fit in one trainer: its own factors, the loss and the number of sweeps.
 
     Parameters
     ----------
@@ -112,20 +116,23 @@ class _ALSSweeps:
     def _count_and_mean(self) -> tuple[float, float, float]:
         """Return the number of ratings, their mean, and the sum of the confidences of all pairs."""
         keyed = self._keyed
-        parts = keyed.map(_count_ratings, "user")
-        for part, own in zip(parts, keyed.ranges("user"), strict=True):
-            part[1] = own.strengths[0].sum()
-        n, total = keyed.sum(parts).tolist()
+        counts = keyed.map(lambda rows: len(rows.indices), "user")
+        totals = [own.strengths[0].sum() for own in keyed.ranges("user")]
+        n, total = keyed.sum([*map(list, zip(counts, totals, strict=True))]).tolist()
+        # The confidence of a pair is 1 + alpha * rating.
         pairs = float(keyed.n_keys["user"]) * float(keyed.n_keys["item"])
         return n, total / max(n, 1.0), self._solver.equations.alpha * total + pairs
 
     def _initial_factors(self, side: str) -> NDArray[Any]:
-        """Return a side's factors to start from: the checkpointed ones, or random ones."""
+        """Return a side's initial factors: those of the snapshot, or random ones."""
         if self._keyed.kept is not None and side in self._keyed.kept:
             return np.array(self._keyed.kept[side], self._model.dtype)
-        model, seed = self._model, self._solver.seed
-        ranges = self._keyed.ranges(side)
-        parts = [model.start(_key_numbers(own), seed + (side == "item")) for own in ranges]
+        model, seed = self._model, self._solver.seed + (side == "item")
+        # Drawn by the keys' indices among all keys, so that they are the same on any workers.
+        parts = [
+            model.start(slice(own.first, own.first + len(own)), seed)
+            for own in self._keyed.ranges(side)
+        ]
         return np.concatenate([np.empty((0, model.width), model.dtype), *parts])
 
     def make_sweep(self) -> None:
@@ -134,24 +141,25 @@ class _ALSSweeps:
         # Given the last side's factors (and their Gram matrix), solve for the first side's.
         self._solve_side(first, self._gram)
         others = self._sum_gram(first)
+        # The other way round. The loss is evaluated while the ratings are read.
         errors = np.zeros(len(self.factors[last]))
         self._solve_side(last, others, errors)
         self._gram = self._sum_gram(last)
         self.loss = self._compute_loss(last, errors, others)
         self.n_iter += 1
-        # Conjugate gradients go on from the factors of both sides.
+        # Conjugate gradients start from a side's last factors, so both sides are kept.
         kept = self._sides if self._solver.equations.steps is not None else (last,)
         values = {side: self.factors[side] for side in kept}
-        # A record's loss is divided by the entries of both sides.
+        # The history divides the loss by the number of entries of both sides: multiply by it.
         self._keyed.keep(values, self.n_iter, [self.loss], self.loss * 2 * self._n_ratings)
 
     def _sum_gram(self, side: str) -> NDArray[np.float64]:
-        """Sum of the squares of a side's factors; zeros where none is asked for."""
+        """Return Y'Y of a side's factors Y, over all trainers; zeros for explicit ratings."""
         model, factors = self._model, self.factors[side]
         if not model.implicit:
             return np.zeros((model.width, model.width))
         return self._keyed.sum(
-            self._keyed.map(lambda rows: model.gram(_own_factors(factors, rows)), side)
+            self._keyed.map(lambda rows: model.gram(factors[rows.range.own]), side)
         )
 
     def _iterate_ratings(
@@ -159,31 +167,34 @@ class _ALSSweeps:
     ) -> Iterator[Any]:
         """Yield the regressors (the other side's factors) and a function that maps over ratings.
 
-        Of some rows at a time, where factors are many; `gram` is of all of the other side's.
+        A part of the rows at a time, if not all regressors fit in memory; `gram` is that of all of
+        them. With `again`, the pieces of long rows alone.
         """
         equations, values = self._solver.equations, self.factors[_OTHER[side]]
         ready = _merge_duplicates if self._model.implicit else _fill_missing_values
-        # Conjugate gradients go through the ratings of a row several times.
+        # Cholesky needs the sum over a row's ratings, which can be cut into pieces; conjugate
+        # gradients read a row's ratings in every step, so rows are whole.
         piece = MAX_RATINGS_AT_ONCE if equations.steps is None else None
-        for touched, mapped in self._keyed.in_parts(side, values, ready, piece, again):
-            yield self._model.regressors(touched, gram, self.mean), mapped
+        for touched, map_rows in self._keyed.in_parts(side, values, ready, piece, again):
+            yield self._model.regressors(touched, gram, self.mean), map_rows
 
     def _solve_side(
         self, side: str, gram: NDArray[np.float64], errors: NDArray[np.float64] | None = None
     ) -> None:
-        """Solve for the factors of a side, and add what each one's ratings add to the loss."""
+        """Solve for the factors of a side; write each row's part of the loss to `errors`."""
         equations, factors = self._solver.equations, self.factors[side]
-        #: By lane, the system of the row that has come in part.
+        #: By lane, the normal equations of a long row of which some pieces were added.
         open_: dict[int, System] = {}
 
         def add_errors(by: Regressors, rows: KeyedRows) -> None:
             if errors is not None:
-                own, out = _own_factors(factors, rows), errors[rows.range.own]
+                own, out = factors[rows.range.own], errors[rows.range.own]
                 equations.errors(_csr_ratings(rows), by, own, out)
 
         def solve(by: Regressors, rows: KeyedRows) -> None:
-            own = _own_factors(factors, rows)
-            with np.errstate(over="ignore", invalid="ignore"):  # looked for below
+            own = factors[rows.range.own]
+            # An overflow shows in the factors.
+            with np.errstate(over="ignore", invalid="ignore"):
                 if rows.of_row is None:
                     failed = equations.solve(_csr_ratings(rows), by, own).tolist()
                 else:
@@ -198,17 +209,20 @@ class _ALSSweeps:
             if rows.of_row is None:
                 add_errors(by, rows)
 
-        for by, mapped in self._iterate_ratings(side, gram):
-            mapped(partial(solve, by))
-        for by, mapped in (
-            self._iterate_ratings(side, gram, again=True) if errors is not None else ()
-        ):
-            mapped(partial(add_errors, by))
+        for by, map_rows in self._iterate_ratings(side, gram):
+            map_rows(partial(solve, by))
+        # The errors of a row in pieces need its factors, known after the last piece: read it again.
+        if errors is not None:
+            for by, map_rows in self._iterate_ratings(side, gram, again=True):
+                map_rows(partial(add_errors, by))
 
     def _take_piece(
         self, rows: KeyedRows, by: Regressors, own: NDArray[Any], open_: dict[int, System]
     ) -> list[int]:
-        """Take some ratings of a long row, which is solved with the last of them; as `solve`."""
+        """Add a piece of a long row to its normal equations; solve them after the last piece.
+
+        Return the positions of rows that cannot be solved: none, or 0.
+        """
         equations, lane, ratings = self._solver.equations, rows.range.lane, _csr_ratings(rows)
         assert rows.of_row is not None
         before, n = rows.of_row
@@ -234,23 +248,11 @@ class _ALSSweeps:
         """Return the RMSE, or for implicit ratings the weighted mean square over all pairs."""
         parts = [[errors[at.own].sum()] for at in self._keyed.ranges(side)]
         (total,) = self._keyed.sum(parts).tolist()
+        # The squared predictions of all pairs sum to the product of the two Gram matrices; `errors`
+        # has what pairs with a rating add to that.
         if self._model.implicit:
             return float(max(total + (others * self._gram).sum(), 0.0) / self._confidence)
         return float(np.sqrt(total / max(self._n_ratings, 1.0)))
-
-
-def _count_ratings(rows: KeyedRows) -> list[float]:
-    return [float(len(rows.indices)), 0.0]
-
-
-def _key_numbers(own: KeyRange) -> slice:
-    """Return the numbers of a range's keys among all keys of the space."""
-    return slice(own.first, own.first + len(own))
-
-
-def _own_factors(factors: NDArray[Any], rows: KeyedRows) -> NDArray[Any]:
-    """Return the factors of the keys that a lane owns."""
-    return factors[rows.range.own]
 
 
 def _csr_ratings(rows: KeyedRows) -> Ratings:
@@ -259,22 +261,16 @@ def _csr_ratings(rows: KeyedRows) -> Ratings:
 
 
 def _fill_missing_values(rows: KeyedRows) -> KeyedRows:
-    """Return the ratings with explicit values, which are 1 where none were given."""
+    """Return the ratings with values, which are 1 if none were given."""
     return rows if rows.values is not None else replace(rows, values=np.ones(len(rows.indices)))
 
 
 def build_ratings(
     rows: NDArray[Any], others: NDArray[Any], values: NDArray[Any], n_rows: int, implicit: bool
 ) -> Ratings:
-    """Return ratings in CSR form, of which implicit ones of the same pair are added up.
+    """Return ratings, given by their row, other key and value, in CSR form.
 
-    Parameters
-    ----------
-    rows, others : ndarray of int of shape (n_ratings,)
-        Of each rating.
-    values : ndarray of float of shape (n_ratings,)
-    n_rows : int
-    implicit : bool
+    Implicit ratings of the same pair are added up.
     """
     order = np.lexsort((others, rows))
     indptr = np.append(0, np.bincount(rows, minlength=n_rows).cumsum()).astype(np.int64)
@@ -289,15 +285,15 @@ def _merge_duplicates(rows: KeyedRows) -> KeyedRows:
 
 
 def _sum_duplicate_pairs(ratings: Ratings) -> Ratings:
-    """Add up the values of the same pair; pairs are in order."""
+    """Return sorted ratings with the values of equal pairs added up."""
     values, indices, starts = ratings.values, ratings.indices, ratings.indptr[:-1]
+    # The first rating of each run of equal pairs; a row begins a run.
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(indices[1:], indices[:-1], out=is_first[1:])
     is_first[starts[starts < len(values)]] = True
     if is_first.all():
         return ratings
     (at,) = np.nonzero(is_first)
-    # Sum the runs of equal pairs.
     sums = np.add.reduceat(values, at, dtype=np.float64)
     indptr = np.searchsorted(at, ratings.indptr).astype(np.int64)
     return Ratings(indptr, indices[at], sums)

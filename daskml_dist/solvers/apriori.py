@@ -1,8 +1,12 @@
 """Apriori: frequent itemsets, found length by length.
 
-Only an itemset all of whose subsets are frequent can be frequent. In each round the candidates of
-a length (a *level*) are counted on all rows, and the frequent ones are joined to the candidates
-of the next length. The counts are statistics on rows that are kept as bits, item by item.
+Only an itemset all of whose subsets are frequent can be frequent. So the candidates of one length
+(a *level*) are counted on all rows, and pairs of frequent ones that differ in their last item alone
+are joined to the candidates of the next length. Counts are statistics over rows that are packed
+into bits by item (`ItemBits`), so that the support of an itemset is a popcount of an AND.
+
+With missing values an item has two columns, "has it" and "known". The support of an itemset is then
+a ratio of two counts: of the rows that have its items, and of the rows in which these are known.
 
 References
 ----------
@@ -13,6 +17,7 @@ association rules", IEEE TKDE 8(6), 1996 (count distribution).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -33,10 +38,14 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 
-#: Candidates that are counted in one pass, at most: 16 MiB of float64 counts a trainer.
+#: Returns the itemsets of some candidates of a batch, of shape (n, k), as indices of the frequent
+#: items.
+_ItemsetsAt = Callable[[NDArray[np.intp]], NDArray[np.int32]]
+
+#: Most candidates counted in one pass: 16 MiB of float64 counts a trainer.
 _MAX_CANDIDATES_PER_PASS = 1 << 21
-#: Items of a frequent itemset at most: an itemset of n has 2 ** n frequent subsets, so longer ones
-#: are never reached.
+#: Most items of a frequent itemset, to bound the passes: an itemset of n items has 2 ** n frequent
+#: subsets, more than can be counted.
 _MAX_ITEMSET_LENGTH = 64
 
 
@@ -69,18 +78,22 @@ class Apriori(Solver):
     def max_passes(self) -> int:
         """Return the most passes that `max_candidates` allows."""
         levels = min(self.max_length or _MAX_ITEMSET_LENGTH, _MAX_ITEMSET_LENGTH)
+        # Twice the full passes: a batch of pairs ends where those of a first item do, so batches
+        # may be half full on average.
         most = 1 + levels * (2 + 2 * self.max_candidates // _MAX_CANDIDATES_PER_PASS)
+        # An itemset may have so many cuts that `_count_splits` takes a pass for each.
         return most if not self.with_nulls else most + levels * self.max_candidates
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Count level after level."""
+        """Count level after level; return the frequent itemsets as ``extra["levels"]``."""
         if sums.kept is not None:
             at = _AprioriProgress.of_state(sums.kept)
         else:
             at = _AprioriProgress()
+            # Level 1: every item is a candidate.
             found = sums(ItemCounts())
             if self.with_nulls:
-                found = found.reshape(2, -1).T
+                found = found.reshape(2, -1).T  # of each item: rows that have it, rows that know it
             items = self._find_frequent(found, sums.n_rows)
             at.items, at.counts = items, [found[items]]
             at.sets = [np.arange(len(items), dtype=np.int32)[:, None]]
@@ -91,26 +104,28 @@ class Apriori(Solver):
             while at.position < level.n:
                 self._count_candidates(level, at, sums, model.n_items // 2)
                 sums.keep(np.empty(0), at.state)
+                # A level that was not counted to its end is dropped.
                 if sums.should_stop and at.position < level.n:
                     return at.make_solution(sums.n_rows, "the fit was stopped")
             at.end_level()
         solution = at.make_solution(sums.n_rows, "")
         if self.with_nulls:
-            items = at.items
+            # Association rules divide by the rows with the antecedent in which the consequent is
+            # known: one more count for each cut of an itemset.
             solution.extra["splits"] = [
-                self._count_splits(items[sets], sums, model.n_items // 2)
+                self._count_splits(at.items[sets], sums, model.n_items // 2)
                 for sets in at.sets
                 if len(sets)
             ]
         return solution
 
     def _find_frequent(self, counts: Array, n_rows: int) -> NDArray[np.intp]:
-        """Return the places of counts that are enough."""
-        if not self.with_nulls:
-            return np.flatnonzero(counts >= _fewest_rows(self.min_support, n_rows))
-        count, known = counts.T
+        """Return the indices of the frequent candidates among the counts of some."""
+        count, known = counts.T if self.with_nulls else (counts, n_rows)
         if isinstance(self.min_support, int):
             return np.flatnonzero(count >= self.min_support)
+        # The division that a user's comparison of supports makes, rather than a product with its
+        # own rounding: 7 rows of 100 have a support of 0.07, though 0.07 * 100 > 7.
         return np.flatnonzero((count > 0) & (count / np.maximum(known, 1) >= self.min_support))
 
     def _has_next_level(self, at: _AprioriProgress) -> bool:
@@ -119,10 +134,10 @@ class Apriori(Solver):
         return len(at.sets[-1]) >= length and length <= (self.max_length or length)
 
     def _make_candidates(self, at: _AprioriProgress) -> _PairCandidates | _SetCandidates:
-        """Return the candidates of the next level."""
+        """Return the candidates of the next level; raise if there are too many."""
         length = len(at.sets) + 1
-        level: _PairCandidates | _SetCandidates
-        level = (
+        # All pairs of frequent items are candidates, and need no list.
+        level: _PairCandidates | _SetCandidates = (
             _PairCandidates(at.items) if length == 2 else _SetCandidates.of(at, self.max_candidates)
         )
         if level.n > self.max_candidates:
@@ -142,32 +157,38 @@ class Apriori(Solver):
         sums: Sums,
         n_items: int,
     ) -> None:
-        """Count some of a level's candidates."""
-        statistic, sets, end = level.take_batch(at.position)
+        """Count the next batch of a level's candidates in one pass, and keep the frequent ones."""
+        statistic, itemsets_at, end = level.take_batch(at.position)
         if self.with_nulls:
-            found = sums(_count_known_rows(statistic, n_items)).reshape(2, -1).T
+            found = sums(_with_known_rows(statistic, n_items)).reshape(2, -1).T
         else:
             found = sums(statistic)
         kept = self._find_frequent(found, sums.n_rows)
-        at.add(sets(kept), found[kept], end)
+        at.new_sets.append(itemsets_at(kept))
+        at.new_counts.append(found[kept])
+        at.position = end
 
     @staticmethod
     def _count_splits(sets: NDArray[np.int64], sums: Sums, n_items: int) -> NDArray[np.int64]:
-        """Return, for each cut of itemsets, the rows with the first part and the second known."""
+        """Return, for each cut of itemsets, the rows with the first part and the second known.
+
+        Columns of `sets` are below `n_items`; the result has shape (n_sets, n_cuts).
+        """
         cuts = itemset_cuts(sets.shape[1])
         found = np.empty((len(sets), len(cuts)), np.int64)
         if not cuts:
             return found
-        # Columns of each candidate: those of the first part as they are, the second's "known".
+        # A cut of an itemset is counted as a candidate of its own, of the "has" columns of the
+        # first part's items and the "known" columns (`n_items` further on) of the second's.
         is_known = np.ones((len(cuts), sets.shape[1]), np.int64)
         for row, cut in zip(is_known, cuts, strict=True):
             row[list(cut)] = 0
-        # Candidates of a few itemsets at a time, so that a pass's counts stay small.
         step = max(1, _MAX_CANDIDATES_PER_PASS // len(cuts))
         for start in range(0, len(sets), step):
             columns = sets[start : start + step, None] + n_items * is_known
             items, numbers = np.unique(columns, return_inverse=True)
             numbers = numbers.reshape(-1, sets.shape[1]).astype(np.int32)
+            # These candidates share no prefixes: each is a prefix with one last item.
             bounds = np.arange(len(numbers) + 1)
             counts = sums(SetCounts(items, numbers[:, :-1], bounds, numbers[:, -1]))
             found[start : start + step] = counts.reshape(-1, len(cuts))
@@ -175,12 +196,12 @@ class Apriori(Solver):
 
 
 def itemset_cuts(length: int) -> list[tuple[int, ...]]:
-    """Return the places of the first part in all cuts of an itemset in two, short parts first."""
+    """Return the positions of the first part in every cut of an itemset in two, shortest first."""
     return [cut for size in range(1, length) for cut in combinations(range(length), size)]
 
 
-def _count_known_rows(statistic: Any, n_items: int) -> SetCounts:
-    """Return the counts of candidates, and of the rows in which all items of each are known."""
+def _with_known_rows(statistic: PairCounts | SetCounts, n_items: int) -> SetCounts:
+    """Return a statistic's candidates, followed by the same ones of the items' "known" columns."""
     own = statistic.as_sets() if isinstance(statistic, PairCounts) else statistic
     m = len(own.items)
     return SetCounts(
@@ -191,31 +212,21 @@ def _count_known_rows(statistic: Any, n_items: int) -> SetCounts:
     )
 
 
-def _fewest_rows(min_support: float, n_rows: int) -> int:
-    """Return the fewest rows whose share of `n_rows`, in floating point, reaches the support."""
-    if isinstance(min_support, int):
-        return min_support
-    least = max(1, int(min_support * n_rows) - 1)
-    # The same division as a comparison of supports would make.
-    while least / n_rows < min_support:
-        least += 1
-    return least
-
-
 @dataclass
 class _AprioriProgress:
-    """Frequent itemsets so far, as numbers of frequent items, level by level.
+    """Frequent itemsets so far, level by level.
 
     Parameters
     ----------
     items : ndarray of int64
         Columns of the frequent items.
     sets, counts : list of ndarray
-        Of each whole level.
+        For each level counted to its end: itemsets of shape (n, k), as indices of `items`, and
+        their counts.
     new_sets, new_counts : list of ndarray
-        Of the open level.
+        The same for each batch of the level that is being counted.
     position : int
-        Candidates of the open level that have been counted.
+        Candidates of this level that have been counted.
     """
 
     items: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -225,26 +236,21 @@ class _AprioriProgress:
     new_counts: list[Array] = field(default_factory=list)
     position: int = 0
 
-    def add(self, sets: NDArray[np.int32], counts: Array, position: int) -> None:
-        """Take some frequent ones of the open level."""
-        self.new_sets.append(sets)
-        self.new_counts.append(counts)
-        self.position = position
-
     def end_level(self) -> None:
-        """Close the open level."""
+        """Append the level that was counted to its end, and start the next one."""
+        # Empty arrays first, of the right shapes: a level may have no candidates.
         none = np.empty((0, len(self.sets) + 1), np.int32), self.counts[0][:0]
         self.sets.append(np.concatenate([none[0], *self.new_sets]))
         self.counts.append(np.concatenate([none[1], *self.new_counts]))
         self.new_sets, self.new_counts, self.position = [], [], 0
 
     def describe_levels(self) -> str:
-        """Return in words how many itemsets of each length are frequent."""
+        """Return the number of frequent itemsets of each length, in words."""
         each = (f"{len(sets):,} of length {k}" for k, sets in enumerate(self.sets, 1))
         return ", ".join(each)
 
     def make_solution(self, n_rows: int, problem: str) -> Solution:
-        """Return the solution of all levels that were counted to the end."""
+        """Return the solution of the levels counted to their end; `problem` is why no more were."""
         levels = [
             (self.items[sets], counts.astype(np.int64))
             for sets, counts in zip(self.sets, self.counts, strict=True)
@@ -254,8 +260,9 @@ class _AprioriProgress:
         return Solution(np.empty(0), len(self.sets), not problem, problem, extra)
 
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the search."""
+        """Return the search as arrays by name, from which `of_state` makes it again."""
         levels = [*zip(self.sets, self.counts, strict=True)]
+        # A position above 0 tells that the last level stored is still being counted.
         if self.position:
             levels.append((np.concatenate(self.new_sets), np.concatenate(self.new_counts)))
         arrays: dict[str, Any] = {"items": self.items, "position": np.array([self.position])}
@@ -265,8 +272,8 @@ class _AprioriProgress:
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> _AprioriProgress:
-        """Return the progress that a checkpoint was made of."""
-        n_levels = (len(state) - 2) // 2
+        """Return the search that was stored as a state."""
+        n_levels = (len(state) - 2) // 2  # two arrays a level, beside the items and the position
         sets = [state[f"sets{k}"] for k in range(n_levels)]
         counts = [state[f"counts{k}"] for k in range(n_levels)]
         (position,) = state["position"].tolist()
@@ -277,11 +284,12 @@ class _AprioriProgress:
 
 @dataclass(frozen=True, eq=False)
 class _PairCandidates:
-    """All pairs of frequent items, as candidates of length 2.
+    """All pairs of frequent items as candidates, in the order of an upper triangle's rows.
 
     Parameters
     ----------
     items : ndarray of int64
+        Columns of the frequent items.
     """
 
     items: NDArray[np.int64]
@@ -296,35 +304,32 @@ class _PairCandidates:
         """Return, for each first item, the number of pairs up to its last one."""
         return np.cumsum(np.arange(len(self.items) - 1, 0, -1))
 
-    def take_batch(self, position: int) -> tuple[Statistic, Any, int]:
-        """Return a batch's statistic, a function from numbers to itemsets, and its end position."""
-        first = int(np.searchsorted(self._pair_ends, position, side="right"))
-        end = int(
-            np.searchsorted(self._pair_ends, position + _MAX_CANDIDATES_PER_PASS, side="right")
-        )
+    def take_batch(self, position: int) -> tuple[PairCounts, _ItemsetsAt, int]:
+        """Return the statistic of a batch, its itemsets by their indices, and its end position."""
+        # A batch holds all pairs of some first items: as many as fit, and one at least.
+        batch = [position, position + _MAX_CANDIDATES_PER_PASS]
+        first, end = np.searchsorted(self._pair_ends, batch, side="right").tolist()
         end = max(end, first + 1)
 
-        def sets(numbers: NDArray[np.int64]) -> NDArray[np.int32]:
-            # Row and column of a number in the upper triangle of all pairs.
-            a = np.searchsorted(self._pair_ends, numbers + position, side="right")
-            b = numbers + position - self._pair_ends[a] + len(self.items)
-            return np.column_stack([a, b]).astype(np.int32)
+        def itemsets_at(indices: NDArray[np.intp]) -> NDArray[np.int32]:
+            # Row and column of an entry of the upper triangle; each row ends in the last column.
+            row = np.searchsorted(self._pair_ends, indices + position, side="right")
+            column = indices + position - self._pair_ends[row] + len(self.items)
+            return np.column_stack([row, column]).astype(np.int32)
 
-        return PairCounts(self.items, first, end), sets, int(self._pair_ends[end - 1])
+        return PairCounts(self.items, first, end), itemsets_at, int(self._pair_ends[end - 1])
 
 
 @dataclass(frozen=True, eq=False)
 class _SetCandidates:
-    """Candidates of three or more items: a prefix and a last item each.
+    """Candidates of three or more items, grouped by their prefix: all items but the last.
 
     Parameters
     ----------
-    items : ndarray of int64
-        Columns that any of them has, sorted.
-    prefix, bounds, last
-        As of `SetCounts`, the items numbered among `items`.
+    items, prefix, bounds, last
+        As of `SetCounts`.
     numbers : ndarray of int32
-        Numbers of `items` among the frequent items.
+        Indices of `items` among the frequent items.
     """
 
     items: NDArray[np.int64]
@@ -335,16 +340,17 @@ class _SetCandidates:
 
     @classmethod
     def of(cls, at: _AprioriProgress, most: int) -> _SetCandidates:
-        """Join the itemsets of the last level to candidates of the next one."""
+        """Join the itemsets of the last level to candidates, of which one above `most` is made."""
         from daskml_dist.backends.itemset_kernels import join_frequent_sets
 
+        # apriori-gen (Agrawal and Srikant, section 2.1.1): its join and its prune in one loop.
         of, bounds, last = join_frequent_sets(at.sets[-1], most)
         prefix = at.sets[-1][of]
-        # Only items that some candidate has are counted: bits of others are not needed.
-        is_there = np.zeros(len(at.items), bool)
-        is_there[prefix] = is_there[last] = True
-        number = np.cumsum(is_there, dtype=np.int32) - 1
-        (numbers,) = np.nonzero(is_there)
+        # Bits of items that no candidate has are not packed: renumber the others.
+        is_used = np.zeros(len(at.items), bool)
+        is_used[prefix] = is_used[last] = True
+        number = np.cumsum(is_used, dtype=np.int32) - 1
+        (numbers,) = np.nonzero(is_used)
         return cls(at.items[numbers], number[prefix], bounds, number[last], numbers.astype("i4"))
 
     @property
@@ -352,24 +358,24 @@ class _SetCandidates:
         """Return the number of candidates."""
         return len(self.last)
 
-    def take_batch(self, position: int) -> tuple[Statistic, Any, int]:
-        """Return a batch's statistic, a function from numbers to itemsets, and its end position."""
+    def take_batch(self, position: int) -> tuple[SetCounts, _ItemsetsAt, int]:
+        """Return the statistic of a batch, its itemsets by their indices, and its end position."""
         end = min(position + _MAX_CANDIDATES_PER_PASS, self.n)
+        # The prefixes of the batch; the first and the last one may be in other batches too.
         first = int(np.searchsorted(self.bounds, position, side="right")) - 1
         stop = int(np.searchsorted(self.bounds, end))
         bounds = np.clip(self.bounds[first : stop + 1], position, end) - position
         prefix, last = self.prefix[first:stop], self.last[position:end]
 
-        def sets(kept: NDArray[np.int64]) -> NDArray[np.int32]:
-            of = np.searchsorted(bounds, kept, side="right") - 1
-            found = np.column_stack([prefix[of], last[kept]])
-            return self.numbers[found]
+        def itemsets_at(indices: NDArray[np.intp]) -> NDArray[np.int32]:
+            of = np.searchsorted(bounds, indices, side="right") - 1
+            return self.numbers[np.column_stack([prefix[of], last[indices]])]
 
-        return SetCounts(self.items, prefix, bounds, last), sets, end
+        return SetCounts(self.items, prefix, bounds, last), itemsets_at, end
 
 
 class BasketBits(RowState):
-    """Store of the rows as bits, item by item, which the first statistic fills."""
+    """Rows packed into bits by item, once for all levels."""
 
     name = "bits"
 
@@ -380,7 +386,7 @@ class BasketBits(RowState):
 
 @dataclass(frozen=True, eq=False)
 class ItemCounts(Statistic):
-    """Number of rows that have each item."""
+    """Number of rows that have each item, which also checks that no entry is negative."""
 
     in_parts: ClassVar[bool] = True
 
@@ -408,11 +414,11 @@ class SetCounts(Statistic):
     items : ndarray of int64
         Columns that any candidate has, sorted.
     prefix : ndarray of int32 of shape (n_prefixes, k - 1)
-        All but the last item of candidates, as numbers among `items`.
+        All items but the last of candidates, as indices of `items`.
     bounds : ndarray of int64 of shape (n_prefixes + 1,)
-        Where the candidates of each prefix begin.
+        Index of the first candidate of each prefix.
     last : ndarray of int32 of shape (n,)
-        Last item of each candidate.
+        Last item of each candidate, as an index of `items`.
     """
 
     items: NDArray[np.int64]
@@ -432,7 +438,8 @@ class SetCounts(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
         prefix, last = self.prefix, self.last
         for words, items in rows.state.tiles(rows.X, self.items, backend):
-            if len(items) > len(self.items):  # those of a level before: all that are kept
+            # Words packed for an earlier level have more items: map the candidates to theirs.
+            if len(items) > len(self.items):
                 place = np.searchsorted(items, self.items).astype(np.int32)
                 prefix, last = place[self.prefix], place[self.last]
             add_set_counts(words, prefix, self.bounds, last, out)
@@ -448,7 +455,7 @@ class PairCounts(Statistic):
     items : ndarray of int64
         Columns, sorted.
     first, end : int
-        First items of the pairs, as numbers among `items`; the second are all after these.
+        Range of the pairs' first items, as indices of `items`; each is paired with all after it.
     """
 
     items: NDArray[np.int64]
@@ -466,6 +473,7 @@ class PairCounts(Statistic):
         return (int((len(self.items) - 1 - first).sum()),)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+        # Sparse rows with few items: counting the pairs in each row is cheaper than packing bits.
         if add_pair_counts(rows.X, self.items, self.first, self.end, out):
             return float("nan")
         return self.as_sets().add(model, rows, out, backend)

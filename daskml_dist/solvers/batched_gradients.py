@@ -2,8 +2,9 @@
 
 A *candidate* is one model of a search, fitted to the training rows of one split. A row is read
 once for all splits and candidates: :class:`PerSplitStatistic` repeats any sum for each split, and
-:class:`BatchedGradient` and :class:`BatchedHessian` evaluate all candidates as columns of one
-matrix.
+:class:`BatchedGradient` evaluates all candidates as columns of one matrix, so that their
+predictions are one matrix product and their gradients another. The roles of a row in all splits
+come with its targets (`BatchedLinear.parted`).
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.rows import is_sparse, row_tiles, to_rows_dtype
 
-#: Splits at most that are told apart by the bits of an int64.
+#: The splits that train on a row are the bits of an int64; this many splits and more are summed one
+#: by one.
 _MAX_MEMBERSHIP_BITS = 62
-#: Bytes of float64 rows that are copied at once: they stay in a core's L2 cache.
+#: Bytes of float64 rows that are copied at once (2 MiB), to be read again from a core's cache.
 _COPY_BYTES = 1 << 21
 #: Raw predictions of a tile of rows: 512 KiB of float64, which stay in a core's L2 cache.
 _TILE_ENTRIES = 1 << 16
-#: Rows of a tile at least, so that a product outlasts its call; and of a tile for a kernel,
-#: which cuts smaller ones itself: so many that Python's share of the time is small.
+#: Fewest rows of a tile, so that a product takes longer than its call; and rows of a tile for a
+#: kernel, which cuts smaller ones itself: enough that Python's share of the time is small.
 _MIN_TILE_ROWS, _KERNEL_TILE_ROWS = 64, 1 << 12
-#: Candidates that are evaluated in one pass at most, so that caches hold their coefficients.
+#: Most candidates evaluated in one pass, so that caches hold their coefficients.
 _MAX_CANDIDATES_PER_PASS = 1024
-#: Neighbouring rows that are read together where a share of the rows is sampled.
+#: Adjacent rows that are read together when a share of the rows is sampled: long enough for
+#: sequential reads, short enough that blocks of sorted rows give several samples.
 _SAMPLE_RUN_ROWS = 512
 
 
@@ -46,6 +49,7 @@ class PerSplitStatistic(Statistic):
     Parameters
     ----------
     each : Statistic
+        Statistic of a single model, `BatchedLinear.each`.
     splits : tuple of int
     """
 
@@ -59,7 +63,7 @@ class PerSplitStatistic(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return whether the inner statistic shows what is not finite."""
+        """Return that of the inner statistic."""
         return self.each.shows_not_finite
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
@@ -70,14 +74,14 @@ class PerSplitStatistic(Statistic):
             self.each.merge(of_split, more)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
-        y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
-        y = np.ascontiguousarray(y) if is_host(y) else y
-        every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
+        # Rows count alike in every split that trains on them, unless class weights or bootstrap
+        # counts differ from split to split.
         plain = model.class_weight is None and not model.roles.counted
-        shared = self.additive and is_host(y) and plain
-        if shared and self._add_by_membership(model, every, roles, out, backend):
-            return float("nan")
+        if self.additive and plain and is_host(rows.y):
+            y, roles = _read_targets(model, rows.y), model.parted(rows.y)[1]
+            every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
+            if self._add_by_membership(model, every, roles, out, backend):
+                return float("nan")
         for k, some in enumerate(weight_rows_by_split(model, rows, np.array(self.splits), backend)):
             self.each.add(model.each, some, out[k, ...], backend)
         return float("nan")
@@ -85,22 +89,23 @@ class PerSplitStatistic(Statistic):
     def _add_by_membership(
         self, model: BatchedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
     ) -> bool:
-        """Add rows that the same splits train on once, for all of these.
+        """Sum rows that the same splits train on once for all of these splits.
 
-        Of folds, each row is read once, whatever their number. False: there are so many kinds of
-        rows that nothing is gained.
+        In a k-fold cross-validation each row is then read once, whatever k. Return False, with
+        nothing added, if there are so many kinds of rows that nothing is gained.
         """
         if len(self.splits) >= _MAX_MEMBERSHIP_BITS:
             return False
         trained = roles[:, list(self.splits)] == TRAIN
         # Rows with the same set of training splits form one kind: a bit for each split.
         kinds = trained @ (1 << np.arange(len(self.splits)))
-        there = [(kind, np.flatnonzero(kinds == kind)) for kind in np.unique(kinds) if kind]
-        if len(there) > len(self.splits) + 1 or (
-            is_sparse(rows.X) and not all(map(_are_contiguous, (at for _, at in there)))
+        kinds_met = [(kind, np.flatnonzero(kinds == kind)) for kind in np.unique(kinds) if kind]
+        # Sparse rows can be sliced, but not selected by their numbers.
+        if len(kinds_met) > len(self.splits) + 1 or (
+            is_sparse(rows.X) and not all(_are_contiguous(at) for _, at in kinds_met)
         ):
             return False
-        for kind, at in there:
+        for kind, at in kinds_met:
             sums = np.zeros(out.shape[1:])
             for some in _iterate_selected_rows(rows, at, backend):
                 self.each.add(model.each, some, sums, backend)
@@ -111,13 +116,14 @@ class PerSplitStatistic(Statistic):
 
 
 def _are_contiguous(at: NDArray[np.intp]) -> bool:
+    """Return whether ascending row numbers, of which there is one at least, have no gaps."""
     return len(at) == int(at[-1]) - int(at[0]) + 1
 
 
 def _iterate_selected_rows(
     rows: BatchRows, at: NDArray[np.intp], backend: Backend
 ) -> Iterator[BatchRows]:
-    """Yield the rows at `at`: a view of contiguous rows, else copies of a tile at a time."""
+    """Yield the rows of numbers `at`: as one view if contiguous, else as copies in tiles."""
     if _are_contiguous(at):
         yield rows.part(slice(int(at[0]), int(at[-1]) + 1), backend)
         return
@@ -132,17 +138,21 @@ def _iterate_selected_rows(
 def iterate_split_rows(
     model: BatchedLinear, rows: BatchRows, split: int, role: int, backend: Backend
 ) -> Iterator[BatchRows]:
-    """Yield the rows of a role in a split; on a device all rows, the others with weight 0."""
+    """Yield the rows that have a role in a split.
+
+    On a device, and of sparse rows unless they are contiguous: all rows, of which the others have
+    weight 0.
+    """
     _, roles = model.parted(rows.y)
-    playing = roles[:, split] == role
+    has_role = roles[:, split] == role
     if is_host(roles):
-        at = np.flatnonzero(playing)
+        at = np.flatnonzero(has_role)
         if not len(at):
             return
         if not is_sparse(rows.X) or _are_contiguous(at):
             yield from _iterate_selected_rows(rows, at, backend)
             return
-    weight = cast(playing, roles.dtype)
+    weight = cast(has_role, roles.dtype)
     if rows.weight is not None:
         weight = weight * cast(rows.weight, roles.dtype)
     yield BatchRows(rows.X, rows.y, weight, rows.key, rows.block, rows.first)
@@ -151,29 +161,38 @@ def iterate_split_rows(
 def training_weights(
     model: BatchedLinear, rows: BatchRows, splits: NDArray[np.int64], dtype: Any, backend: Backend
 ) -> Any:
-    """Return the rows' weights in some splits, (n, n_some): zero where a row is not trained on."""
+    """Return the rows' weights in some splits, of shape (n, n_some); 0 for rows not trained on.
+
+    A row's weight is its sample weight, times the weight of its class in the split, times how often
+    the split trains on it.
+    """
     y, roles = model.parted(rows.y)
     xp = namespace(roles)
-    every = np.array_equal(splits, np.arange(roles.shape[1]))
-    some = roles if every else xp.take(roles, backend.to_device(splits), axis=1)
-    found = cast(model.times(some, TRAIN), dtype)
+    has_all = np.array_equal(splits, np.arange(roles.shape[1]))
+    some = roles if has_all else xp.take(roles, backend.to_device(splits), axis=1)
+    weights = cast(model.times(some, TRAIN), dtype)
     if rows.weight is not None:
-        found = found * cast(rows.weight, dtype)[:, None]
+        weights = weights * cast(rows.weight, dtype)[:, None]
     if model.class_weight is not None:
         of_class = cast(backend.to_device(model.class_weight.T[:, splits]), dtype)
-        found = found * xp.take(of_class, model.label_codes(y), axis=0)
-    return found
+        weights = weights * xp.take(of_class, model.label_codes(y), axis=0)
+    return weights
+
+
+def _read_targets(model: BatchedLinear, y: Any) -> Any:
+    """Return the encoded targets of a single model, without roles, as its loss reads them."""
+    targets = cast(model.parted(y)[0], namespace(y).int32 if model.each.n_classes > 2 else y.dtype)
+    # Compiled kernels read adjacent entries; `parted` returns a column of a matrix.
+    return np.ascontiguousarray(targets) if is_host(targets) else targets
 
 
 def weight_rows_by_split(
     model: BatchedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
 ) -> list[BatchRows]:
-    """Return, for each split, the rows as its models read them, with their training weights."""
-    xp, (y, _) = namespace(rows.y), model.parted(rows.y)
-    y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
+    """Return, for each split, all rows with their training weights, as a single model's rows."""
+    y = _read_targets(model, rows.y)
     weights = training_weights(model, rows, splits, rows.y.dtype, backend).T
-    if is_host(y):  # kernels read neighbours
-        y, weights = np.ascontiguousarray(y), np.ascontiguousarray(weights)
+    weights = np.ascontiguousarray(weights) if is_host(weights) else weights
     return [
         BatchRows(rows.X, y, weights[k, :], rows.key, rows.block, rows.first)
         for k in range(len(splits))
@@ -210,25 +229,26 @@ class SplitLabelWeights(Statistic):
 
 
 class ActiveCandidates:
-    """Candidates of those splits in which some of a tile's rows play the role asked for.
+    """Candidates of the splits in which any row of a tile has the role asked for.
 
     Parameters
     ----------
-    w : ndarray of shape (n_columns, n_rows, width)
-        Parameters of all columns.
-    splits : ndarray of int of shape (n_columns,), ascending
-    at : ndarray of int
-        The columns.
+    w : ndarray of shape (n_candidates, n_params, width)
+        Parameters of all candidates.
+    splits : ndarray of int of shape (n_candidates,), ascending
+    at : ndarray of int of shape (n_active,)
+        Indices of the active candidates.
     X : rows
-        Where, and in which dtype, the maths is done.
+        Rows whose device and arithmetic dtype `w` is copied to.
     backend : Backend
 
     Attributes
     ----------
-    splits : ndarray of int
-    w : array of shape (n_rows, n_some * width)
+    splits : ndarray of int of shape (n_active,)
+    w : array of shape (n_params, n_active * width)
+        Parameters as columns side by side.
     sums : dict of str to array
-        Whatever is added up.
+        Sums over all tiles with the same active candidates.
     """
 
     def __init__(
@@ -240,18 +260,18 @@ class ActiveCandidates:
         self.sums: dict[str, Any] = {}
 
     def stops(self, n_splits: int) -> NDArray[np.int64]:
-        """Return where the candidates of each split end."""
+        """Return the end of each split's range of active candidates."""
         return np.searchsorted(self.splits, np.arange(n_splits), side="right")
 
     def coefficients(self, model: LinearModel) -> tuple[Any, Any]:
-        """Return coefficients, of shape (n_features, n_some), and intercepts, for kernels."""
+        """Return coefficients, of shape (n_features, n_active), and intercepts, for kernels."""
         if model.fit_intercept:
             return self.w[:-1], self.w[-1]
         return self.w, np.zeros(self.w.shape[1], self.w.dtype)
 
 
 def is_kernel_supported(model: LinearModel, rows: BatchRows) -> bool:
-    """Return whether the compiled kernels of log losses take these rows."""
+    """Return whether the compiled kernels take these rows: log loss, one output, dense, C order."""
     X = rows.X
     if not isinstance(X, np.ndarray) or model.width > 1:
         return False
@@ -265,10 +285,11 @@ def iterate_candidate_tiles(
 ) -> Iterator[tuple[BatchRows, ActiveCandidates]]:  # fmt: skip
     """Yield tiles of rows whose raw predictions fit a cache, each with its active candidates.
 
-    Rows of a fold lie together where nobody shuffled them: columns that all of them are nothing to
-    are left out.
+    Without a shuffle the rows of a fold are adjacent, so a tile of test rows, for example, concerns
+    the candidates of one split alone.
     """
     n_columns, _, width = w.shape
+    # By which splits are active, so that few copies of the parameters are made.
     known: dict[bytes, ActiveCandidates] = {}
     most = (
         _KERNEL_TILE_ROWS
@@ -279,42 +300,47 @@ def iterate_candidate_tiles(
         for start in range(tile.start, tile.stop, most):
             part = rows.part(slice(start, min(start + most, tile.stop)), backend)
             _, roles = model.parted(part.y)
-            there = np.ones(roles.shape[1], bool)
+            is_active = np.ones(roles.shape[1], bool)
             if is_host(roles):
-                # Splits in which some of these rows play the role.
-                there = model.times(roles, role).any(axis=0)
-            if (key := there.tobytes()) not in known:
-                at = np.flatnonzero(there[splits])
+                # On a GPU each tile would wait for this to be copied to the host.
+                is_active = model.times(roles, role).any(axis=0)
+            if (key := is_active.tobytes()) not in known:
+                at = np.flatnonzero(is_active[splits])
                 known[key] = ActiveCandidates(w, splits, at, rows.X, backend)
             if len(known[key].at):
                 yield part, known[key]
 
 
 def evaluate_by_split(
-    of: Callable[[Array, NDArray[np.int64]], Array], w: Array, splits: NDArray[np.int64]
+    evaluate: Callable[[Array, NDArray[np.int64]], Array], w: Array, splits: NDArray[np.int64]
 ) -> Array:
-    """Return a function's results for all candidates, called with those of a split side by side."""
+    """Return `evaluate(w, splits)` for all candidates, in their order.
+
+    It is called with candidates sorted by split, as the statistics need them, some at a time.
+    """
     order = np.argsort(splits, kind="stable")
     parts = []
     for start in range(0, len(order), _MAX_CANDIDATES_PER_PASS):
         some = order[start : start + _MAX_CANDIDATES_PER_PASS]
-        parts.append(of(w[some], splits[some]))
-    sums = np.concatenate(parts)
-    found = np.empty_like(sums)
-    found[order] = sums
-    return found
+        parts.append(evaluate(w[some], splits[some]))
+    in_order = np.concatenate(parts)
+    results = np.empty_like(in_order)
+    results[order] = in_order
+    return results
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedGradient(Statistic):
     """Losses and gradients of candidates, each over the training rows of its split.
 
+    The sum has a row ``[loss, *gradient.ravel()]`` for each candidate.
+
     Parameters
     ----------
-    w : ndarray of shape (n_columns, n_rows, width)
-    splits : ndarray of int of shape (n_columns,), ascending
+    w : ndarray of shape (n_candidates, n_params, width)
+    splits : ndarray of int of shape (n_candidates,), ascending
     share : int, default=1
-        One run of rows in so many is read, and counts for the others.
+        With `share` > 1, one in `share` runs of rows is read, and the sums are extrapolated.
     """
 
     w: Array
@@ -329,17 +355,18 @@ class BatchedGradient(Statistic):
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         if self.share == 1:
             return self._add_candidates(model, rows, out, backend)
-        of_some = zeros(out.shape, np.float64, out)
+        sample_sums = zeros(out.shape, np.float64, out)
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         for run in runs:
-            self._add_candidates(model, rows.part(run, backend), of_some, backend)
-        # Extrapolate the share to all rows.
-        out += of_some * factor
+            self._add_candidates(model, rows.part(run, backend), sample_sums, backend)
+        out += sample_sums * factor
         return float("nan")
 
     def _add_candidates(
         self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend
     ) -> Any:
+        # Sums are kept apart for each set of active candidates, and scattered to all candidates at
+        # the end: once a set instead of once a tile.
         met: dict[int, ActiveCandidates] = {}
         kernel = is_kernel_supported(model.each, rows)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, TRAIN, rows, backend, kernel)
@@ -351,19 +378,21 @@ class BatchedGradient(Statistic):
             if kernel:
                 self._add_by_kernel(model, part, some, backend)
                 continue
+            # A step that a candidate's line search tries may overflow; it sees that by the loss.
             with np.errstate(over="ignore", invalid="ignore"):
                 raw = model.each.raw_prediction(some.w, part.X, backend)
                 g = self._weighted_derivatives(model, raw, part, some, backend)
                 model.each.add_products(part.X, g, some.sums["gradient"], backend)
-        xp, (_, n_rows, width) = namespace(out), self.w.shape
+        xp, (_, n_params, width) = namespace(out), self.w.shape
         for some in met.values():
-            shares = xp.reshape(some.sums["gradient"], (n_rows, len(some.at), width))
-            shares = xp.reshape(xp.permute_dims(shares, (1, 0, 2)), (len(some.at), -1))
-            found = xp.concat([some.sums["losses"][:, None], shares], axis=1)
+            # From columns side by side to a flat gradient for each candidate.
+            gradients = xp.reshape(some.sums["gradient"], (n_params, len(some.at), width))
+            gradients = xp.reshape(xp.permute_dims(gradients, (1, 0, 2)), (len(some.at), -1))
+            sums = xp.concat([some.sums["losses"][:, None], gradients], axis=1)
             if len(some.at) == out.shape[0]:
-                out += found
+                out += sums
             else:
-                out[some.at] += found
+                out[some.at] += sums
         return float("nan")
 
     def _add_by_kernel(
@@ -372,6 +401,7 @@ class BatchedGradient(Statistic):
         from daskml_dist.backends.batched_log_loss import add_log_gradients
 
         w, bias = some.coefficients(model.each)
+        # The kernel always writes the intercepts' derivatives, too: drop them if there are none.
         gradient = np.zeros((len(w) + 1, len(bias)))
         every = np.arange(model.roles.n_splits)
         add_log_gradients(
@@ -389,21 +419,23 @@ class BatchedGradient(Statistic):
         some: ActiveCandidates,
         backend: Backend,
     ) -> Any:
-        """Return the derivatives of the weighted losses, and add up each candidate's losses."""
+        """Return the weighted losses' derivatives by `raw`, and add up each candidate's losses."""
         xp, losses = namespace(raw), some.sums["losses"]
         every = np.arange(model.roles.n_splits)
-        mask = training_weights(model, rows, every, raw.dtype, backend)
+        weights = training_weights(model, rows, every, raw.dtype, backend)
         y, width = rows.y[:, 0], some.width
-        n, n_columns = raw.shape[0], len(some.at)
-        each = xp.reshape(raw, (n * n_columns, width) if width > 1 else (n * n_columns,))
+        n, n_active = raw.shape[0], len(some.at)
+        # The loss of every row and candidate at once: (row, candidate) pairs are rows of one
+        # problem.
+        flat = xp.reshape(raw, (n * n_active, width) if width > 1 else (n * n_active,))
         targets = model.each.targets(
-            cast(xp.repeat(y, n_columns), xp.int32 if model.each.n_classes > 2 else y.dtype),
+            cast(xp.repeat(y, n_active), xp.int32 if model.each.n_classes > 2 else y.dtype),
             raw.dtype,
         )
-        values, g = model.each.loss.value_and_gradient(targets, each)
-        weight = xp.take(mask, backend.to_device(some.splits), axis=1)
-        losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
-        return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
+        values, g = model.each.loss.value_and_gradient(targets, flat)
+        weight = xp.take(weights, backend.to_device(some.splits), axis=1)
+        losses += total(xp.reshape(values, (n, n_active)) * weight, axis=0, dtype=xp.float64)
+        return xp.reshape(xp.reshape(g, (n, n_active, width)) * weight[:, :, None], raw.shape)
 
 
 def _sample_runs(n: int, share: int) -> tuple[list[slice], float]:
@@ -419,12 +451,12 @@ def _sample_runs(n: int, share: int) -> tuple[list[slice], float]:
 class BatchedHessian(Statistic):
     """Hessians of candidates over a share of the training rows of their splits.
 
-    Of each as :class:`LossHessian` has it.
+    The sum has a row for each candidate, laid out as in :class:`LossHessian`.
 
     Parameters
     ----------
-    w : ndarray of shape (n_columns, n_rows, width)
-    splits : ndarray of int of shape (n_columns,)
+    w : ndarray of shape (n_candidates, n_params, width)
+    splits : ndarray of int of shape (n_candidates,)
     share : int
         As of :class:`BatchedGradient`.
     """
@@ -438,13 +470,15 @@ class BatchedHessian(Statistic):
         return len(self.w), *LossHessian(self.w[0]).shape(model.each)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        of_some = zeros(out.shape, np.float64, out)
+        sample_sums = zeros(out.shape, np.float64, out)
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
-        splits, at = np.unique(self.splits, return_inverse=True)
+        splits, split_index = np.unique(self.splits, return_inverse=True)
         requests = [LossHessian(w) for w in self.w]
+        # A Hessian is weighted by its own candidate's curvature, so each is a product of its own:
+        # only the reading of the rows is shared.
         for run in runs:
             of_splits = weight_rows_by_split(model, rows.part(run, backend), splits, backend)
             for k, request in enumerate(requests):
-                request.add(model.each, of_splits[at[k]], of_some[k, ...], backend)
-        out += of_some * factor
+                request.add(model.each, of_splits[split_index[k]], sample_sums[k, ...], backend)
+        out += sample_sums * factor
         return float("nan")

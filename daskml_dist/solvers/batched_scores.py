@@ -1,8 +1,10 @@
 """Scores of many candidate models on the same rows, in few passes.
 
-:class:`BatchedScores` sums what accuracy, losses and errors need. Ranking scores need the order
-of all rows: each row's score of a candidate is sent to the process that owns the candidate, which
-sorts them (:class:`BatchedRanks`; :class:`BatchedClassRanks` for more than two classes).
+:class:`BatchedScores` sums over the rows what accuracy, losses and errors are made of, with all
+candidates as columns of one matrix (`batched_gradients`). Ranking scores need the order of all
+rows: they are reduce-scattered, which brings all rows' scores of a candidate to the one process
+that owns the candidate and sorts them (:class:`BatchedRanks`; :class:`BatchedClassRanks` for more
+than two classes).
 
 References
 ----------
@@ -41,30 +43,31 @@ from daskml_dist.solvers.batched_gradients import (
     iterate_candidate_tiles,
 )
 
-#: Names of ranking scores, in the order in which they are found.
+#: Names of the ranking scores of two classes, in the order of the results.
 RANKINGS = ("roc_auc", "average_precision")
-#: Numbers that are exchanged in one pass at most: 64 MiB of float64.
+#: Most numbers exchanged in one pass: 64 MiB of float64.
 _MAX_SCORES_PER_PASS = 1 << 23
-#: Names of the scores, in the order in which they are found.
+#: Names of the ranking scores of more classes, in the order of the results.
 CLASS_RANKINGS = ("roc_auc_ovr", "roc_auc_ovr_weighted", "roc_auc_ovo", "roc_auc_ovo_weighted")
 #: Sums of a candidate. Classifier: weight of the rows, of right predictions, and losses. Regressor:
 #: weight, squared errors, absolute errors, targets, and their squares.
 _N_CLASSIFIER_SUMS, _N_REGRESSOR_SUMS = 3, 5
-#: Log loss of the smallest probability, to which scikit-learn clips.
+#: Log loss (nats) of the smallest probability to which scikit-learn clips.
 _MAX_LOG_LOSS = -float(np.log(np.finfo(np.float64).eps))
 
 
 class ScoreParts(NamedTuple):
-    """Parts of scores that are needed beside plain sums.
+    """Choice of what is computed beside the plain sums.
 
     Parameters
     ----------
     pairs : bool
-        Weights of each pair of a true and a predicted label.
+        Weights of the rows by true and predicted label (a confusion matrix).
     ranks : bool
         Ranking scores.
     places : bool
-        Weights of rows by the place of their label among the scores of several.
+        Weights of the rows by the rank of their label among the raw predictions of several
+        classes, for top-k accuracy.
     """
 
     pairs: bool = False
@@ -72,24 +75,24 @@ class ScoreParts(NamedTuple):
     places: bool = False
 
 
-#: No part beside sums.
+#: Plain sums alone.
 SUMS_ONLY = ScoreParts()
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedScores(Statistic):
-    """Sums for candidates' scores over the rows that play a role in their split.
+    """Sums of the candidates' scores over the rows that have a role in their split.
+
+    The sum has a row for each candidate: the plain sums; then, if asked for, `places` (with more
+    than two classes only), and `pairs` as a flattened confusion matrix.
 
     Parameters
     ----------
-    w : ndarray of shape (n_columns, n_rows, width)
-    splits : ndarray of int of shape (n_columns,), ascending
+    w : ndarray of shape (n_candidates, n_params, width)
+    splits : ndarray of int of shape (n_candidates,), ascending
     role : {TRAIN, TEST}
-    pairs : bool, default=False
-        Whether the weights of each pair of true and predicted label are summed as well.
-    places : bool, default=False
-        Whether, of more than two labels, the weights of rows by the place of their label are
-        summed as well: 0 for the best score.
+    pairs, places : bool, default=False
+        As of :class:`ScoreParts`.
     """
 
     w: Array
@@ -128,19 +131,20 @@ class BatchedScores(Statistic):
         from daskml_dist.backends.batched_log_loss import add_log_scores
 
         (w, bias), (y, roles) = some.coefficients(model.each), model.parted(rows.y)
-        mask = cast(roles == self.role, y.dtype)
+        weights = cast(roles == self.role, y.dtype)
         if rows.weight is not None:
-            mask *= rows.weight[:, None]
+            weights *= rows.weight[:, None]
         sums = np.zeros((5, len(bias)))
         add_log_scores(
-            rows.X, np.ascontiguousarray(y), mask, some.stops(roles.shape[1]), w, bias,
+            rows.X, np.ascontiguousarray(y), weights, some.stops(roles.shape[1]), w, bias,
             _MAX_LOG_LOSS, sums,
         )  # fmt: skip
-        losses, *weights, right_down, right_up = sums
-        down, up = weights
-        pairs = [right_down, down - right_down, up - right_up, right_up]
-        found = [down + up, right_down + right_up, losses, *(pairs if self.pairs else [])]
-        return np.stack(found, axis=1)
+        losses, negatives, positives, true_negatives, true_positives = sums
+        pairs = [
+            true_negatives, negatives - true_negatives, positives - true_positives, true_positives,
+        ]  # fmt: skip
+        plain = [negatives + positives, true_negatives + true_positives, losses]
+        return np.stack([*plain, *(pairs if self.pairs else [])], axis=1)
 
     def _score_by_arrays(
         self,
@@ -157,10 +161,15 @@ class BatchedScores(Statistic):
             weight = weight * cast(rows.weight, xp.float64)[:, None]
         predicted = None
         if model.classes is not None:
-            each, predicted = self._label_values(model, raw, y)
+            values, predicted = _label_values(model, raw, y)
         else:
-            each = self._regression_values(model, raw, y)
-        sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in each], axis=1)
+            # The terms of `_N_REGRESSOR_SUMS`.
+            y64 = cast(y, xp.float64)[:, None]
+            each_row = ones(raw.shape[:2], xp.float64, raw)
+            residual = y64 - cast(model.each.loss.inverse_link(raw[:, :, 0]), xp.float64)
+            values = [each_row, residual**2, xp.abs(residual), y64 * each_row, y64**2 * each_row]
+        # `where` first: a value that is not finite in a row of another role must not count.
+        sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in values], axis=1)
         if predicted is not None and self._sums_places(model):
             sums = xp.concat([sums, _sum_label_places(model, raw, y, weight)], axis=1)
         if predicted is None or not self.pairs:
@@ -170,64 +179,54 @@ class BatchedScores(Statistic):
     def _sums_places(self, model: BatchedLinear) -> bool:
         return self.places and model.classes is not None and len(model.classes) > 2
 
-    def _label_values(self, model: BatchedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
-        """Return the values that a classifier's scores sum, and the predicted label codes."""
-        xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
-        each_row = ones((n, n_columns), xp.float64, raw)
-        losses = zeros((n, n_columns), xp.float64, raw)
-        predicted = xp.argmax(raw, axis=2) if width > 1 else cast(raw[:, :, 0] > 0, xp.int64)
-        right = predicted == model.label_codes(y)[:, None]
-        if not model.each.n_classes:  # a regression to signs of labels, whose loss is no score
-            return [
-                each_row,
-                cast(right, xp.float64),
-                zeros(right.shape, xp.float64, raw),
-            ], predicted
-        if width > 1:
-            each = xp.reshape(raw, (n * n_columns, width))
-            targets = model.each.targets(cast(xp.repeat(y, n_columns), xp.int32), raw.dtype)
-        else:
-            each, targets = xp.reshape(raw, (n * n_columns,)), xp.repeat(y, n_columns)
-        losses = xp.reshape(loss.value(targets, cast(each, xp.float64)), right.shape)
-        losses = xp.where(losses < _MAX_LOG_LOSS, losses, _MAX_LOG_LOSS)
-        return [each_row, cast(right, xp.float64), losses], predicted
 
-    def _regression_values(self, model: BatchedLinear, raw: Any, y: Any) -> list[Any]:
-        xp = namespace(raw)
-        y = cast(y, xp.float64)[:, None]
-        wide = ones(raw.shape[:2], xp.float64, raw)
-        residual = y - cast(model.each.loss.inverse_link(raw[:, :, 0]), xp.float64)
-        return [wide, residual**2, xp.abs(residual), y * wide, y**2 * wide]
+def _label_values(model: BatchedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
+    """Return the terms of a classifier's sums, (n, n_active) each, and predicted class indices."""
+    xp, loss, (n, n_active, width) = namespace(raw), model.each.loss, raw.shape
+    each_row = ones((n, n_active), xp.float64, raw)
+    predicted = xp.argmax(raw, axis=2) if width > 1 else cast(raw[:, :, 0] > 0, xp.int64)
+    right = cast(predicted == model.label_codes(y)[:, None], xp.float64)
+    # A regression to the labels' signs, such as ridge, has no log loss.
+    if not model.each.n_classes:
+        return [each_row, right, zeros(right.shape, xp.float64, raw)], predicted
+    if width > 1:
+        flat = xp.reshape(raw, (n * n_active, width))
+        targets = model.each.targets(cast(xp.repeat(y, n_active), xp.int32), raw.dtype)
+    else:
+        flat, targets = xp.reshape(raw, (n * n_active,)), xp.repeat(y, n_active)
+    losses = xp.reshape(loss.value(targets, cast(flat, xp.float64)), right.shape)
+    losses = xp.where(losses < _MAX_LOG_LOSS, losses, _MAX_LOG_LOSS)
+    return [each_row, right, losses], predicted
 
 
 def _sum_label_pairs(model: BatchedLinear, predicted: Any, y: Any, weight: Any) -> Any:
-    """Return the weights of each true and predicted label, (n_columns, n_classes ** 2)."""
+    """Return weights by true and predicted label, of shape (n_active, n_classes ** 2)."""
     assert model.classes is not None
-    xp, k, (n, n_columns) = namespace(weight), len(model.classes), weight.shape
+    xp, k, (n, n_active) = namespace(weight), len(model.classes), weight.shape
     labels = model.label_codes(y)
+    # Confusion matrices of all candidates as one product of one-hot labels and predictions.
     guesses = one_hot(xp.reshape(predicted, (-1,)), k, xp.float64)
-    guesses = xp.reshape(guesses, (n, n_columns, k)) * weight[:, :, None]
+    guesses = xp.reshape(guesses, (n, n_active, k)) * weight[:, :, None]
     counts = xp.matmul(one_hot(labels, k, xp.float64).T, xp.reshape(guesses, (n, -1)))
-    counts = xp.permute_dims(xp.reshape(counts, (k, n_columns, k)), (1, 0, 2))
-    return xp.reshape(counts, (n_columns, -1))
+    counts = xp.permute_dims(xp.reshape(counts, (k, n_active, k)), (1, 0, 2))
+    return xp.reshape(counts, (n_active, -1))
 
 
 def _sum_label_places(model: BatchedLinear, raw: Any, y: Any, weight: Any) -> Any:
-    """Return the weight of the rows whose true label has each rank, (n_columns, n_classes).
+    """Return the weight of the rows whose true label has each rank, (n_active, n_classes).
 
-    Of equal scores the later label's is the better one, as scikit-learn has it.
+    Rank 0 has the best score. Of equal scores the later label's ranks first, as in scikit-learn.
     """
     xp, k = namespace(weight), raw.shape[2]
     labels, own = model.label_codes(y)[:, None], raw[:, :, 0]
     for j in range(1, k):
         own = xp.where(labels == j, raw[:, :, j], own)
-    place = zeros(own.shape, xp.int64, raw)
+    # The rank of the true label is the number of labels that are better: no sort is needed.
+    rank = zeros(own.shape, xp.int64, raw)
     for j in range(k):
         better = (raw[:, :, j] > own) | ((raw[:, :, j] == own) & (labels < j))
-        place += cast(better, xp.int64)
-    return xp.stack(
-        [total(cast(place == j, xp.float64) * weight, axis=0) for j in range(k)], axis=1
-    )
+        rank += cast(better, xp.int64)
+    return xp.stack([total(cast(rank == j, xp.float64) * weight, axis=0) for j in range(k)], axis=1)
 
 
 def _r2_scores(sums: Array) -> Array:
@@ -237,7 +236,7 @@ def _r2_scores(sums: Array) -> Array:
         return np.where(spread > 0, 1 - squared / spread, np.nan)
 
 
-#: Scores by scikit-learn's names, of the sums of columns; of classifiers and of regressors.
+#: Functions of the plain sums of candidates, by scikit-learn's names of the scores.
 CANDIDATE_SCORES: dict[str, dict[str, Callable[[Array], Array]]] = {
     "classifier": {
         "accuracy": lambda sums: sums[:, 1] / sums[:, 0],
@@ -253,40 +252,45 @@ CANDIDATE_SCORES: dict[str, dict[str, Callable[[Array], Array]]] = {
 
 
 def ranking_scores(scores: Array, signed: Array) -> tuple[float, float]:
-    """Return the area under the ROC curve, and the average precision."""
-    # NaN is the last one.
+    """Return the area under the ROC curve, and the average precision.
+
+    `signed` are the rows' weights, negative for rows of the negative class. Both are NaN if a score
+    is, or if a class has no rows.
+    """
+    # Ascending order ends with NaN, so descending order begins with it.
     order = np.argsort(scores)[::-1]
     scores, signed = scores[order], signed[order]
     if not len(scores) or np.isnan(scores[0]):
         return np.nan, np.nan
+    # True and false positives at each threshold: rows of equal score pass it together.
     last = np.append(np.flatnonzero(scores[1:] != scores[:-1]), len(scores) - 1)
-    right = np.cumsum(np.maximum(signed, 0.0))[last]
-    wrong = np.cumsum(np.maximum(-signed, 0.0))[last]
-    if not (right[-1] > 0 and wrong[-1] > 0):
+    true_pos = np.cumsum(np.maximum(signed, 0.0))[last]
+    false_pos = np.cumsum(np.maximum(-signed, 0.0))[last]
+    if not (true_pos[-1] > 0 and false_pos[-1] > 0):
         return np.nan, np.nan
-    more = np.diff(right, prepend=0.0)
-    # Trapezoids under the ROC curve, tie by tie.
-    area = np.sum(np.diff(wrong, prepend=0.0) * (right - more / 2))
-    there = more > 0
+    gain = np.diff(true_pos, prepend=0.0)
+    # Trapezoids under the ROC curve (Fawcett, algorithm 2).
+    area = np.sum(np.diff(false_pos, prepend=0.0) * (true_pos - gain / 2))
+    gains = gain > 0
     # Average precision: precision at each threshold, weighted by the gain in recall.
-    precision = np.sum(more[there] * (right[there] / (right + wrong)[there]))
-    return float(area / right[-1] / wrong[-1]), float(precision / right[-1])
+    precision = np.sum(gain[gains] * (true_pos[gains] / (true_pos + false_pos)[gains]))
+    return float(area / true_pos[-1] / false_pos[-1]), float(precision / true_pos[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedRankingSolver(Solver):
-    """Ranking scores of candidates, over the rows that play a role in their split.
+    """Solver that finds ranking scores of candidates over the rows that have a role in their split.
 
-    The solution is of shape (n_columns, n_scores), in the order of the statistic's names; NaN where
-    a column has no scores of each label, or too many to be sorted by one process.
+    The solution has shape (n_candidates, n_scores), in the order of the statistic's names; NaN if a
+    candidate lacks rows of a label, or has more rows than a pass may exchange.
 
     Parameters
     ----------
-    w : ndarray of shape (n_columns, n_rows, width)
-    splits : ndarray of int of shape (n_columns,), ascending
+    w : ndarray of shape (n_candidates, n_params, width)
+    splits : ndarray of int of shape (n_candidates,), ascending
     role : {TRAIN, TEST}
     statistic : type of BatchedRanks
-        What is asked: of two labels, or of several.
+        :class:`BatchedRanks` of two classes, or :class:`BatchedClassRanks`.
     """
 
     w: Array
@@ -302,23 +306,24 @@ class BatchedRankingSolver(Solver):
         return 1 + len(self.w)
 
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
-        """Ask for some columns at a time."""
+        """Rank as many candidates in a pass as messages may hold."""
         statistic = self.statistic
-        found = np.full((len(self.w), len(statistic.names)), np.nan)
+        scores = np.full((len(self.w), len(statistic.names)), np.nan)
+        # The sum has room for the rows of the largest split, so these are counted first.
         n_slots = int(sums(RoleCounts(self.role)).max())
         each = statistic(self.w[:1], self.splits[:1], self.role, max(1, n_slots)).shape(model)[1]
         if not n_slots or each > _MAX_SCORES_PER_PASS:
-            return Solution(found)
-        n_columns = _MAX_SCORES_PER_PASS // each
-        for first in range(0, len(self.w), n_columns):
-            some = slice(first, first + n_columns)
-            found[some] = sums(statistic(self.w[some], self.splits[some], self.role, n_slots))
-        return Solution(found)
+            return Solution(scores)
+        n_at_once = _MAX_SCORES_PER_PASS // each
+        for first in range(0, len(self.w), n_at_once):
+            some = slice(first, first + n_at_once)
+            scores[some] = sums(statistic(self.w[some], self.splits[some], self.role, n_slots))
+        return Solution(scores)
 
 
 @dataclass(frozen=True, eq=False)
 class RoleCounts(Statistic):
-    """Number of rows that play a role in each split.
+    """Number of rows that have a role in each split.
 
     Parameters
     ----------
@@ -341,14 +346,16 @@ class RoleCounts(Statistic):
 class BatchedRanks(ReduceScatterStatistic):
     """Raw predictions of a role's rows, which the owner of each candidate ranks.
 
-    Of each column it holds the number of rows, and then their scores and signed weights.
+    A "sum" that appends instead of adding: its row for a candidate holds the number of rows so far,
+    then `n_slots` places for each kept column: the rows' scores, and their weights with the sign of
+    the label. Zeros are its neutral element, as a merge needs.
 
     Parameters
     ----------
     w, splits, role
         As of :class:`BatchedRankingSolver`.
     n_slots : int
-        Rows of a column at most.
+        Most rows of a candidate.
     """
 
     w: Array
@@ -356,7 +363,7 @@ class BatchedRanks(ReduceScatterStatistic):
     role: int
     n_slots: int
 
-    #: Names of the scores that it finds.
+    #: Names of the ranking scores, in the order of the results.
     names: ClassVar[tuple[str, ...]] = RANKINGS
     additive: ClassVar[bool] = False
     remembered: ClassVar[bool] = False
@@ -379,8 +386,9 @@ class BatchedRanks(ReduceScatterStatistic):
             if part.weight is not None:
                 weight = weight * cast(part.weight, xp.float64)
             for split in np.unique(some.splits).tolist():
-                # Rows that weigh nothing are none.
+                # Rows of weight 0 are left out: without a sign they would have no class.
                 at = xp.nonzero((roles[:, split] == self.role) & (weight != 0))[0]
+                # The candidates of a split are adjacent, among the active ones and among all.
                 of_split = np.flatnonzero(some.splits == split)
                 columns = slice(int(of_split[0]), int(of_split[-1]) + 1)
                 kept = self._kept_columns(
@@ -392,11 +400,12 @@ class BatchedRanks(ReduceScatterStatistic):
         return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
-        """Put the rows of others behind those of `total`."""
+        """Append the rows of another part to those of `total`."""
         n_kept = (part.shape[1] - 1) // self.n_slots
         for split in np.unique(self.splits):
             own = np.flatnonzero(self.splits == split)
             at = slice(own[0], own[-1] + 1)
+            # All candidates of a split have the same number of rows.
             self._append_rows(total, at, _split_kept_values(part[at], int(part[own[0], 0]), n_kept))
 
     def finish(self, model: BatchedLinear, own: Array, at: slice) -> Array:
@@ -407,26 +416,17 @@ class BatchedRanks(ReduceScatterStatistic):
         )
 
     def _kept_columns(self, model: BatchedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
-        """Return the columns that are kept of the rows, of each candidate or shared by all.
-
-        Parameters
-        ----------
-        model : BatchedLinear
-        raw : array of shape (n, n_columns, width)
-        codes : array of int of shape (n,)
-            Numbers of the rows' labels.
-        weight : array of float64 of shape (n,)
-        """
+        """Return what is kept of rows: arrays of shape (n_candidates, n), or (1, n) if shared."""
         signs = cast(2 * codes - 1, namespace(raw).float64)
         return [raw[:, :, 0].T, (signs * weight)[None, :]]
 
     def _rank_candidate(self, *kept: Array) -> tuple[float, ...]:
-        """Return the ranking scores of a candidate from the columns that were kept of its rows."""
+        """Return the ranking scores of a candidate from what was kept of its rows."""
         scores, signed = kept
         return ranking_scores(scores, signed)
 
     def _append_rows(self, out: Any, at: slice, kept: list[Any]) -> None:
-        """Put rows behind those of some columns, which are of one split."""
+        """Append rows to those of some candidates, all of one split."""
         n, more = int(out[at.start, 0]), kept[0].shape[-1]
         for k, values in enumerate(kept):
             first = 1 + k * self.n_slots + n
@@ -435,7 +435,7 @@ class BatchedRanks(ReduceScatterStatistic):
 
 
 def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:
-    """Return the kept columns of the first `n` rows of candidates, or of one."""
+    """Return what was kept of the first `n` rows of candidates, or of one candidate."""
     n_slots = (of_columns.shape[-1] - 1) // n_kept
     starts = range(1, 1 + n_kept * n_slots, n_slots)
     return [of_columns[..., start : start + n] for start in starts]
@@ -445,8 +445,7 @@ def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:
 class BatchedClassRanks(BatchedRanks):
     """Class probabilities of a role's rows, which the owner of each candidate ranks.
 
-    Of each column it holds the number of rows, and then their probabilities class by class, the
-    numbers of their labels, and their weights.
+    It keeps the rows' probabilities of each class, their class indices and their weights.
     """
 
     names: ClassVar[tuple[str, ...]] = CLASS_RANKINGS
@@ -465,24 +464,29 @@ class BatchedClassRanks(BatchedRanks):
     def _rank_candidate(self, *kept: Array) -> tuple[float, ...]:
         *proba, codes, weight = kept
         n_classes = len(proba)
-        of_classes = [
+        # One versus rest: the mean over the classes, plain or weighted by their prevalence (Provost
+        # and Domingos).
+        areas = [
             ranking_scores(proba[k], np.where(codes == k, weight, -weight))[0]
             for k in range(n_classes)
         ]
-        shares = np.bincount(codes.astype(np.int64), weight, n_classes)
-        if np.isnan(of_classes).any():  # a label that no row has
+        prevalence = np.bincount(codes.astype(np.int64), weight, n_classes)
+        if np.isnan(areas).any():  # a label that no row has
             return (np.nan,) * len(CLASS_RANKINGS)
-        to_rest = np.mean(of_classes), np.average(of_classes, weights=shares)
-        if (weight != weight[0]).any():  # weights have no meaning for pairs
-            return *map(float, to_rest), np.nan, np.nan
+        to_rest = float(np.mean(areas)), float(np.average(areas, weights=prevalence))
+        # scikit-learn's one versus one takes no sample weights.
+        if (weight != weight[0]).any():
+            return *to_rest, np.nan, np.nan
+        # One versus one (Hand and Till's M): the mean over the pairs of classes.
         pairs = list(combinations(range(n_classes), 2))
-        areas = [_area_of_pair(proba, codes, *pair) for pair in pairs]
-        met = [shares[a] + shares[b] for a, b in pairs]
-        return *map(float, to_rest), float(np.mean(areas)), float(np.average(areas, weights=met))
+        pair_areas = [_area_of_pair(proba, codes, *pair) for pair in pairs]
+        of_pairs = [prevalence[a] + prevalence[b] for a, b in pairs]
+        means = np.mean(pair_areas), np.average(pair_areas, weights=of_pairs)
+        return *to_rest, *map(float, means)
 
 
 def _area_of_pair(proba: list[Array], codes: Array, a: int, b: int) -> float:
-    """Return the mean area of two classes, each ranked by its probability, on the rows of both."""
+    """Return the mean of A(a|b) and A(b|a) on the rows of two classes (Hand and Till)."""
     rows = np.flatnonzero((codes == a) | (codes == b))
     is_a = codes[rows] == a
     of_a = ranking_scores(proba[a][rows], np.where(is_a, 1.0, -1.0))[0]

@@ -1,15 +1,21 @@
-"""Many fits of linear models at once: candidates times splits as columns of one matrix.
+"""Many fits of linear models at once: candidates as columns of one matrix.
 
-The solver of each candidate runs as if alone, in lock step with the others. Gradients that they
-request together are one reading of the rows; other sums are made once where several candidates of
-a split request the same. :class:`WarmStarts` solves on a share of the rows first, so that few
-readings of all rows are left: candidates of one penalty differ only in their splits, so their
-optima are near each other, and one Hessian serves Newton's steps of all of them.
+A candidate is a solver and a split. Each solver runs as if alone, in lock step with the others.
+Gradients that they request together are one pass over the rows; other sums are made once if several
+candidates of a split request the same.
+
+:class:`WarmStarts` saves passes over all rows. Candidates of one penalty differ only in their
+splits, and candidates of similar penalties have similar optima. So one of each group is solved on a
+share of the rows, and its Hessian there (the "chord" of a modified Newton method) serves the Newton
+steps of all of them, whose gradients are taken first on the share and then on all rows. A candidate
+whose gradient does not shrink enough goes on with its own solver, so every one reaches its own
+optimum to its own tolerance.
 
 References
 ----------
 E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC
-2015.
+2015. C. T. Kelley, "Iterative Methods for Linear and Nonlinear Equations", SIAM 1995, section 5.4.1
+(the chord method).
 """
 
 from __future__ import annotations
@@ -36,15 +42,15 @@ from daskml_dist.solvers.lock_step import iterate_requests, run_solvers_in_lock_
 from daskml_dist.solvers.newton import LossHessian, NewtonCholesky
 from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
-#: Penalties count as equal whose strengths differ by less than about 1 / 50 = 2 %.
+#: Penalties count as equal if their strengths differ by less than about 1 / 50 = 2 %.
 _STRENGTH_RESOLUTION = 50
-#: Numbers of all Hessians at most (64 MiB); rows of the share for each parameter, at least, so that
-#: its Hessian is near that of all rows.
+#: Most numbers of all Hessians together (64 MiB); fewest rows of the share for each parameter, so
+#: that its Hessian is near that of all rows.
 _MAX_HESSIAN_ENTRIES, _MIN_ROWS_PER_PARAMETER = 1 << 23, 16
-#: Newton steps at most on the share, of leaders on all rows, and of all candidates on all rows; and
-#: the factor by which each step must shrink the gradient to be followed by another.
+#: Most Newton steps on the share, of leaders on all rows, and of all candidates on all rows; and
+#: the factor by which a step must shrink the gradient to be followed by another.
 _MAX_SHARE_STEPS, _MAX_LEADER_STEPS, _MAX_FULL_STEPS, _SHRINK_FACTOR = 2, 2, 8, 0.3
-#: Quasi-Newton steps on the share after which a candidate is solved by Newton's method.
+#: Quasi-Newton steps on the share after which Newton's method takes over.
 _MAX_FIRST_STEPS = 15
 #: SciPy's words for a gradient below `tol`.
 _CONVERGED_MESSAGE = "CONVERGENCE: NORM OF PROJECTED GRADIENT <= PGTOL"
@@ -52,9 +58,9 @@ _CONVERGED_MESSAGE = "CONVERGENCE: NORM OF PROJECTED GRADIENT <= PGTOL"
 _LEADER_TOLERANCE = 0.1
 #: Eigenvalues below this share of the largest count as zero (the Hessian has a unit diagonal).
 _EIGENVALUE_CUTOFF = 1e-10
-#: Solutions of some columns, of their numbers, where they begin, the share, and solvers.
+#: Solves some candidates, given their indices, starts, the share of the rows, and solvers.
 SolveCandidates = Callable[[list[int], list["Array | None"], int, list[Solver]], list[Solution]]
-#: Columns of one penalty, by the first of them.
+#: Candidates of one penalty, by the first of them.
 CandidateGroups = dict[int, list[int]]
 #: Squared distance of two optima (in the Hessian's norm), as a share of the loss, within which one
 #: leads the other.
@@ -68,11 +74,11 @@ class Candidate:
     Parameters
     ----------
     split : int
-        Whose training rows it is fitted to.
     solver : Solver
     n_rows : float
-        Sum of the weights of these rows.
+        Sum of the weights of the split's training rows.
     start : ndarray or None
+        Initial parameters.
     """
 
     split: int
@@ -85,19 +91,19 @@ class Candidate:
 class BatchedSolver(Solver):
     """Solver of many candidates in lock step.
 
-    The solution is the columns' parameters, of shape (n_columns, n_rows, width); ``extra`` has
-    their solutions without these.
+    The solution is the candidates' parameters, of shape (n_candidates, n_params, width);
+    ``extra["columns"]`` has the other fields of each solution (see :func:`candidate_solution`).
 
     Parameters
     ----------
-    columns : tuple of Column
+    columns : tuple of Candidate
     share : int, default=1
-        With more than 1, one run of rows in so many tells where the columns begin, see
-        :class:`WarmStarts`: to the same optimum, in fewer readings of all rows. For solvers that
-        ask for gradients alone.
-    scored : tuple of (role, bool, bool), default=()
-        Roles of the rows that are scored once all are solved, and whether of pairs of labels and
-        of their places, as of :class:`BatchedScores`. ``extra["scores"]`` has the sums by role.
+        With more than 1, candidates are first solved on one in `share` runs of rows, by
+        :class:`WarmStarts`: the same optimum, in fewer passes over all rows. For solvers that
+        request gradients alone.
+    scored : tuple of (role, pairs, places), default=()
+        Arguments of the :class:`BatchedScores` that are summed once all candidates are solved;
+        ``extra["scores"]`` has the sums by role.
     """
 
     columns: tuple[Candidate, ...]
@@ -112,7 +118,7 @@ class BatchedSolver(Solver):
         return len(self.scored) + sum(column.solver.max_passes for column in self.columns)
 
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
-        """Solve every column."""
+        """Solve every candidate, then score them if asked for."""
         gradients, every = CachedGradients(self.columns, sums), list(range(len(self.columns)))
 
         def solve(
@@ -135,12 +141,13 @@ class BatchedSolver(Solver):
         if self.share == 1:
             found = solve(every, [column.start for column in self.columns], 1, own)
         else:
-            begin = WarmStarts(model, self.columns, sums, gradients, self.share)
-            starts, solved = begin.find_starts(solve), begin.solutions
+            warm = WarmStarts(model, self.columns, sums, gradients, self.share)
+            starts, solved = warm.find_starts(solve), warm.solutions
+            # Candidates that Newton's steps did not bring within their tolerance.
             left = [i for i in every if i not in solved]
             rest = solve(left, [starts[i] for i in left], 1, [own[i] for i in left])
             solved |= dict(zip(left, rest, strict=True))
-            found = [_count_earlier_steps(solved[i], own[i], int(begin.steps[i])) for i in every]
+            found = [_count_earlier_steps(solved[i], own[i], int(warm.steps[i])) for i in every]
         w = np.array([solution.w for solution in found])
         return Solution(
             w,
@@ -159,28 +166,31 @@ class BatchedSolver(Solver):
     def _score_candidates(
         self, sums: Sums, w: Array, role: int, pairs: bool, places: bool
     ) -> Array:
-        def some(w: Array, splits: NDArray[np.int64]) -> Array:
+        def score(w: Array, splits: NDArray[np.int64]) -> Array:
             return sums(BatchedScores(w, splits, role, pairs, places))
 
-        return evaluate_by_split(some, w, np.array([column.split for column in self.columns]))
+        return evaluate_by_split(score, w, np.array([column.split for column in self.columns]))
 
     def _answer_requests(
         self, sums: Sums, gradients: CachedGradients, at: list[int], requests: list[Statistic],
         share: int,
     ) -> list[Array]:  # fmt: skip
+        """Return the sums that the solvers of the candidates `at` request."""
         asked = dict(zip(at, requests, strict=True))
+        # All gradients are one pass.
         points = {i: q.w for i, q in asked.items() if type(q) is LossGradient}
         answers = gradients(points, share)
-        bent = [i for i, q in asked.items() if type(q) is LossHessian and q.loss is None]
-        if bent and share > 1:
-            w = np.stack([asked[i].w for i in bent])  # type: ignore[attr-defined]
-            splits = np.array([self.columns[i].split for i in bent])
+        # Hessians of the share are another; over all rows they are summed below, split by split.
+        curved = [i for i, q in asked.items() if type(q) is LossHessian and q.loss is None]
+        if curved and share > 1:
+            w = np.stack([asked[i].w for i in curved])  # type: ignore[attr-defined]
+            splits = np.array([self.columns[i].split for i in curved])
             hessians = sums(BatchedHessian(w, splits, share))
-            answers |= dict(zip(bent, hessians, strict=True))
+            answers |= dict(zip(curved, hessians, strict=True))
+        # Equal requests, found by their bytes, are one pass for all splits that make them.
         others: dict[bytes, dict[int, list[int]]] = {}
         for i, request in asked.items():
             if i not in answers:
-                # Equal requests are found by their bytes.
                 key = pickle.dumps(request)
                 others.setdefault(key, {}).setdefault(self.columns[i].split, []).append(i)
         for of_split in others.values():
@@ -193,7 +203,7 @@ class BatchedSolver(Solver):
 
 
 def _count_earlier_steps(solution: Solution, solver: Solver, steps: int) -> Solution:
-    """Return the solution with the steps counted in that were made before it."""
+    """Return the solution with earlier steps counted in, up to the solver's `max_iter`."""
     most = solver.max_iter if isinstance(solver, PenalisedSolver) else steps
     return replace(solution, n_iter=min(solution.n_iter + steps, max(most, solution.n_iter)))
 
@@ -205,7 +215,9 @@ def candidate_solution(stacked: Solution, k: int) -> Solution:
 
 
 class CachedGradients:
-    """Losses and gradients of candidates; the last answer of each is kept.
+    """Losses and gradients of candidates, of which the last one of each is kept.
+
+    A solver that starts where a warm start ended requests the gradient that is known there.
 
     Parameters
     ----------
@@ -215,53 +227,55 @@ class CachedGradients:
 
     def __init__(self, columns: tuple[Candidate, ...], sums: Sums) -> None:
         self._columns, self._sums = columns, sums
-        #: Of each column: where its last answer was asked for, and this.
+        #: For each candidate: share and parameters of its last gradient, and this.
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}
 
     def __call__(self, asked: Mapping[int, Array], share: int) -> dict[int, Array]:
-        """Return losses and gradients by the numbers of the candidates."""
+        """Return rows ``[loss, *gradient]`` at the parameters asked for, by candidate."""
         found: dict[int, Array] = {}
-        # Columns of a split side by side; at first all of them ask at the same place.
-        places: dict[tuple[int, bytes], list[int]] = {}
+        # Sorted by split, as `BatchedGradient` needs it. Equal parameters of a split are evaluated
+        # once: at first all candidates are at zero.
+        points: dict[tuple[int, bytes], list[int]] = {}
         for i in sorted(asked, key=lambda i: self._columns[i].split):
             here = share, asked[i].tobytes()
             last, answer = self._last.get(i, (None, None))
             if last == here and answer is not None:
                 found[i] = answer
             else:
-                places.setdefault((self._columns[i].split, here[1]), []).append(i)
-        if not places:
+                points.setdefault((self._columns[i].split, here[1]), []).append(i)
+        if not points:
             return found
-        w = np.stack([asked[same[0]] for same in places.values()])
-        splits = np.array([split for split, _ in places])
-        if len(w) == 1 and share == 1:  # as the fit of one column alone
+        w = np.stack([asked[same[0]] for same in points.values()])
+        splits = np.array([split for split, _ in points])
+        # A single candidate is evaluated as in a fit alone.
+        if len(w) == 1 and share == 1:
             answers = self._sums(PerSplitStatistic(LossGradient(w[0]), (int(splits[0]),)))
         else:
             answers = self._sums(BatchedGradient(w, splits, share))
-        for ((_, place), same), answer in zip(places.items(), answers, strict=True):
+        for ((_, point), same), answer in zip(points.items(), answers, strict=True):
             for i in same:
-                found[i], self._last[i] = answer, ((share, place), answer)
+                found[i], self._last[i] = answer, ((share, point), answer)
         return found
 
 
 class WarmStarts:
-    """Finder of parameters near the optima of all candidates, in few readings of all rows.
+    """Finder of parameters near the optima of all candidates, in few passes over all rows.
 
     Parameters
     ----------
     model : BatchedLinear
-    columns : tuple of Column
+    columns : tuple of Candidate
     sums : Sums
     gradients : CachedGradients
     share : int
-        One run of rows in so many is the share.
+        The share of the rows is one in `share` runs of them.
 
     Attributes
     ----------
-    steps : ndarray of int of shape (n_columns,)
-        Newton's steps that were made with all rows.
+    steps : ndarray of int of shape (n_candidates,)
+        Newton steps made with gradients over all rows.
     solutions : dict of int to Solution
-        Of columns whose start is an optimum of all rows.
+        Solutions of the candidates whose start is within their tolerance on all rows.
     """
 
     def __init__(
@@ -278,69 +292,78 @@ class WarmStarts:
         self.solutions: dict[int, Solution] = {}
 
     def find_starts(self, solve: SolveCandidates) -> list[Array | None]:
-        """Return the parameters that each candidate is to be solved from."""
+        """Return the parameters from which each candidate is to be solved on all rows."""
         every = list(range(len(self._columns)))
         groups = self._group_candidates()
+        # Without Hessians (other solvers, too many parameters): each by its own solver.
         if self._hessian_share(len(groups)) is None:
             own = [column.solver for column in self._columns]
             found = solve(every, [None] * len(every), self._share, own)
             return [_finite_or_none(one.w) for one in found]
-        places = self._solve_leading(list(groups), solve)
-        leading = choose_leaders(places, self._gradients(places, self._share))
-        inverse = self._invert_hessians(groups, places, leading)
+        # 1. On the share: the optimum of the first candidate of each group, and the inverse Hessian
+        # of each leader there; one more step makes the optima accurate.
+        optima = self._solve_first_candidates(list(groups), solve)
+        leaders = choose_leaders(optima, self._gradients(optima, self._share))
+        inverse = self._invert_hessians(groups, optima, leaders)
         self._take_newton_steps(
-            places, inverse, [i for i in places if i in inverse], self._share, 1, _LEADER_TOLERANCE
+            optima, inverse, [i for i in optima if i in inverse], self._share, 1, _LEADER_TOLERANCE
         )
-        led = self._map_followers(groups, leading)
-        w = self._solve_on_share(solve, groups, places, leading, led, inverse)
-        there = [i for i in every if i in inverse and _finite_or_none(w[i]) is not None]
-        followers = {i: led[i] for i in there if led.get(i) in there}
+        # 2. On the share: the other candidates, from the optimum of their group.
+        leader_of = self._map_followers(groups, leaders)
+        w = self._solve_on_share(solve, groups, optima, leaders, leader_of, inverse)
+        # 3. On all rows: leaders first; a follower moves as its leader does, which costs no pass.
+        able = [i for i in every if i in inverse and _finite_or_none(w[i]) is not None]
+        followers = {i: leader_of[i] for i in able if leader_of.get(i) in able}
         before = dict(w)
         if followers:
-            first = [i for i in there if i not in followers]
+            first = [i for i in able if i not in followers]
             self._take_newton_steps(
-                w, inverse, first, 1, _MAX_LEADER_STEPS, _LEADER_TOLERANCE, look=False
+                w, inverse, first, 1, _MAX_LEADER_STEPS, _LEADER_TOLERANCE, check_last=False
             )
         for i, leader in followers.items():
             w[i] = w[i] + (w[leader] - before[leader])
             self.steps[i] = self.steps[leader]
-        self._take_newton_steps(w, inverse, there, 1, _MAX_FULL_STEPS)
+        # 4. On all rows: every candidate by its own gradient.
+        self._take_newton_steps(w, inverse, able, 1, _MAX_FULL_STEPS)
         return [_finite_or_none(w[i]) for i in every]
 
     def _solve_on_share(
         self,
         solve: SolveCandidates,
         groups: CandidateGroups,
-        places: dict[int, Array],
-        leading: dict[int, int],
-        led: dict[int, int],
+        optima: dict[int, Array],
+        leaders: dict[int, int],
+        leader_of: dict[int, int],
         inverse: dict[int, Array],
     ) -> dict[int, Array]:
         """Return parameters of all candidates near their optima on the share of the rows."""
-        w = {i: places[first] for first, group in groups.items() for i in group}
-        members = [i for i in w if i in inverse and i not in places and i not in led]
-        there = self._take_newton_steps(w, inverse, members, self._share, _MAX_SHARE_STEPS).union(
-            places
+        w = {i: optima[first] for first, group in groups.items() for i in group}
+        members = [i for i in w if i in inverse and i not in optima and i not in leader_of]
+        solved = self._take_newton_steps(w, inverse, members, self._share, _MAX_SHARE_STEPS).union(
+            optima
         )
+        # A follower differs from the first of its group as its leader does from the first of its.
         for first, group in groups.items():
             for i in group:
-                if i in led and i in inverse and i not in places and led[i] in there:
-                    w[i] = w[i] + (w[led[i]] - places[leading[first]])
-                    there.add(i)
-        # Rows of another kind in each split: its columns are solved on their own.
-        others = [i for i in sorted(w) if i not in there]
+                if i in leader_of and i in inverse and i not in optima and leader_of[i] in solved:
+                    w[i] = w[i] + (w[leader_of[i]] - optima[leaders[first]])
+                    solved.add(i)
+        # If the splits' rows are of different kinds, the Newton steps of a group do not converge.
+        others = [i for i in sorted(w) if i not in solved]
         own = [self._columns[i].solver for i in others]
         alone = solve(others, [w[i] for i in others], self._share, own)
         return w | {i: one.w for i, one in zip(others, alone, strict=True)}
 
-    def _solve_leading(self, firsts: list[int], solve: SolveCandidates) -> dict[int, Array]:
+    def _solve_first_candidates(
+        self, firsts: list[int], solve: SolveCandidates
+    ) -> dict[int, Array]:
         """Solve the first candidate of each group on the share, by Newton where L-BFGS is slow."""
-        few: list[Solver] = [
+        short: list[Solver] = [
             replace(solver, max_iter=min(solver.max_iter, _MAX_FIRST_STEPS))
             for solver in map(self._solver_of, firsts)
         ]
         found = dict(
-            zip(firsts, solve(firsts, [None] * len(firsts), self._share, few), strict=True)
+            zip(firsts, solve(firsts, [None] * len(firsts), self._share, short), strict=True)
         )
         slow = [
             i
@@ -357,7 +380,7 @@ class WarmStarts:
         return {i: one.w for i, one in found.items()}
 
     def _group_candidates(self) -> CandidateGroups:
-        """Return groups of candidates whose solvers are alike but for the weight of their rows."""
+        """Return groups of candidates whose solvers and penalties are alike."""
         found: dict[object, list[int]] = {}
         for i, column in enumerate(self._columns):
             solver = column.solver
@@ -369,36 +392,38 @@ class WarmStarts:
             found.setdefault(key, []).append(i)
         return {group[0]: group for group in found.values()}
 
-    def _map_followers(self, groups: CandidateGroups, leading: dict[int, int]) -> dict[int, int]:
-        """Return the leader's candidate of the same split for each follower."""
+    def _map_followers(self, groups: CandidateGroups, leaders: dict[int, int]) -> dict[int, int]:
+        """Return, for each candidate of a led group, the leading group's one of the same split."""
         found: dict[int, int] = {}
         for first, group in groups.items():
-            if leading[first] != first:
-                of_split = {self._columns[j].split: j for j in groups[leading[first]]}
+            if leaders[first] != first:
+                of_split = {self._columns[j].split: j for j in groups[leaders[first]]}
                 at = {i: of_split.get(self._columns[i].split) for i in group}
                 found |= {i: j for i, j in at.items() if j is not None}
         return found
 
     def _hessian_share(self, n_groups: int) -> int | None:
-        """Return in how many runs of rows one is read for Hessians, or None where none pay."""
+        """Return the share of the rows that Hessians are summed over, or None if not worthwhile."""
         each, n_columns = self._model.each, len(self._columns)
         plain = all(type(c.solver) is LBFGS and not c.solver.penalty.l1 for c in self._columns)
         size = prod(each.shape)
         if not (plain and each.loss.has_hessian) or n_groups * size**2 > _MAX_HESSIAN_ENTRIES:
             return None
+        # A row costs `size` squared for a Hessian, and `size` for a gradient: on this share all
+        # Hessians cost no more than two gradients of all candidates over all rows.
         share = max(self._share, ceil(size * n_groups / (2 * n_columns)))
         n_rows = min(column.n_rows for column in self._columns) / share
         return share if n_rows >= _MIN_ROWS_PER_PARAMETER * size else None
 
     def _invert_hessians(
-        self, groups: CandidateGroups, places: dict[int, Array], leading: dict[int, int]
+        self, groups: CandidateGroups, optima: dict[int, Array], leaders: dict[int, int]
     ) -> dict[int, Array]:
-        """Return the inverse Hessians of the candidates' objectives that are well defined."""
-        each, chosen = self._model.each, [i for i in leading if leading[i] == i]
+        """Return the inverse Hessian of each candidate's objective, if it is well defined."""
+        each, chosen = self._model.each, [i for i in leaders if leaders[i] == i]
         share = self._hessian_share(len(chosen))
-        assert share is not None  # fewer than there are groups
+        assert share is not None  # it is not None for all groups, of which these are no more
         size = prod(each.shape)
-        w = np.nan_to_num(np.stack([places[i] for i in chosen]))
+        w = np.nan_to_num(np.stack([optima[i] for i in chosen]))
         splits = np.array([self._columns[i].split for i in chosen])
         sums = self._sums(BatchedHessian(w, splits, share))
         hessians = {
@@ -407,58 +432,57 @@ class WarmStarts:
         }
         found: dict[int, Array] = {}
         for first, group in groups.items():
-            hessian = hessians[leading[first]].copy()
+            # The leader's curvature of the losses, and the group's own penalty.
+            hessian = hessians[leaders[first]].copy()
             hessian[np.diag_indices(size)] += np.repeat(self._l2_strengths(first), each.width)
             inverse = _invert_hessian(hessian)
-            if inverse is not None and _finite_or_none(places[first]) is not None:
+            if inverse is not None and _finite_or_none(optima[first]) is not None:
                 found |= dict.fromkeys(group, inverse)
         return found
 
     def _take_newton_steps(
         self, w: dict[int, Array], inverse: dict[int, Array], some: Iterable[int], share: int,
-        most: int, fine: float = 1.0, look: bool = True,
+        most: int, fine: float = 1.0, check_last: bool = True,
     ) -> set[int]:  # fmt: skip
-        """Make steps as long as these shrink the gradients; the columns that they helped.
+        """Take up to `most` steps while they shrink the gradients; return the candidates helped.
 
-        Gradients are to be as small as `fine` times `tol`; without a `look` nobody knows whether
-        the last of `most` steps helped.
+        The parameters `w` are updated. Gradients are to be as small as `fine` times `tol`. Without
+        `check_last` the gradient after the last step is not computed.
         """
         going, slopes, before = list(some), dict[int, float](), dict[int, Array]()
         helped = set[int]()
-        for number in range(most + look):
+        for number in range(most + check_last):
             if not going or self._sums.should_stop:
                 break
             answers = self._gradients({i: w[i] for i in going}, share)
             still = []
             for i in going:
-                gradient = answers[i][1:].reshape(w[i].shape) / self._columns[i].n_rows
+                solver, n_rows = self._solver_of(i), self._columns[i].n_rows
+                gradient = answers[i][1:].reshape(w[i].shape) / n_rows
                 gradient = gradient + self._l2_strengths(i) * w[i]
-                slope = float(np.abs(gradient).max())
-                least = slopes.get(i, np.inf)
-                if not slope < least:  # NaN too
-                    # The step did not shrink the gradient: take it back, and end.
+                slope, last_slope = float(np.abs(gradient).max()), slopes.get(i, np.inf)
+                # The step did not shrink the gradient, or it is NaN: take it back, and end.
+                if not slope < last_slope:
                     w[i] = before.get(i, w[i])
                     continue
-                if share == 1 and slope <= self._gradient_tolerance(i):
-                    loss = float(answers[i][0]) / self._columns[i].n_rows
-                    value = loss + float((self._l2_strengths(i) * w[i] ** 2).sum()) / 2
+                if slope <= solver.tol and share == 1:
+                    penalty = float((self._l2_strengths(i) * w[i] ** 2).sum()) / 2
+                    value = float(answers[i][0]) / n_rows + penalty
                     self.solutions[i] = Solution(
                         w[i], 0, True, _CONVERGED_MESSAGE, {"value": value}
                     )
-                if slope <= self._gradient_tolerance(i) or slope <= _SHRINK_FACTOR * slopes.get(
-                    i, np.nan
-                ):
+                if slope <= solver.tol or (i in slopes and slope <= _SHRINK_FACTOR * last_slope):
                     helped.add(i)
-                made = self.steps[i] if share == 1 else number
-                ends = number == most or made >= self._solver_of(i).max_iter
+                n_steps = self.steps[i] if share == 1 else number
                 if (
-                    ends
-                    or slope <= fine * self._gradient_tolerance(i)
-                    or slope > _SHRINK_FACTOR * least
+                    number == most
+                    or n_steps >= solver.max_iter
+                    or slope <= fine * solver.tol
+                    or slope > _SHRINK_FACTOR * last_slope
                 ):
                     continue
                 slopes[i], before[i] = slope, w[i]
-                # Newton's step with the share's inverse Hessian and the gradient of these rows.
+                # Chord step: the inverse Hessian of the share, the gradient of these rows.
                 w[i] = w[i] - (inverse[i] @ gradient.ravel()).reshape(w[i].shape)
                 self.steps[i] += share == 1
                 self.solutions.pop(i, None)
@@ -471,9 +495,6 @@ class WarmStarts:
         assert isinstance(solver, PenalisedSolver)
         return solver
 
-    def _gradient_tolerance(self, i: int) -> float:
-        return self._solver_of(i).tol
-
     def _l2_strengths(self, i: int) -> Array:
         penalty = self._solver_of(i).penalty
         return penalty_row_strengths(
@@ -482,27 +503,27 @@ class WarmStarts:
 
 
 def choose_leaders(places: Mapping[int, Array], answers: Mapping[int, Array]) -> dict[int, int]:
-    """Return the leader of each optimum: the nearest of few, or itself.
+    """Return the leader of each optimum: the nearest one of the earlier leaders, or itself.
 
-    The squared distance is the product of the difference of two places with that of the gradients
-    there: the mean over the rows of the squared difference of their predictions, times the losses'
-    curvature. How much a Hessian changes on the way follows from it.
+    `places` are the optima, and `answers` the rows ``[loss, *gradient]`` there. The squared
+    distance of two optima is the product of their difference with that of their gradients, which is
+    their distance in the norm of the Hessian between them: the sum over the rows of the squared
+    difference of the predictions, times the curvature of the loss. It tells how much the Hessian
+    changes from one to the other.
     """
     found: dict[int, int] = {}
-    leading: list[int] = []
+    leaders: list[int] = []
     for i, w in places.items():
         loss, gradient = float(answers[i][0]), answers[i][1:]
-        nearest, best = i, np.inf
-        for j in leading:
-            way = (w - places[j]).ravel()
-            # way' (gradient difference): the squared distance in the Hessian's norm.
-            squared = float(way @ (gradient - answers[j][1:]))
-            # NaN is far.
-            if squared <= _LEADER_DISTANCE * min(loss, float(answers[j][0])) and squared < best:
-                nearest, best = j, squared
+        nearest, least = i, np.inf
+        for j in leaders:
+            squared = float((w - places[j]).ravel() @ (gradient - answers[j][1:]))
+            # A comparison with NaN is False: an optimum that is not finite leads itself.
+            if squared <= _LEADER_DISTANCE * min(loss, float(answers[j][0])) and squared < least:
+                nearest, least = j, squared
         found[i] = nearest
         if nearest == i:
-            leading.append(i)
+            leaders.append(i)
     return found
 
 
@@ -511,13 +532,13 @@ def _finite_or_none(w: Array) -> Array | None:
 
 
 def _invert_hessian(hessian: NDArray[np.float64]) -> Array | None:
-    """Return the pseudo-inverse of a Hessian, or None where it says nothing."""
+    """Return the pseudo-inverse of a Hessian, or None if a diagonal entry is not positive."""
     diagonal = np.diag(hessian)
     if not np.isfinite(hessian).all() or not (diagonal > 0).all():
         return None
-    # Features of very different sizes are not collinear.
+    # Scaled to a unit diagonal, so that features of very different sizes do not look collinear.
     scale = 1 / np.sqrt(diagonal)
     values, vectors = np.linalg.eigh(hessian * scale * scale[:, None])
-    there = values > _EIGENVALUE_CUTOFF * values[-1]
-    vectors = vectors[:, there] * scale[:, None]
-    return np.asarray((vectors / values[there]) @ vectors.T)
+    kept = values > _EIGENVALUE_CUTOFF * values[-1]
+    vectors = vectors[:, kept] * scale[:, None]
+    return np.asarray((vectors / values[kept]) @ vectors.T)

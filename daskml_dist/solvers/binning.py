@@ -7,6 +7,11 @@ trainer finds the edges of a range of the features, for which the sampled column
 A :class:`HoldoutMask` says which rows are held out for validation, stratified by class. It follows
 from the seed and a row's place among all rows of its class; places are known from the class counts
 of each block, so no row is read to find them.
+
+References
+----------
+G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017 (histograms
+of binned features).
 """
 
 from __future__ import annotations
@@ -28,15 +33,16 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins, compute_bin_edges, draw_by_hash
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
-IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
+#: Takes the number of the first of some adjacent rows, and their targets; returns whether each row
+#: is held out.
+IsHeldOut = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
 
-#: Key of this use of the seed, so that draws do not repeat another use's.
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
 _HOLDOUT_DRAW = 2
 #: Draws that are hashed at once: 8 MiB.
 _DRAWS_AT_ONCE = 1 << 20
-#: Half width, in standard deviations of an order statistic, of the window in which it is searched:
-#: it lies outside with a probability below 1e-22.
+#: Half width of the window in which an order statistic is searched, in its standard deviations: it
+#: lies outside with a probability below 1e-22.
 _WINDOW_DEVIATIONS = 10.0
 
 
@@ -46,7 +52,7 @@ class HoldoutMask(Protocol):
     Attributes
     ----------
     of_fit : bool
-        Whether the user gave them for the fit, so that their categories are known.
+        Whether they are of the rows that the user gave for the fit: their categories then count.
     """
 
     of_fit: ClassVar[bool]
@@ -54,14 +60,11 @@ class HoldoutMask(Protocol):
     def n_left(self, n_rows: int) -> float:
         """Return about how many of `n_rows` rows are left to train on."""
 
-    def reader(self) -> IsAside:
+    def reader(self) -> IsHeldOut:
         """Return a function for one pass, which takes the rows of each block in their order."""
 
     def located(self, rows: OwnRows) -> HoldoutMask:
-        """Return the same mask with the counts of the parts that these trainers hold.
-
-        All trainers call it.
-        """
+        """Return the same mask, by the counts of the parts that the trainers hold (collective)."""
         return self
 
     def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -71,14 +74,14 @@ class HoldoutMask(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TrailingRows(HoldoutMask):
-    """Rows that stand behind those of the fit: the user gave them for validation.
+    """Mask of rows after those of the fit, which the user gave for validation.
 
     Parameters
     ----------
     first : int
         Number of the first of them.
     class_weight : ndarray of float64 of shape (n_classes,) or None
-        Weights of the classes in the fit, which are none of these rows'.
+        Weights of the classes in the fit, by which these rows' weights were multiplied too.
     """
 
     first: int
@@ -91,24 +94,27 @@ class TrailingRows(HoldoutMask):
     def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.class_weight is None:
             return weight
-        # Of a class of factor 0 nothing is known any more.
+        # A weight that was multiplied by 0 cannot be restored.
         factors = np.where(self.class_weight > 0, self.class_weight, 1.0)
         return np.asarray(weight / factors[y.astype(np.intp)])
 
-    def reader(self) -> IsAside:
+    def reader(self) -> IsHeldOut:
         return lambda first, y: np.arange(first, first + len(y)) >= self.first
 
 
 @dataclass(frozen=True, eq=False)
 class StratifiedHoldout(HoldoutMask):
-    """Random rows of each class, as many as its share of all rows.
+    """Mask of random rows of each class, in proportion to its share of all rows.
+
+    Each row draws a hashed number, and exactly as many rows of a class as are due have draws below
+    its bound.
 
     Parameters
     ----------
     first : ndarray of int64 of shape (n_parts,)
         Number of the first row of each part of the rows, in their order.
     counts : ndarray of int64 of shape (n_parts, n_classes)
-        Rows of each class in each part; of one class where there are none.
+        Rows of each class in each part; in regression all rows are of one class.
     n : int
         Rows to hold out.
     seed : int
@@ -121,28 +127,31 @@ class StratifiedHoldout(HoldoutMask):
     of_fit: ClassVar[bool] = True
 
     def located(self, rows: OwnRows) -> StratifiedHoldout:
+        # With one class, the place of a row is its number.
         if self.counts.shape[1] == 1:
-            return self  # the place of a row is its number
-        firsts = np.concatenate([np.empty(0, np.int64), *map(rows.first_row_numbers, rows.lanes)])
-        cut = not np.isin(firsts, self.first).all()
-        if not rows.max_trainers(np.array([float(cut)]))[0]:
             return self
-        # Lanes have parts of blocks: how many of each class, only their rows tell.
+        firsts = np.concatenate([np.empty(0, np.int64), *map(rows.first_row_numbers, rows.lanes)])
+        is_cut = not np.isin(firsts, self.first).all()
+        if not rows.max_trainers(np.array([float(is_cut)]))[0]:
+            return self
+        # If lanes have parts of blocks, the class counts of these have to be read from the rows.
         found = rows.map_lanes(lambda lane: self._count_classes(rows, lane), rows.lanes)
-        given = rows.gather_arrays([firsts, np.concatenate(found)])
-        first, counts = (np.concatenate(parts) for parts in zip(*given, strict=True))
+        every = rows.gather_arrays([firsts, np.concatenate(found)])
+        first, counts = (np.concatenate(parts) for parts in zip(*every, strict=True))
         order = np.argsort(first, kind="stable")
         return replace(self, first=first[order], counts=counts[order])
 
     def n_left(self, n_rows: int) -> float:
         return float(n_rows - self.n)
 
-    def reader(self) -> IsAside:
+    def reader(self) -> IsHeldOut:
         return _HoldoutReader(self)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Return the place of each part's first row of each class, all rows sorted by class."""
+        """Return the place of each part's first row of each class, if all rows were sorted by class
+        (and by number within a class).
+        """
         of_class = self.counts.sum(axis=0)
         before = self.counts.cumsum(axis=0) - self.counts
         return np.asarray(before + (of_class.cumsum() - of_class))
@@ -153,15 +162,15 @@ class StratifiedHoldout(HoldoutMask):
         counts = self.counts.sum(axis=0)
         firsts = (counts.cumsum() - counts).tolist()
         held = allot_by_share(counts, self.n)
-        given = zip(firsts, counts.tolist(), held.tolist(), strict=True)
-        return np.array([self._find_threshold(first, n, k) for first, n, k in given], np.uint64)
+        classes = zip(firsts, counts.tolist(), held.tolist(), strict=True)
+        return np.array([self._find_threshold(first, n, k) for first, n, k in classes], np.uint64)
 
     def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the hashed draws of some places."""
         return draw_by_hash(places, self.seed, _HOLDOUT_DRAW)
 
     def _count_classes(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
-        """Return the rows of each class in the parts of a lane."""
+        """Return the number of rows of each class in the parts of a lane."""
         firsts, k = rows.first_row_numbers(lane), self.counts.shape[1]
         order = np.argsort(firsts, kind="stable")
         found = np.zeros((len(firsts), k), np.int64)
@@ -171,12 +180,13 @@ class StratifiedHoldout(HoldoutMask):
         return found
 
     def _find_threshold(self, first: int, n: int, k: int) -> int:
-        """Return the draw below which exactly `k` of `n` places draw."""
+        """Return a bound below which exactly `k` of the draws of `n` places are."""
         if k == 0:
             return 0
-        # It is looked for where it must be, so that few draws are kept.
+        # The k-th smallest of n uniform draws lies near k / n, with a standard deviation of
+        # sqrt(k (1 - k / n)) / n. Only the draws in a window there are kept and sorted, instead of
+        # those of all rows.
         share = k / n
-        # The k-th smallest of n uniform draws lies near k / n; search only this window.
         spread = _WINDOW_DEVIATIONS * ((k * (1 - share)) ** 0.5 + 1) / n
         low, high = (
             np.uint64(int(min(max(at, 0.0), 1.0) * (2**64 - 2**12)))
@@ -188,6 +198,7 @@ class StratifiedHoldout(HoldoutMask):
             below += int((found < low).sum())
             kept.append(found[(found >= low) & (found <= high)])
         window = np.sort(np.concatenate(kept))
+        # The draw after the k-th smallest.
         at = min(max(k - below, 0), len(window))
         return int(window[at]) if at < len(window) else int(high) + 1
 
@@ -197,7 +208,7 @@ class _HoldoutReader:
 
     def __init__(self, held: StratifiedHoldout) -> None:
         self._held, self._n_classes = held, held.counts.shape[1]
-        #: Of parts begun: number of the next row, places of the next of each class.
+        #: For each part begun: number of its next row, and places of its next rows of each class.
         self._reached: dict[int, tuple[int, NDArray[np.int64]]] = {}
 
     def __call__(self, first: int, y: NDArray[Any]) -> NDArray[np.bool_]:
@@ -210,6 +221,7 @@ class _HoldoutReader:
         return np.asarray(held.drawn(places) < held.bounds[of_class])
 
     def _class_places(self, first: int, of_class: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the places of adjacent rows among those of their classes."""
         held = self._held
         part = int(np.searchsorted(held.first, first, side="right")) - 1
         if first == held.first[part]:
@@ -219,6 +231,7 @@ class _HoldoutReader:
             assert number == first, "rows of a part come in their order"
         counts = np.bincount(of_class, minlength=self._n_classes)
         self._reached[part] = first + len(of_class), places + counts
+        # Sorted by class, the rows of a class have consecutive places.
         found = np.empty(len(of_class), np.int64)
         found[np.argsort(of_class, kind="stable")] = np.arange(len(of_class)) + np.repeat(
             places - (counts.cumsum() - counts), counts
@@ -227,32 +240,30 @@ class _HoldoutReader:
 
 
 def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Allot `n` rows to classes by their shares, so that one row of each class stays at least.
-
-    The largest remainders get one more, of equal ones the first.
-    """
+    """Allot `n` rows to classes in proportion to their sizes, leaving one row of each class."""
     most = np.maximum(counts - 1, 0)
     n = min(n, int(most.sum()))
     share = n * counts / max(int(counts.sum()), 1)
     found: NDArray[np.int64] = np.minimum(np.floor(share).astype(np.int64), most)
+    # The largest remainder method; of equal remainders the first class gets one more row.
     while (rest := n - int(found.sum())) > 0:
-        # The largest remainder method.
         lacks = np.where(found < most, share - found, -np.inf)
         found[np.argsort(-lacks, kind="stable")[: min(rest, int((found < most).sum()))]] += 1
     return found
 
 
-#: Edges of some values and their weights, for so many bins.
+#: Returns the edges of at most so many bins, given values and their weights.
 EdgeFinder = Callable[[Array, Array | None, int], Array]
-#: Rows of the sample that bins are chosen from; of fewer rows, all. As in scikit-learn.
+#: Rows of the sample that bins are chosen from (fewer rows are all taken), as in scikit-learn.
 SAMPLE_ROWS = 200_000
-#: Factor on the expected sample, so that enough rows are drawn surely (13 standard deviations).
+#: Factor on the expected size of the sample, so that enough rows are drawn (by 13 standard
+#: deviations).
 _OVERDRAW = 1.03
-#: Key of this use of the seed, so that draws do not repeat another use's.
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
 _SAMPLE_DRAW = 1
-#: Bytes that a row's bins are padded to a multiple of, so that few rows straddle cache lines.
+#: A row's bins are padded to a multiple of so many bytes, so that few rows straddle cache lines.
 _WORD_BYTES = 8
-#: Rows that temporary arrays are made of at once: 512 KiB of float64.
+#: Rows of a tile, to keep temporary arrays small: 512 KiB of float64.
 TILE_ROWS = 2**16
 
 
@@ -265,10 +276,14 @@ def find_bins(
     n_used: float,
     edges_by: EdgeFinder = compute_bin_edges,
 ) -> Bins:
-    """Return the bins of all features."""
+    """Return the bins of all features, from a sample of the `n_used` rows that are not held out.
+
+    `categories` are None for a numeric feature, and empty for a categorical one whose categories
+    are to be found in the rows.
+    """
     categories = _find_categories(rows, max_bins, categories, aside)
     sampled, weight, numbers = _sample_rows(rows, seed, aside, n_used)
-    # Each trainer gets the columns that it finds edges of.
+    # An all-to-all: each trainer gets the sampled columns whose edges it finds.
     ranges = rows.split_ranges(len(categories))
     column = deal_columns(rows, sampled, ranges)
     weight, numbers = (
@@ -276,8 +291,9 @@ def find_bins(
     )
     if (weight == 1).all():
         weight = weight[:0]
+    # Exactly SAMPLE_ROWS of them, those with the smallest draws (different numbers have different
+    # hashes); in the order of their numbers, whichever trainer had them.
     if len(numbers) > SAMPLE_ROWS:
-        # Numbers differ, and so do what they are hashed to.
         drawn = draw_by_hash(numbers, seed, _SAMPLE_DRAW)
         at = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1])
         at = at[np.argsort(numbers[at], kind="stable")]
@@ -296,7 +312,7 @@ def _sample_rows(
 ) -> tuple[list[Any], Any, Array]:
     """Return a sample of the own lanes' rows, with a few to spare, their weights and numbers."""
     share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
-    # Rows draw 64 bits; those below `last` are in the sample.
+    # Rows draw 64 bits; those up to `last` are in the sample.
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     each = rows.map_lanes(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
     found = [part for parts in each for part in parts]
@@ -311,16 +327,17 @@ def _find_categories(
     given: Sequence[NDArray[np.float64] | None],
     aside: HoldoutMask | None,
 ) -> list[NDArray[np.float64] | None]:
-    """Return the categories of all features, looking in the rows for those that are not known."""
+    """Return the categories of all features, reading the rows for those that are not known."""
     found = list(given)
-    asked = [j for j, known in enumerate(given) if known is not None and not len(known)]
-    if not asked:
+    unknown = [j for j, known in enumerate(given) if known is not None and not len(known)]
+    if not unknown:
         return found
-    strange = None if aside is None or aside.of_fit else aside
+    # Categories that only given validation rows have are unknown to the fit.
+    excluded = None if aside is None or aside.of_fit else aside
     each = rows.map_lanes(
-        lambda lane: _distinct_values(rows, lane, asked, max_bins, strange), rows.lanes
+        lambda lane: _distinct_values(rows, lane, unknown, max_bins, excluded), rows.lanes
     )
-    for number, j in enumerate(asked):
+    for number, j in enumerate(unknown):
         parts = rows.gather_arrays([_union_sorted([of_lane[number] for of_lane in each])])
         every = _union_sorted([part for (part,) in parts])
         if len(every) > max_bins:
@@ -335,28 +352,31 @@ def _find_categories(
 
 
 def _distinct_values(
-    rows: OwnRows, lane: int, asked: list[int], max_bins: int, strange: HoldoutMask | None
+    rows: OwnRows, lane: int, features: list[int], max_bins: int, excluded: HoldoutMask | None
 ) -> list[Array]:
-    """Return distinct values of a lane's features; of too many, one more than are allowed."""
-    found, is_strange = [np.empty(0) for _ in asked], None if strange is None else strange.reader()
+    """Return the distinct values of a lane's features; of too many, one more than are allowed."""
+    found = [np.empty(0) for _ in features]
+    is_excluded = None if excluded is None else excluded.reader()
     for first, block in rows.iterate_blocks(lane):
-        X = block.X if is_strange is None else block.X[~is_strange(first, block.y)]
-        for number, j in enumerate(asked):
+        X = block.X if is_excluded is None else block.X[~is_excluded(first, block.y)]
+        for number, j in enumerate(features):
             values = np.unique(X[:, j]).astype(np.float64)
             union = _union_sorted([found[number], values[~np.isnan(values)]])
+            # Enough to see that there are too many, however many there are.
             found[number] = union[: max_bins + 1]
     return found
 
 
 def _union_sorted(parts: list[Array]) -> Array:
+    """Return the distinct values of several arrays, sorted."""
     return np.unique(np.concatenate([np.empty(0), *parts]))
 
 
 def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
     """Return the edges of all features, gathered from the trainers that found them."""
-    given = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
+    sent = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
     every: list[NDArray[np.float64]] = []
-    for lengths, values in rows.gather_arrays(given):
+    for lengths, values in rows.gather_arrays(sent):
         every += np.split(values, lengths.cumsum()[:-1]) if len(lengths) else []
     return tuple(every)
 
@@ -385,7 +405,7 @@ class BinnedRows:
     Parameters
     ----------
     most : int
-        Rows at most.
+        Most rows.
     bins : Bins
     room : callable
         As `OwnRows.allocate_zeros`.
@@ -399,17 +419,17 @@ class BinnedRows:
     missing : ndarray of uint8 of shape (n_features,)
         Whether a feature has missing values.
     rows : ndarray of uint8 of shape (n, width)
-        The bins of each row, and zeros up to whole words.
+        The bins of each row, padded with zeros, for loops over the rows of a node.
     columns : ndarray of uint8 of shape (n_features, n)
-        The same by feature.
+        The same by feature, for loops over all rows.
     y : ndarray of float64 of shape (n,)
     weight : ndarray of float64 of shape (n,) or None
     salt : ndarray of uint32 of shape (n,)
-        A hash of each row's number among all.
+        Hash of each row's number among all rows.
     numbers : ndarray of int64 of shape (n,) or None
-        These, where they are kept.
+        These numbers, if they are kept.
     extra : dict
-        What a solver keeps of them beside.
+        Further arrays of the solver.
     """
 
     def __init__(
@@ -433,7 +453,7 @@ class BinnedRows:
         self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
         numbers: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """Add some rows and their numbers among all; weights come with all of them, or none."""
+        """Append rows and their numbers among all rows; all calls have weights, or none has."""
         if not len(X):
             return
         bins, at = self.bins, slice(self.n, self.n + len(X))
@@ -503,13 +523,14 @@ def select_rows(
     block: BatchRows, which: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Return chosen rows of a block, their targets and weights."""
+    # Views instead of copies.
     if which.all():
         return block.X, block.y, block.weight
     return block.X[which], block.y[which], None if block.weight is None else block.weight[which]
 
 
 def iterate_tiles(n: int) -> Iterator[slice]:
-    """Yield slices that cover `n` rows, so that temporary arrays stay small."""
+    """Yield slices of tiles that cover `n` rows."""
     for start in range(0, n, TILE_ROWS):
         yield slice(start, min(n, start + TILE_ROWS))
 
@@ -517,11 +538,13 @@ def iterate_tiles(n: int) -> Iterator[slice]:
 def deal_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
-    """Give each trainer its range of the columns of all trainers' sampled rows."""
+    """Exchange all trainers' rows for the own range of their columns.
+
+    Return a function that returns some rows of the j-th own column.
+    """
     if rows.max_trainers(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
         return _deal_sparse_columns(rows, parts, ranges)
     X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])
-    # All-to-all: every trainer gets its columns of all trainers' rows.
     own = np.concatenate(rows.exchange_arrays([np.ascontiguousarray(X[:, at]) for at in ranges]))
     return lambda j, at: own[at, j]
 
@@ -529,13 +552,14 @@ def deal_columns(
 def _deal_sparse_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
+    """Return what `deal_columns` does, exchanging CSC matrices."""
     n_features = ranges[-1].stop
     blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
     X = sparse.csc_array(sparse.vstack(blocks))
-    given = [X[:, at] for at in ranges]
-    ends = rows.exchange_arrays([part.indptr.astype(np.int64) for part in given])
-    indices = rows.exchange_arrays([part.indices.astype(np.int64) for part in given])
-    values = rows.exchange_arrays([part.data for part in given])
+    sent = [X[:, at] for at in ranges]
+    ends = rows.exchange_arrays([part.indptr.astype(np.int64) for part in sent])
+    indices = rows.exchange_arrays([part.indices.astype(np.int64) for part in sent])
+    values = rows.exchange_arrays([part.data for part in sent])
     counts = [int(n) for (n,) in rows.exchange_arrays([np.array([X.shape[0]])] * len(ranges))]
     starts = np.append(0, np.cumsum(counts))
 
@@ -545,7 +569,7 @@ def _deal_sparse_columns(
             pairwise(starts), ends, indices, values, strict=True
         ):
             stored = slice(end[j], end[j + 1])
-            # One column is made dense at a time.
+            # One column is made dense at a time; row numbers count from each trainer's first.
             found[first + index[stored]] = value[stored]
         return np.asarray(found[at])
 

@@ -1,7 +1,8 @@
 """Bisecting k-means: the leaves of a tree of centroids are split in two, one at a time.
 
 Each split is a k-means with two centroids whose requests are restricted to the rows of one leaf
-(:class:`LeafStatistic`).
+(:class:`LeafStatistic`). The tree is small and known to all; each row's leaf is a state of the rows
+(:class:`LeafAssignment`), which a trainer that loses it finds by sending its rows down the tree.
 
 References
 ----------
@@ -26,24 +27,25 @@ from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solv
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
-#: Entries of dense rows among which a leaf's rows are chosen at once: 8 MiB of float64.
+#: Entries of dense rows among which a leaf's rows are selected at once: 8 MiB of float64.
 _CHUNK_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class LeafAssignment(RowState):
-    """The leaf of each row in a tree of splits, kept between sums.
+    """Leaf of each row in a tree of splits.
 
     Node 0 is the root; split i makes the nodes 2 i + 1 and 2 i + 2.
 
     Parameters
     ----------
-    split : ndarray of int64 of shape (m,)
-        The node that each split is of.
-    centroids : ndarray of shape (m, 2, n_features)
-        Of the two nodes that it makes.
-    shifts : ndarray of shape (m, n_features), or None
-        What is taken from each row where it is split; None for sparse rows.
+    split : ndarray of int64 of shape (n_splits,)
+        Node that each split divides.
+    centroids : ndarray of shape (n_splits, 2, n_features)
+        Centroids of the two nodes that it makes.
+    shifts : ndarray of shape (n_splits, n_features), or None
+        Subtracted from the rows in a split, so that distances have more digits; None for sparse
+        rows.
     """
 
     name = "leaves"
@@ -52,7 +54,7 @@ class LeafAssignment(RowState):
     shifts: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Return each row's leaf, going down the tree split by split."""
+        """Return each row's leaf: all start at the root, and take the splits in order."""
         X = rows.X
         state = zeros((X.shape[0],), np.int32, like=X.values if is_sparse(X) else X)
         for number in range(len(self.split)):
@@ -60,26 +62,30 @@ class LeafAssignment(RowState):
         return state
 
     def descend(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> Any:
-        """Let rows at the node of a split go to the nearer of its two."""
+        """Move the rows at the node of a split to the child with the nearer centroid.
+
+        Return the rows' squared distances to it, which mean nothing for rows of other nodes.
+        """
         shift, centroids = None, self.centroids[number]
         if self.shifts is not None:
             centroids = centroids - self.shifts[number]
             shift = to_rows_dtype(self.shifts[number], rows.X, backend)
         centroids, node = to_rows_dtype(centroids, rows.X, backend), int(self.split[number])
         if not _supports_row_selection(rows.X):
-            labels, apart = backend.nearest(rows.X, shift, centroids)
+            # Distances of all rows, which are used for those at the node.
+            labels, squares = backend.nearest(rows.X, shift, centroids)
             child = cast(labels + (2 * number + 1), state.dtype)
             state[:] = namespace(state).where(state == node, child, state)
-            return apart
-        apart = np.zeros(len(state), rows.X.dtype)
+            return squares
+        squares = np.zeros(len(state), rows.X.dtype)
         for first, at, X in _iterate_node_rows(state, node, rows.X):
-            labels, apart[first + at] = backend.nearest(X, shift, centroids)
+            labels, squares[first + at] = backend.nearest(X, shift, centroids)
             state[first + at] = labels + (2 * number + 1)
-        return apart
+        return squares
 
 
 def _supports_row_selection(X: Any) -> bool:
-    """Return whether chosen rows cost no more than their copy."""
+    """Return whether rows can be selected at the cost of copying them: dense rows on the host."""
     return isinstance(X, np.ndarray)
 
 
@@ -88,23 +94,25 @@ def _iterate_node_rows(
 ) -> Iterator[tuple[int, NDArray[np.intp], Any]]:
     """Yield chunks of the rows at a node: offset of the chunk, positions in it, and rows.
 
-    In memory that is used again: new memory is dearer than the copy.
+    The rows are in a buffer that the next chunk overwrites: to allocate a new one would cost more
+    than the copy.
     """
-    room: Any = None
-    for some in row_slices(len(state), max(_CHUNK_ENTRIES // max(X.shape[1], 1), 1)):
-        (at,) = np.nonzero(state[some] == node)
-        if len(at) == some.stop - some.start:
-            yield some.start, at, X[some]
+    buffer: Any = None
+    for chunk in row_slices(len(state), max(_CHUNK_ENTRIES // max(X.shape[1], 1), 1)):
+        (at,) = np.nonzero(state[chunk] == node)
+        # All rows of a chunk, as at the root: a view instead of a copy.
+        if len(at) == chunk.stop - chunk.start:
+            yield chunk.start, at, X[chunk]
         elif len(at):
-            room = np.empty_like(X[some]) if room is None else room
-            # Out of range is checked for where the mode is not "clip".
-            yield some.start, at, X[some].take(at, axis=0, out=room[: len(at)], mode="clip")
+            buffer = np.empty_like(X[chunk]) if buffer is None else buffer
+            # In the mode "clip" NumPy writes to `out` without a buffer of its own.
+            yield chunk.start, at, X[chunk].take(at, axis=0, out=buffer[: len(at)], mode="clip")
 
 
 def _weight_node_rows(rows: BatchRows, node: int) -> Any:
     """Return the weights of the rows at a node; 0 for other rows."""
-    inside = cast(rows.state == node, arithmetic_dtype(rows.X))
-    return inside if rows.weight is None else inside * cast(rows.weight, inside.dtype)
+    weight = cast(rows.state == node, arithmetic_dtype(rows.X))
+    return weight if rows.weight is None else weight * cast(rows.weight, weight.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +122,7 @@ class LeafStatistic(Statistic):
     Parameters
     ----------
     asked : Statistic
-        The sum; rows of no weight must add nothing to it.
+        Inner statistic, to which rows of weight 0 must add nothing.
     leaves : LeafAssignment
     leaf : int
     """
@@ -135,14 +143,15 @@ class LeafStatistic(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0
         for some in self._select_leaf_rows(rows):
+            # Rows have one state at a time, here their leaf. That of the inner statistic (bounds,
+            # distances to candidates) is made anew in each pass.
             if self.asked.state is not None:
-                # The rows' own state is taken by the leaf assignment.
                 some.state = self.asked.state.make(model, some, backend)
             loss = loss + self.asked.add(model, some, out, backend)
         return loss
 
     def _select_leaf_rows(self, rows: BatchRows) -> Iterator[BatchRows]:
-        """Yield the leaf's rows; where rows cannot be chosen, all, others with weight 0."""
+        """Yield the leaf's rows, or if rows cannot be selected all, the others with weight 0."""
         if not _supports_row_selection(rows.X):
             weight = _weight_node_rows(rows, self.leaf)
             yield BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
@@ -150,6 +159,7 @@ class LeafStatistic(Statistic):
         for first, at, X in _iterate_node_rows(rows.state, self.leaf, rows.X):
             weight = None if rows.weight is None else rows.weight[first + at]
             place = rows.block, rows.first + first
+            # With the places, a row draws the same random numbers as in its block.
             yield BatchRows(X, None, weight, rows.key, *place, places=at)
 
     def merge(self, total: Array, part: Array) -> None:
@@ -158,19 +168,24 @@ class LeafStatistic(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class LeafErrors(Statistic):
-    """Weight and squared distances to their centroid, of the rows of the last split's nodes.
+    """Weight and sum of squared distances of the rows at each of the last split's two nodes.
+
+    It also moves the rows to these nodes.
 
     Parameters
     ----------
     leaves : LeafAssignment
-        With the last split, that the rows have still to go down.
+        Tree with the last split, which the rows have not taken yet.
     """
 
     leaves: LeafAssignment
 
     @property
     def state(self) -> LeafAssignment:
-        """Return the leaf assignment before the last split."""
+        """Return the leaf assignment before the last split, as the rows' state is when it begins.
+
+        :meth:`add` leaves the assignment after it, under the same name.
+        """
         tree, before = self.leaves, slice(-1)
         shifts = None if tree.shifts is None else tree.shifts[before]
         return LeafAssignment(tree.split[before], tree.centroids[before], shifts)
@@ -180,11 +195,11 @@ class LeafErrors(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         last = len(self.leaves.split) - 1
-        apart = self.leaves.descend(rows.state, rows, last, backend)
-        double, loss = namespace(apart).float64, 0.0
+        squares = self.leaves.descend(rows.state, rows, last, backend)
+        float64, loss = namespace(squares).float64, 0.0
         for side in range(2):
-            weight = cast(_weight_node_rows(rows, 2 * last + 1 + side), double)
-            errors = total(weight * cast(apart, double))
+            weight = cast(_weight_node_rows(rows, 2 * last + 1 + side), float64)
+            errors = total(weight * cast(squares, float64))
             out[side, 0] += total(weight)
             out[side, 1] += errors
             loss = loss + errors
@@ -204,15 +219,16 @@ class _LeafSums(NestedSums):
 
 @dataclass(frozen=True, eq=False)
 class BisectingSolver(Solver):
-    """Solver that splits leaves until there are k, or none that can be split.
+    """Solver that splits leaves until there are `k`, or none that can be split.
 
     Parameters
     ----------
     k : int
     two : KMeansSolver
-        Of each split.
+        k-means with two centroids, for each split.
     by_weight : bool
-        Whether the leaf of the largest weight is split next; else that of the largest error.
+        Whether the leaf of the largest weight is split next, instead of the one with the largest
+        sum of squared distances.
     """
 
     name = "bisecting"
@@ -222,11 +238,11 @@ class BisectingSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Return the passes of all splits; a leaf that cannot be split costs a try."""
+        """Return the passes of the root, and of a k-means for each node, of fewer than 2 k."""
         return self._root_solver(1).max_passes + 2 * self.k * (self.two.max_passes + 1)
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Split leaves."""
+        """Split the leaf of the largest error or weight, again and again."""
         if sums.kept is not None:
             tree = _CentroidTree.of_state(sums.kept)
         else:
@@ -250,30 +266,38 @@ class BisectingSolver(Solver):
         return replace(self.two, k=1, init=origin, n_init=1, max_iter=2, tol=0.0)
 
     def _split_leaf(self, tree: _CentroidTree, leaf: int, model: Any, sums: Sums) -> None:
-        """Split a leaf, or take note that its rows are all alike."""
+        """Split a leaf, or record that its rows are all alike."""
         two = replace(self.two, seed=self.two.seed + leaf)
         found = two.solve(model, _LeafSums(sums, sums.n_rows, tree.leaves, leaf), None)
         if found.extra["n_found"] < 2:
             tree.facts[leaf, 2] = 0.0
             return
-        # In an order that does not hang on the draws.
+        # Sorted by feature values, so that the order of the two does not depend on the draws.
         centroids = found.w[np.lexsort(found.w.T[::-1])]
-        leaves = tree.leaves_with(leaf, centroids, found.extra["shift"])
-        tree.grow(leaves, sums(LeafErrors(leaves)))
+        shift, old = found.extra["shift"], tree.leaves
+        leaves = LeafAssignment(
+            np.append(old.split, leaf),
+            np.concatenate([old.centroids, [centroids]]),
+            None if old.shifts is None or shift is None else np.vstack([old.shifts, shift]),
+        )
+        errors = sums(LeafErrors(leaves))
+        tree.leaves = leaves
+        tree.centroids = np.vstack([tree.centroids, centroids])
+        tree.facts = np.vstack([tree.facts, np.c_[errors, np.ones(2)]])
 
 
 @dataclass
 class _CentroidTree:
-    """Tree of centroids: the leaf assignment, and facts of each node.
+    """Tree of centroids, in the order in which its nodes were made.
 
     Parameters
     ----------
     leaves : LeafAssignment
     shift : ndarray of shape (n_features,), or None
-        Of all rows.
+        Shift of the root's k-means.
     centroids : ndarray of shape (n_nodes, n_features)
     facts : ndarray of shape (n_nodes, 3)
-        Weight, sum of squared distances, and whether it may be split.
+        Weight and sum of squared distances of each node's rows, and 1 if it may be split, else 0.
     """
 
     leaves: LeafAssignment
@@ -292,19 +316,19 @@ class _CentroidTree:
     def next_leaf(self, by_weight: bool) -> int | None:
         """Return the leaf to split next, or None where no leaf has rows that differ."""
         nodes = self.leaf_nodes()
-        weight, error, free = self.facts[nodes].T
-        score = np.where((free > 0) & (error > 0), weight if by_weight else error, 0.0)
+        weight, error, splittable = self.facts[nodes].T
+        score = np.where((splittable > 0) & (error > 0), weight if by_weight else error, 0.0)
         return int(nodes[np.argmax(score)]) if score.max() > 0 else None
 
     def leaf_nodes(self) -> NDArray[np.int64]:
-        """Return the leaves' nodes from left to right."""
-        made = {int(node): 2 * number + 1 for number, node in enumerate(self.leaves.split)}
-        found, open_nodes = [], [0]
-        while open_nodes:
-            node = open_nodes.pop()
-            if node in made:
-                # Depth first, the left child first.
-                open_nodes += [made[node] + 1, made[node]]
+        """Return the leaves' nodes from left to right; clusters are numbered in this order."""
+        left_child = {int(node): 2 * number + 1 for number, node in enumerate(self.leaves.split)}
+        found, stack = [], [0]
+        while stack:
+            node = stack.pop()
+            if node in left_child:
+                # Depth first: the left child is on top of the stack.
+                stack += [left_child[node] + 1, left_child[node]]
             else:
                 found.append(node)
         return np.array(found)
@@ -314,38 +338,23 @@ class _CentroidTree:
         return self.centroids[self.leaf_nodes()]
 
     def solution_facts(self) -> dict[str, Any]:
-        """Return what an estimator makes attributes of."""
+        """Return the `extra` of the solution."""
         nodes = self.leaf_nodes()
         inertia = float(self.facts[nodes, 1].sum())
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
-    def leaves_with(self, leaf: int, centroids: Array, shift: Array | None) -> LeafAssignment:
-        """Return the leaf assignment after one more split."""
-        old = self.leaves
-        shifts = None
-        if old.shifts is not None and shift is not None:
-            shifts = np.vstack([old.shifts, shift])
-        return LeafAssignment(
-            np.append(old.split, leaf), np.concatenate([old.centroids, [centroids]]), shifts
-        )
-
-    def grow(self, leaves: LeafAssignment, errors: Array) -> None:
-        """Take a split."""
-        self.leaves = leaves
-        self.centroids = np.vstack([self.centroids, leaves.centroids[-1]])
-        self.facts = np.vstack([self.facts, np.c_[errors, np.ones(2)]])
-
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the tree."""
-        parts = {"shift": self.shift, "shifts": self.leaves.shifts}
-        given = {name: each for name, each in parts.items() if each is not None}
+        """Return the tree as arrays by name, from which `of_state` makes it again."""
+        shifts = {"shift": self.shift, "shifts": self.leaves.shifts}
+        given = {name: array for name, array in shifts.items() if array is not None}
         split = self.leaves.split.astype(np.float64)
         return {"split": split, "centroids": self.centroids, "facts": self.facts, **given}
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _CentroidTree:
-        """Return the tree that a checkpoint was made of."""
+        """Return the tree that was stored as a state."""
         centroids, split = state["centroids"], state["split"].astype(np.int64)
+        # After the root, nodes come in pairs, one for each split.
         pairs = centroids[1:].reshape(len(split), 2, -1)
         leaves = LeafAssignment(split, pairs, state.get("shifts"))
         return cls(leaves, state.get("shift"), centroids, state["facts"].copy())

@@ -35,14 +35,14 @@ MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 
 
 def sum_exactly(
-    rows: OwnRows, rooms: Sequence[BinnedRows], make: MakeSummands, m: int
+    rows: OwnRows, binned_lanes: Sequence[BinnedRows], make: MakeSummands, m: int
 ) -> NDArray[np.float64]:
     """Return sums over all trainers' rows in fixed-point arithmetic, the same in any order.
 
     Parameters
     ----------
     rows : OwnRows
-    rooms : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Binned rows of each own lane.
     make : callable
         Computes the summands of a slice of rows.
@@ -55,19 +55,19 @@ def sum_exactly(
         NaN if any summand is not finite.
     """
 
-    def compute_summands(room: BinnedRows) -> tuple[Array, Array]:
-        values: Array | None = room.extra.get("summed")
+    def compute_summands(binned: BinnedRows) -> tuple[Array, Array]:
+        values: Array | None = binned.extra.get("summed")
         if values is None or len(values) < m:
             # The buffer is kept for the next iteration.
-            room.extra["summed"] = values = room.room((m, room.n), np.float64)
+            binned.extra["summed"] = values = binned.room((m, binned.n), np.float64)
         values, largest = values[:m], np.zeros(m)
-        for at in iterate_tiles(room.n):
-            for k, of in enumerate(make(room, at)):
+        for at in iterate_tiles(binned.n):
+            for k, of in enumerate(make(binned, at)):
                 values[k, at] = of
                 largest[k] = np.maximum(largest[k], np.abs(of).max(initial=0.0))
         return values, largest
 
-    found = rows.map_lanes(compute_summands, rooms)
+    found = rows.map_lanes(compute_summands, binned_lanes)
     largest = rows.max_trainers(np.max([np.zeros(m), *(most for _, most in found)], axis=0))
     if not np.isfinite(largest).all():
         return np.full(m, np.nan)
@@ -466,7 +466,7 @@ class _ScoredPart:
     Parameters
     ----------
     rows : OwnRows
-    rooms : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Binned rows of each own lane.
     loss : BoostLoss
     within : RowRange or None
@@ -474,16 +474,22 @@ class _ScoredPart:
     """
 
     def __init__(
-        self, rows: OwnRows, rooms: Sequence[BinnedRows], loss: BoostLoss, within: RowRange | None
+        self,
+        rows: OwnRows,
+        binned_lanes: Sequence[BinnedRows],
+        loss: BoostLoss,
+        within: RowRange | None,
     ) -> None:
-        self._rows, self._rooms, self._loss, self._within = rows, rooms, loss, within
+        self._rows, self._binned_lanes, self._loss, self._within = rows, binned_lanes, loss, within
         self._gathered: GatheredRows | None = None
 
     def gather(self, share: float, seed: int) -> None:
         """Gather a random share of the rows to one trainer, for scorers."""
-        weighted = np.array([float(any(room.weight is not None for room in self._rooms))])
+        weighted = np.array(
+            [float(any(binned.weight is not None for binned in self._binned_lanes))]
+        )
         self._gathered = GatheredRows(
-            self._rows, self._rooms, share, seed, bool(self._rows.max_trainers(weighted)[0]),
+            self._rows, self._binned_lanes, share, seed, bool(self._rows.max_trainers(weighted)[0]),
             self._within,
         )  # fmt: skip
 
@@ -492,18 +498,18 @@ class _ScoredPart:
         if scorer is not None:
             assert self._gathered is not None
             return self._gathered.score(scorer)
-        loss, weight = sum_exactly(self._rows, self._rooms, self._losses_of, 2)
+        loss, weight = sum_exactly(self._rows, self._binned_lanes, self._losses_of, 2)
         return float(-loss / weight) if weight else 0.0
 
-    def _losses_of(self, room: BinnedRows, at: slice) -> list[Array]:
+    def _losses_of(self, binned: BinnedRows, at: slice) -> list[Array]:
         """Return weighted losses and weights of some rows, as summands; 0 outside the range."""
-        y = room.y[at]
-        weight = np.ones(len(y)) if room.weight is None else room.weight[at]
-        losses = self._loss.losses(y, room.extra["raw"][:, at]) * weight
+        y = binned.y[at]
+        weight = np.ones(len(y)) if binned.weight is None else binned.weight[at]
+        losses = self._loss.losses(y, binned.extra["raw"][:, at]) * weight
         if self._within is None:
             return [losses, weight]
-        assert room.numbers is not None
-        is_within = is_in_range(room.numbers[at], self._within)
+        assert binned.numbers is not None
+        is_within = is_in_range(binned.numbers[at], self._within)
         return [np.where(is_within, losses, 0.0), np.where(is_within, weight, 0.0)]
 
 
@@ -536,13 +542,13 @@ class BoostScores:
         self._watched: list[_ScoredPart] = []
 
     def start_scoring(
-        self, rooms: Sequence[BinnedRows], held: Sequence[BinnedRows], n: int, seed: int
+        self, binned_lanes: Sequence[BinnedRows], held: Sequence[BinnedRows], n: int, seed: int
     ) -> None:
         """Set the rows to score, and gather those for scorers to one trainer.
 
         Parameters
         ----------
-        rooms, held : sequence of BinnedRows
+        binned_lanes, held : sequence of BinnedRows
             Training rows and held-out rows of each own lane.
         n : int
             Number of training rows of all trainers.
@@ -551,7 +557,7 @@ class BoostScores:
         """
         stopping, watching = self._stopping, self._watching
         if stopping is not None:
-            self._parts = {"train_score": _ScoredPart(self._rows, rooms, self._loss, None)}
+            self._parts = {"train_score": _ScoredPart(self._rows, binned_lanes, self._loss, None)}
             if stopping.by_held:
                 validation = _ScoredPart(self._rows, held, self._loss, stopping.within)
                 self._parts["validation_score"] = validation
@@ -595,7 +601,7 @@ class GatheredRows:
     Parameters
     ----------
     rows : OwnRows
-    rooms : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Binned rows of each own lane, with the rows' indices (`numbers`).
     share : float
         Probability that a row is drawn to be scored; 1: all are.
@@ -609,41 +615,41 @@ class GatheredRows:
     def __init__(
         self,
         rows: OwnRows,
-        rooms: Sequence[BinnedRows],
+        binned_lanes: Sequence[BinnedRows],
         share: float,
         seed: int,
         weighted: bool,
         within: RowRange | None = None,
     ) -> None:
-        self._rows, self._rooms, self._weighted = rows, list(rooms), weighted
+        self._rows, self._binned_lanes, self._weighted = rows, list(binned_lanes), weighted
         # A row is drawn by the hash of its index, so the draw is the same on any trainers.
         last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
         self._at = []
-        for room in rooms:
-            is_scored = draw_by_hash(_row_numbers(room), seed, _SCORE_DRAW) <= last
+        for binned in binned_lanes:
+            is_scored = draw_by_hash(_row_numbers(binned), seed, _SCORE_DRAW) <= last
             if within is not None:
-                is_scored &= is_in_range(_row_numbers(room), within)
+                is_scored &= is_in_range(_row_numbers(binned), within)
             self._at.append(np.flatnonzero(is_scored))
         numbers = self._gather_to_first(
-            [_row_numbers(room)[at] for room, at in self._scored_rows()]
+            [_row_numbers(binned)[at] for binned, at in self._scored_rows()]
         )
         # A score must not depend on which trainer had which rows: they are sorted by their indices.
         self._order = np.argsort(numbers, kind="stable")
-        self._y = self._gather_to_first([room.y[at] for room, at in self._scored_rows()])[
+        self._y = self._gather_to_first([binned.y[at] for binned, at in self._scored_rows()])[
             self._order
         ]
         self._weight: NDArray[np.float64] | None = None
         if weighted:
             of_rooms = [
-                np.ones(len(at)) if room.weight is None else room.weight[at]
-                for room, at in self._scored_rows()
+                np.ones(len(at)) if binned.weight is None else binned.weight[at]
+                for binned, at in self._scored_rows()
             ]
             self._weight = self._gather_to_first(of_rooms)[self._order]
 
     def score(self, scorer: Scorer) -> float:
         """Return the score of the current predictions; the same in all trainers."""
         raw = self._gather_to_first(
-            [room.extra["raw"][:, at].T for room, at in self._scored_rows()]
+            [binned.extra["raw"][:, at].T for binned, at in self._scored_rows()]
         )
         score = np.zeros(1)
         if self._rows.rank == 0:
@@ -654,7 +660,7 @@ class GatheredRows:
 
     def _scored_rows(self) -> list[tuple[BinnedRows, NDArray[np.intp]]]:
         """Return the binned rows of each own lane, and the positions of the scored ones."""
-        return list(zip(self._rooms, self._at, strict=True))
+        return list(zip(self._binned_lanes, self._at, strict=True))
 
     def _gather_to_first(self, parts: list[NDArray]) -> NDArray:  # type: ignore[type-arg]
         """Return the rows of all trainers in the first trainer, and none in the others."""
@@ -668,7 +674,7 @@ def is_in_range(numbers: NDArray[np.int64], within: RowRange) -> NDArray[np.bool
     return np.asarray((numbers >= within[0]) & (numbers < within[1]))
 
 
-def _row_numbers(room: BinnedRows) -> NDArray[np.int64]:
+def _row_numbers(binned: BinnedRows) -> NDArray[np.int64]:
     """Return the indices of binned rows among all rows, which must have been kept."""
-    assert room.numbers is not None
-    return room.numbers
+    assert binned.numbers is not None
+    return binned.numbers

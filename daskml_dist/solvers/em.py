@@ -1,4 +1,9 @@
-"""Expectation-maximisation of Gaussian mixtures: each step is one sum over all rows.
+"""Expectation-maximisation (EM) of Gaussian mixtures: each step is one sum over all rows.
+
+The sum is of the rows' moments (weights, rows, their squares or products), weighted by each
+component's share in a row. The M-step needs nothing else. Moments are about the means of the step
+before, from rows from which a point near all of them (the shift) is subtracted: so the differences
+that variances are made of keep their digits.
 
 References
 ----------
@@ -17,34 +22,36 @@ import numpy as np
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.mixture import add_expected, add_moments, iterate_shifted_rows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
-from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.k_means import KMeansSolver, SeedSample, round_to_float32
-from daskml_dist.solvers.rows import to_rows_dtype
+from daskml_dist.solvers.rows import request_finite_sum, to_rows_dtype
 
 #: scikit-learn's words.
 _NOT_CONVERGED = (
     "Best performing initialization did not converge. Try different init parameters, or increase "
     "max_iter, tol, or check for degenerate data."
 )
-#: Steps and tolerance of the k-means that initialises, scikit-learn's defaults.
+#: Steps and tolerance of the initialising k-means: scikit-learn's defaults.
 _KMEANS_STEPS, _KMEANS_TOL = 300, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class _ComponentMoments(Statistic):
-    """Base class of moments of the rows, weighted by each component's share; then log-likelihood.
+    """Base class of moments of the rows, weighted by each component's share in a row.
+
+    The sum has a row ``[weight, *first moments, *second moments]`` for each component. The first
+    number of the last row is the log-likelihood, if there are densities.
 
     Parameters
     ----------
     means : ndarray of shape (k, n_features)
-        Points that the moments are about, less the shift.
+        Points that the moments are about, with the shift subtracted.
     shift : ndarray of shape (n_features,)
-        Taken from each row.
+        Subtracted from each row.
     whole : bool
-        Whether second moments are all products, or squares alone.
+        Whether second moments are all products of features, or squares alone.
     """
 
     means: Array
@@ -68,7 +75,7 @@ class _ComponentMoments(Statistic):
     def _add_moments(
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
-        """Add with what was brought along, where the rows lie; returns minus log-likelihoods."""
+        """Add the moments, given arrays on the rows' device; return minus the log-likelihood."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +87,9 @@ class ExpectedMoments(_ComponentMoments):
     means, shift, whole
         As of the base class.
     constants : ndarray of shape (k,)
+        Logarithms of the densities' constant factors times the components' weights.
     factors : ndarray of shape (k, d, d), or (k, d) of diagonals
+        Factors F of the precisions ``F @ F.T``.
     """
 
     constants: Array
@@ -105,9 +114,9 @@ class _StartingMoments(_ComponentMoments):
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         k, d = means.shape
-        for at, near, some in iterate_shifted_rows(backend, rows.X, shift, weight, 2 * k * d):
+        for at, near, part in iterate_shifted_rows(backend, rows.X, shift, weight, 2 * k * d):
             shares = self._row_shares(rows, at, near, means, backend)
-            shares = shares if some is None else shares * some[:, None]
+            shares = shares if part is None else shares * part[:, None]
             add_moments(near, shares, means, out[:-1, ...])
         return float("nan")
 
@@ -120,7 +129,7 @@ class _StartingMoments(_ComponentMoments):
 
 @dataclass(frozen=True, eq=False)
 class NearestMoments(_StartingMoments):
-    """Moments of the rows nearest to each mean."""
+    """Moments by shares of 1 in the component of the nearest mean."""
 
     def _row_shares(
         self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
@@ -131,14 +140,14 @@ class NearestMoments(_StartingMoments):
 
 @dataclass(frozen=True, eq=False)
 class DrawnMoments(_StartingMoments):
-    """Moments by random shares of each row.
+    """Moments by random shares of each row, which sum to 1.
 
     Parameters
     ----------
     means, shift, whole
         As of the base class.
     seed, run : int
-        Of the draw.
+        Seed of the draws.
     """
 
     seed: int
@@ -148,37 +157,40 @@ class DrawnMoments(_StartingMoments):
         self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
     ) -> Any:
         k = means.shape[0]
+        # A stream a block; a row skips to its own k numbers (64 bits each), so that the draws do
+        # not depend on how the block is cut.
         stream = np.random.PCG64(np.random.SeedSequence((self.seed, self.run, rows.block + 1)))
-        stream.advance((rows.first + at.start) * k)  # a number of 64 bits each
+        stream.advance((rows.first + at.start) * k)
         shares = np.random.Generator(stream).random((near.shape[0], k))
-        # Random responsibilities, which sum to 1.
         shares /= shares.sum(axis=1, keepdims=True)
         return cast(backend.to_device(shares), arithmetic_dtype(near))
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureSolver(Solver):
-    """Solver of Gaussian mixtures by EM: the run of the largest likelihood.
+    """Solver of Gaussian mixtures by EM: the best of several runs, by likelihood.
 
     Parameters
     ----------
     k : int
+        Components.
     kind : {"full", "tied", "diag", "spherical"}
-        Of the covariances.
+        Form of the covariances.
     init : {"kmeans", "k-means++", "random", "random_from_data"}
-        First shares of the rows.
+        How the initial shares of the rows are found.
     n_init, max_iter : int
-        Runs, and steps of each.
+        Runs, and most steps of each.
     tol : float
-        Change of the mean log-likelihood at which a run has converged.
+        A run has converged if a step changes the mean log-likelihood by less.
     reg_covar : float
+        Added to the variances.
     seed : int
     sparse : bool
         Whether there are sparse rows, which are made dense, some at a time.
     weights, means, covariances : ndarray or None
-        Those that a run begins with; of all others it finds its own.
+        Initial parameters; those that are None follow from the initial shares.
     bound : float
-        Mean log-likelihood of a run that goes on.
+        Mean log-likelihood that the first step is compared with (of a warm start).
     """
 
     name = "em"
@@ -203,7 +215,7 @@ class MixtureSolver(Solver):
 
     @property
     def whole(self) -> bool:
-        """Return whether covariances are full matrices, not variances alone."""
+        """Return whether covariances are full matrices, rather than variances alone."""
         return self.kind in ("full", "tied")
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -219,7 +231,7 @@ class MixtureSolver(Solver):
         return Solution(at.best, at.best_n_iter, extra=extra)
 
     def _run_em(self, at: _MixtureRuns, model: Any, sums: Sums) -> None:
-        """Take EM steps from the progress so far to the end of the run."""
+        """Take EM steps to the end of the current run, which a snapshot may have begun."""
         if at.mixture is None:
             at.mixture, at.shift = self._initial_mixture(at.number, model, sums)
             at.bounds = [self.bound]
@@ -227,10 +239,13 @@ class MixtureSolver(Solver):
         while at.n_iter < self.max_iter and not converged:
             if at.n_iter and sums.should_stop:
                 break
-            # E-step: moments weighted by each component's responsibility, and the log-likelihood.
-            found = sums(self._make_expectation(at))
-            _check_finite(found)
-            # M-step: the mixture that these moments give.
+            # E-step: moments weighted by each component's responsibility, and the log-likelihood
+            # of the mixture before this step.
+            constants, factors = at.mixture.terms()
+            found = request_finite_sum(
+                sums, ExpectedMoments(at.mixture.means, at.shift, self.whole, constants, factors)
+            )
+            # M-step: the mixture that maximises the expected likelihood, from these moments.
             at.mixture = at.mixture.of_moments(found[:-1], self.reg_covar)
             at.bounds.append(float(found[-1, 0]) / sums.n_rows)
             at.n_iter += 1
@@ -239,16 +254,12 @@ class MixtureSolver(Solver):
                 sums.keep(at.packed(False), at.state)
         at.end_run(converged)
 
-    def _make_expectation(self, at: _MixtureRuns) -> ExpectedMoments:
-        assert at.mixture is not None
-        constants, factors = at.mixture.terms()
-        return ExpectedMoments(at.mixture.means, at.shift, self.whole, constants, factors)
-
     # -- first components ----------------------------------------------------------------------
 
     def _initial_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Return the initial mixture, and the shift that is subtracted from its means."""
         weights, means, covariances = self.weights, self.means, self.covariances
+        # If all parameters are given, no pass is needed.
         if weights is not None and means is not None and covariances is not None:
             shift = round_to_float32(means.mean(axis=0))
         else:
@@ -260,31 +271,33 @@ class MixtureSolver(Solver):
 
     def _estimate_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Return the mixture that the initial responsibilities give, and the shift."""
+        # The k-means inside must not take this solver's snapshots.
         once = NestedSums(sums, sums.n_rows)
         statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
-            # Random rows as means; also a point near all rows, for the shift.
+            # Random rows: the means of "random_from_data", and a point near all rows as the shift.
             rows = once(SeedSample(self.k, (), None, self.seed, number))
             rows = rows[rows[:, 0] > 0, 1:]
             shift = round_to_float32(rows.mean(axis=0))
             means = np.resize(rows, (self.k, rows.shape[1])) - shift
         else:
             found = self._kmeans_solver(number).solve(model, once, None)
-            # Sparse rows stay where they are, and have no shift there.
+            # A shift for sparse rows too: k-means has none for them, but here they become dense.
             shift = round_to_float32(found.w.mean(axis=0))
             means = found.w - shift
         if self.init == "random":
+            # Moments about the shift itself.
             means = np.zeros_like(means)
             statistic = DrawnMoments(means, shift, self.whole, self.seed, number)
         else:
             statistic = NearestMoments(means, shift, self.whole)
-        # Moments by the initial responsibilities give the first mixture.
-        moments = once(statistic)
-        _check_finite(moments)
+        moments = request_finite_sum(once, statistic)
+        # An M-step needs only the means of the mixture that the moments are about.
         start = Mixture(np.full(self.k, 1 / self.k), means, np.empty(0), self.kind)
         return start.of_moments(moments[:-1], self.reg_covar), shift
 
     def _kmeans_solver(self, number: int) -> KMeansSolver:
+        """Return the initialising k-means; "k-means++" needs its seeding alone: one step."""
         plus = self.init == "k-means++"
         return KMeansSolver(
             k=self.k,
@@ -299,16 +312,13 @@ class MixtureSolver(Solver):
         )
 
 
-def _check_finite(found: Array) -> None:
-    if not np.isfinite(found).all():
-        raise DivergedError(
-            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
-        )
-
-
 @dataclass
 class _MixtureRuns:
-    """Progress of EM: the present run, and the best run so far."""
+    """Progress of EM: the current run, and the best run so far.
+
+    `mixture` has the shift subtracted from its means, and is None between runs; `bounds` begins
+    with `MixtureSolver.bound`.
+    """
 
     number: int = 0
     n_iter: int = 0
@@ -320,7 +330,7 @@ class _MixtureRuns:
     best_bounds: list[float] = field(default_factory=list)
 
     def packed(self, converged: bool) -> Array:
-        """Return the packed mixture, unshifted, and a last row with the bound and convergence."""
+        """Return the packed mixture, without the shift, and a row with bound and convergence."""
         assert self.mixture is not None
         rows = self.mixture.moved(self.shift).packed()
         last = np.zeros((1, rows.shape[1]))
@@ -335,7 +345,7 @@ class _MixtureRuns:
         self.number, self.n_iter, self.mixture = self.number + 1, 0, None
 
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the runs."""
+        """Return the runs as arrays by name, from which `of_state` makes them again."""
         assert self.mixture is not None
         numbers = np.array([self.number, self.n_iter, self.best_n_iter], dtype=np.float64)
         return {
@@ -349,7 +359,7 @@ class _MixtureRuns:
 
     @classmethod
     def of_state(cls, state: dict[str, Array], kind: str) -> _MixtureRuns:
-        """Return the progress that a checkpoint was made of."""
+        """Return the runs that were stored as a state."""
         number, n_iter, best_n_iter = (int(value) for value in state["numbers"])
         mixture = Mixture.of_packed(state["mixture"], kind, len(state["shift"]))
         return cls(

@@ -2,8 +2,13 @@
 
 Decisions follow from sums of integers alone; random draws are hashed from the seed, the tree, and
 the row's number or the path to a node. So it does not matter which trainer grows a tree, or on
-which rows. Where all rows fit on each trainer, trainers grow trees of their own (`forest_growth`,
-or on a device, level by level); else they grow each tree together (`forest_joint_growth`).
+which rows. If all rows fit on each trainer, trainers grow trees of their own (`forest_growth`, or
+on a device, level by level); else they grow each tree together (`forest_joint_growth`).
+
+References
+----------
+L. Breiman, "Random forests", Machine Learning 45, 2001. P. Geurts, D. Ernst and L. Wehenkel,
+"Extremely randomized trees", Machine Learning 63, 2006 (random thresholds).
 """
 
 from __future__ import annotations
@@ -30,13 +35,13 @@ from daskml_dist.solvers.forest_rows import (
 )
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
 
-#: Arrays in which trees travel, in this order.
+#: Names of the arrays in which trees are sent, in this order.
 _TREE_ARRAYS = (
     *(f.name for f in fields(Tree)), "roots", "edges", "n_edges", "categorical", "facts", "impurity"
 )  # fmt: skip
 #: Share of a device's free memory that all rows and the lines of a tree may take.
 _DEVICE_SHARE = 0.8
-#: Trees of a trainer between two checkpoints, at most: a loss costs no more than these.
+#: Most trees of a trainer between two checkpoints: a loss costs no more than these.
 _TREES_PER_REPORT = 4
 
 
@@ -50,14 +55,15 @@ class ForestSolver(RowSolver):
     n_trees : int
     max_bins : int
     seed : int
-    decomposition : str
-        "functional", "data" or "auto".
+    decomposition : {"functional", "data", "auto"}
+        "functional": each trainer grows trees of its own, on all rows; "data": all grow each tree
+        together, each on its own rows; "auto": the first if all rows fit on each trainer.
     out_of_bag : bool
-        Whether rows are answered by the trees that did not draw them.
+        Whether out-of-bag predictions are made: of each row, by the trees that did not draw it.
     begin : mapping of str to ndarray, or None
-        State of a forest to go on from.
+        State of a forest to which trees are added (a warm start).
     class_weight : tuple of ndarray of float64
-        Of the classes of each of several outputs; empty: none.
+        Weights of the classes of each output; empty: none.
     """
 
     growth: ForestParams
@@ -71,7 +77,7 @@ class ForestSolver(RowSolver):
 
     @property
     def max_passes(self) -> int:
-        """Return one pass a tree, at most."""
+        """Return a bound: one report a tree."""
         return max(self.n_trees, 1)
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
@@ -92,23 +98,24 @@ class _ForestRun:
             bins = trees.bins
             self._done = [(trees, kept["impurity"])]
         growth = solver.growth
-        self._rooms, self._bins = self._bin_own_rows(bins)
+        self._binned_lanes, self._bins = self._bin_own_rows(bins)
         self._scales = scale_to_integers(
-            rows, self._rooms, growth.criterion, growth.classes, growth.rate is not None,
+            rows, self._binned_lanes, growth.criterion, growth.classes, growth.rate is not None,
             growth.balanced,
         )  # fmt: skip
-        first = self._rooms[0]
+        first = self._binned_lanes[0]
         self._device = _choose_device(rows.device, growth)
         self._growing = ForestContext(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
         )
 
     def _bin_own_rows(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
-        """Return the binned rows of the own lanes."""
+        """Return the binned rows of the own lanes, and the bins (`known` ones of a warm start)."""
         rows, solver = self._rows, self._solver
+        # After a loss of another trainer, rows that were binned before are used again.
         made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
         bins: Any = known or rows.memory.get("bins")
-        # Who has come after a loss knows none.
+        # Finding bins is collective: if one trainer lacks them, since it is new, all find them.
         if rows.max_trainers(np.array([float(bins is None)]))[0]:
             n = solver.growth.monotonic_signs
             bins = find_bins(
@@ -128,46 +135,47 @@ class _ForestRun:
 
     @property
     def _grows_apart(self) -> bool:
+        """Return whether each trainer grows trees of its own on all rows; the same in all."""
         solver = self._solver
+        # Medians are no sums: a tree by absolute error needs all rows of a node in one place.
         if solver.growth.criterion.needs_rows:
             return True
         if solver.decomposition != "auto":
             return solver.decomposition == "functional"
         rows, growth = self._rows, solver.growth
-        n_bytes = int(rows.sum_trainers(np.array([sum(room.n_bytes for room in self._rooms)]))[0])
-        # They come in parts that are joined; the lines of a tree, for each lane's thread, and room
-        # to part them.
+        n_bytes = int(
+            rows.sum_trainers(np.array([sum(binned.n_bytes for binned in self._binned_lanes)]))[0]
+        )
+        # The gathered parts and their concatenation; and the lines (int64) of a tree for each
+        # lane's thread, with as much spare memory to partition them.
         drawn = 16 * growth.n_line * rows.n_rows
         need = 2 * n_bytes + drawn * len(rows.lanes)
-        # A device that has trees grow by levels has all rows too, and the lines of a tree.
+        # A device holds all rows too, and the lines of a tree.
         lacks = need > rows.budget or n_bytes + drawn > _DEVICE_SHARE * self._device.budget
         return not rows.max_trainers(np.array([float(lacks)]))[0]
 
     def run(self) -> Solution:
-        """Grow the trees."""
+        """Grow the trees in lots of a few for each trainer, with a checkpoint after each lot."""
         n_trees, n = self._solver.n_trees, sum(len(trees) for trees, _ in self._done)
         grow = self._make_apart_grower() if self._grows_apart else self._make_joint_grower()
         while n < n_trees and not self._rows.should_stop:
             numbers = range(n, min(n_trees, n + _TREES_PER_REPORT * self._rows.size))
+            # A new list, since the checkpoint of an earlier lot may be packed later.
             self._done = [*self._done, grow(numbers)]
             n = numbers.stop
-            # Hears whether the user wishes an end.
+            # A collective call, which updates `should_stop` alike in all trainers.
             self._rows.max_trainers(np.zeros(1))
-            # A checkpoint of the trees so far.
             self._rows.keep(n, partial(_pack_forest_state, self._done))
         state = _pack_forest_state(self._done)
         if self._solver.out_of_bag:
             trees = Trees.unpacked(state)
-            state |= predict_out_of_bag(self._rows, self._rooms, self._growing, trees)
+            state |= predict_out_of_bag(self._rows, self._binned_lanes, self._growing, trees)
         return Solution(np.empty(0), n, extra=state)
 
     def _make_apart_grower(self) -> Any:
         """Return a function by which each trainer grows trees of its own on all rows."""
-        whole, device, growing = (
-            gather_forest_rows(self._rows, self._rooms),
-            self._device,
-            self._growing,
-        )
+        whole = gather_forest_rows(self._rows, self._binned_lanes)
+        device, growing = self._device, self._growing
         lane = (
             device.open_lane(whole, growing.shared, self._rows.allocate_zeros)
             if device.by_levels
@@ -175,7 +183,7 @@ class _ForestRun:
         )
 
         def grow(numbers: range) -> tuple[Trees, Array]:
-            # The trees of this rank.
+            # A device grows several trees at once, the host one in each thread.
             own = numbers[self._rows.split_ranges(len(numbers))[self._rows.rank]]
             if lane is not None:
                 found = grow_whole_trees(device, lane, growing, own, len(whole.numbers))
@@ -186,9 +194,10 @@ class _ForestRun:
         return grow
 
     def _exchange_trees(self, own: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
-        """Return the trees of all trainers, in their order."""
+        """Return the trees of all trainers, in the order of their numbers."""
         parts = [_pack_trees(own, self._bins)] if own else []
         if self._rows.size > 1:
+            # With more trainers than trees some send nothing.
             arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
             every = self._rows.gather_arrays(arrays)
             parts = [dict(zip(_TREE_ARRAYS, found, strict=True)) for found in every if found]
@@ -196,7 +205,7 @@ class _ForestRun:
 
     def _make_joint_grower(self) -> Any:
         """Return a function by which all trainers grow each tree together."""
-        together = JointGrower(self._rows, self._rooms, self._growing, self._device)
+        together = JointGrower(self._rows, self._binned_lanes, self._growing, self._device)
 
         def grow(numbers: range) -> tuple[Trees, Array]:
             packed = _pack_trees(together.grow(numbers), self._bins)
@@ -206,7 +215,7 @@ class _ForestRun:
 
 
 def _choose_device(device: str, growth: ForestParams) -> ForestDevice:
-    """Return the device that trees grow on: only the host's loops find medians."""
+    """Return the device that trees grow on: medians are found on the host alone."""
     return open_forest_device("cpu" if growth.criterion.needs_rows else device)
 
 
@@ -216,10 +225,11 @@ def _pack_trees(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Ar
 
 
 def _concatenate_trees(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
-    """Return several lots of trees as one."""
+    """Return several lots of trees, with their nodes' impurities, as one."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0][0]
+    # `Trees.of` takes the nodes of a lot for one tree: set the roots of all trees.
     merged = Trees.of([trees.nodes for trees, _ in parts], 1, first.bins)
     n_nodes = np.concatenate([np.diff(trees.roots) for trees, _ in parts])
     merged.roots = np.append(0, n_nodes.cumsum()).astype(np.int64)
@@ -227,6 +237,7 @@ def _concatenate_trees(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Arr
 
 
 def _pack_forest_state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
+    """Return all trees as arrays by name."""
     if not done:
         return {}
     trees, impurity = _concatenate_trees(done)
@@ -234,17 +245,18 @@ def _pack_forest_state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
 
 
 def predict_out_of_bag(
-    rows: OwnRows, rooms: Sequence[ForestRows], growing: ForestContext, trees: Trees
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], growing: ForestContext, trees: Trees
 ) -> dict[str, Array]:
     """Return sums of out-of-bag predictions, numbers of trees, and targets, in row order.
 
-    The first trainer alone gets them; the others get none.
+    The first trainer gets those of all rows; the others get empty arrays.
     """
     keys = np.array([growing.make_tree_keys(t)[0] for t in range(len(trees))], np.uint64)
-    parts = rows.map_lanes(lambda room: _predict_lane(room, keys, growing, trees), rooms)
+    parts = rows.map_lanes(lambda binned: _predict_lane(binned, keys, growing, trees), binned_lanes)
     own = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     found = []
     for array in own:
+        # A gather, made of an exchange in which all send to the first trainer alone.
         empty = array[:0]
         every = (
             rows.exchange_arrays([array, *[empty] * (rows.size - 1)]) if rows.size > 1 else [array]
@@ -256,15 +268,16 @@ def predict_out_of_bag(
 
 
 def _predict_lane(
-    room: ForestRows, keys: Array, growing: ForestContext, trees: Trees
+    binned: ForestRows, keys: Array, growing: ForestContext, trees: Trees
 ) -> list[Array]:
+    """Return the row numbers of a lane, sums of predictions, numbers of trees, and targets."""
     from daskml_dist.backends.forest_kernels import add_out_of_bag_answers
 
     nodes = trees.nodes
-    sums = np.zeros((len(room.y), nodes.value.shape[1]))
-    times = np.zeros(len(room.y), np.int64)
+    sums = np.zeros((len(binned.y), nodes.value.shape[1]))
+    times = np.zeros(len(binned.y), np.int64)
     add_out_of_bag_answers(
-        room.rows, room.numbers, keys, growing.table, trees.roots, nodes.feature, nodes.bin,
+        binned.rows, binned.numbers, keys, growing.table, trees.roots, nodes.feature, nodes.bin,
         nodes.left, nodes.missing_left, growing.bins.max_bins, nodes.value, sums, times,
     )  # fmt: skip
-    return [room.numbers, sums, times, room.y]
+    return [binned.numbers, sums, times, binned.y]

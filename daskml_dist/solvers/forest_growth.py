@@ -1,7 +1,12 @@
 """Parameters and random draws of a forest's trees, and the growth of a tree on one trainer.
 
 :class:`ForestContext` has what the growth of any tree of a forest needs; it draws a tree's rows
-and grows the tree, or the part of a tree below a node, on rows that this trainer has whole.
+and grows the tree, or the part of a tree below a node, on rows that are all on this trainer.
+
+A bootstrap sample of n rows draws each row a binomial number of times. Rows are drawn one by one
+instead, a Poisson number of times with the same mean (N. C. Oza and S. Russell, "Online bagging and
+boosting", AISTATS 2001): a number hashed from the seed, the tree and the row alone, so that no
+trainer needs to know which rows others have.
 """
 
 from __future__ import annotations
@@ -21,8 +26,11 @@ from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
 from daskml_dist.solvers.own_rows import Array
 
-#: Keys of these uses of the seed, so that draws do not repeat another use's.
+#: Hashed with the seed, so that draws of rows and of nodes repeat no draws of another kind.
 _ROW_DRAWS, _NODE_DRAWS = 11, 12
+#: Numbers of draws of a row (0, 1, ...) whose probabilities are tabulated: with a mean of 1, more
+#: draws have a probability below 2**-64.
+_MAX_DRAWS = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +41,7 @@ class ForestParams:
     ----------
     criterion : Criterion
     classes : tuple of int
-        Of each output; empty in regression.
+        Number of classes of each output; empty in regression.
     n_outputs : int
     max_depth, max_leaf_nodes : int or None
     min_samples_split, min_samples_leaf : int
@@ -41,13 +49,13 @@ class ForestParams:
     max_features : int
     min_impurity_decrease, ccp_alpha : float
     rate : float or None
-        Draws of a row that are expected; None: each row is taken once.
+        Expected number of draws of a row; None: each row is taken once.
     random_cuts : bool
-        Whether thresholds are drawn.
+        Whether thresholds are drawn at random.
     monotonic_signs : ndarray of int8 of shape (n_features,)
-        Of monotonic constraints, of the second class' share or of the mean.
+        Signs of the monotonic constraints on the second class's share, or on the mean; 0: none.
     balanced : bool
-        Whether classes weigh the same in each tree's draws.
+        Whether the classes of each tree's sample are given equal weight.
     """
 
     criterion: Criterion
@@ -68,23 +76,21 @@ class ForestParams:
 
     @property
     def n_sums(self) -> int:
-        """Return how many sums the criterion needs."""
+        """Return the number of sums that the criterion needs: a weight for each class, or total
+        weight and one sum for each output.
+        """
         return sum(self.classes) or 1 + self.n_outputs
 
     @property
     def n_values(self) -> int:
-        """Return how many numbers a tree predicts."""
+        """Return the number of values that a tree predicts."""
         return sum(self.classes) or self.n_outputs
 
     @property
-    def n_more(self) -> int:
-        """Return the numbers of a drawn row beside its number and weight; even for classes."""
-        return self.n_outputs // 2 * 2 if self.classes else 2 * self.n_outputs + 1
-
-    @property
     def n_line(self) -> int:
-        """Return the numbers of a drawn row."""
-        return 2 + self.n_more
+        """Return the length of a drawn row's line: index and weight, then `ForestRows.more`."""
+        # Even for classes and odd in regression, by which the kernels tell them apart.
+        return 2 + (self.n_outputs // 2 * 2 if self.classes else 2 * self.n_outputs + 1)
 
 
 class ForestContext:
@@ -125,16 +131,21 @@ class ForestContext:
         )  # fmt: skip
 
     def pack_settings(self, weight: int) -> tuple[NDArray[np.int64], float]:
-        """Return the settings that compiled loops take, and the least gain of a split."""
+        """Return the settings that compiled loops take, and the least gain of a split, for a tree
+        with an integer total weight.
+        """
         growth = self.growth
         least = int(np.ceil(growth.min_weight_fraction_leaf * weight))
         depth = 2**31 - 1 if growth.max_depth is None else growth.max_depth
+        # In the order of the columns of `forest_cuts`.
         facts = [
             growth.criterion.kind, self.scales.bits, growth.min_samples_leaf, least,
             int(growth.random_cuts), self.bins.max_bins, self.bins.n_features,
             growth.max_features, depth, growth.min_samples_split,
             growth.classes[0] if growth.classes else 1, growth.n_outputs,
         ]  # fmt: skip
+        # An impurity decrease is a gain in integer units per weight of the tree. As scikit-learn
+        # does, subtract a rounding error.
         unit = growth.criterion.unit(self.scales.target) / growth.n_outputs
         gain = (growth.min_impurity_decrease - np.finfo(np.float64).eps) * weight / unit
         return np.array(facts, np.int64), max(gain, 0.0)
@@ -142,51 +153,47 @@ class ForestContext:
     def pack_all_settings(
         self, totals: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return settings and least gains of several trees, from their roots' packed totals."""
+        """Return settings and least gains of several trees, given their roots' packed totals."""
         found = [self.pack_settings(int(total) >> self.scales.bits) for total in totals]
         return np.array([facts for facts, _ in found]), np.array([least for _, least in found])
 
     def make_tree_keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
-        """Return the key of a tree's draws of rows, and the path number of its root."""
+        """Return the hash keys of a tree's draws of rows, and of the path to its root."""
         rows, nodes = (
             draw_by_hash([tree], self._seed, use)[0] for use in (_ROW_DRAWS, _NODE_DRAWS)
         )
         return rows, nodes
 
-    def draw_lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
-        """Return the lines of the rows that a tree draws."""
-        found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
-        return draw_lane_lines(room, self.shared, self.make_tree_keys(tree)[0], factor, found)
-
-    def _balance_factors(self, lines: Array) -> NDArray[np.int64]:
-        """Return the factors that give the classes of drawn rows equal weight."""
-        from daskml_dist.backends.forest_kernels import add_node_sums
-
-        sums = np.zeros((1, self.growth.n_sums + 2), np.int64)
-        add_node_sums(lines, sums[0], np.zeros(2 * self.growth.n_outputs))
-        found: NDArray[np.int64] = self.balance_classes(sums)[0]
-        return found
+    def draw_lines(self, binned: ForestRows, tree: int, factor: Array | None = None) -> Array:
+        """Return the lines of the rows that a tree draws, with `factor` on the classes' weights."""
+        found = np.empty((len(binned.numbers), self.growth.n_line), np.int64)
+        return draw_lane_lines(binned, self.shared, self.make_tree_keys(tree)[0], factor, found)
 
     def balance_classes(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the factors that give classes equal weight in each tree, from its root's sums."""
+        """Return the factors that give classes equal weight in each tree, given its root's sums."""
         weights = sums[:, :-2] >> self.scales.bits
         # total weight / (n_classes * the class's weight), in fixed point.
         each = weights.sum(axis=1, keepdims=True) << FACTOR_BITS
         return np.asarray(each // (weights.shape[1] * np.maximum(weights, 1)), np.int64)
 
     def root_bounds(self) -> NDArray[np.float64]:
-        """Return the bounds of a root's predictions."""
+        """Return the bounds of a root's predictions, and 1 if there are monotonic constraints."""
         return np.array([-np.inf, np.inf, float(self.bounded)])
 
-    def grow_whole_tree(self, room: ForestRows, tree: int) -> tuple[Tree, Array]:
+    def grow_whole_tree(self, binned: ForestRows, tree: int) -> tuple[Tree, Array]:
         """Grow a tree on the rows of all lanes; return it with the impurity of its nodes."""
-        lines = self.draw_lines(room, tree)
+        from daskml_dist.backends.forest_kernels import add_node_sums
+
+        lines = self.draw_lines(binned, tree)
         if self.growth.balanced:
-            lines = self.draw_lines(room, tree, self._balance_factors(lines))
+            # class_weight="balanced_subsample": the weights depend on the classes drawn.
+            sums = np.zeros((1, self.growth.n_sums + 2), np.int64)
+            add_node_sums(lines, sums[0], np.zeros(2 * self.growth.n_outputs))
+            lines = self.draw_lines(binned, tree, self.balance_classes(sums)[0])
         weight = int((lines[:, 1] >> self.scales.bits).sum())
         facts, gain = self.pack_settings(weight)
         grown = self.grow_tree_part(
-            facts, gain, room.rows, lines, self.make_tree_keys(tree)[1], 0, self.root_bounds()
+            facts, gain, binned.rows, lines, self.make_tree_keys(tree)[1], 0, self.root_bounds()
         )
         return self.finish_tree(grown)
 
@@ -194,9 +201,13 @@ class ForestContext:
         self, facts: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
         bounds: Array,
     ) -> GrownTree:  # fmt: skip
-        """Grow the part of a tree below a node."""
+        """Return the part of a tree below a node, given the node's lines and their rows' bins.
+
+        `facts` and `gain` are those of `pack_settings`; `lines` are reordered.
+        """
         from daskml_dist.backends.forest_grow import grow_tree, make_growth_scratch
 
+        # Most nodes: with a line in each leaf, and with all leaves at the greatest depth.
         n, growth = max(2 * len(lines) - 1, 1), self.growth
         scale = float(self.scales.target) if growth.criterion.needs_rows else None
         if growth.max_depth is not None and growth.max_depth - depth < 30:
@@ -226,7 +237,7 @@ def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.
     """Return how often a tree draws each of `n` rows; `rate` is that of `ForestParams`."""
     if rate is None:
         return np.ones(n, np.int64)
-    # Poisson counts by inversion: compare a hashed 64-bit number with cumulated probabilities.
+    # Poisson counts by inversion: find a hashed 64-bit number among the cumulated probabilities.
     draw = hash_numbers(
         hash_numbers(np.arange(1, n + 1).astype(np.uint64)) + draw_by_hash([tree], seed, _ROW_DRAWS)
     )
@@ -237,6 +248,8 @@ def _draw_probabilities(rate: float | None) -> NDArray[np.uint64]:
     """Return cumulated Poisson probabilities in units of 2**-64; empty if rows are taken once."""
     if rate is None:
         return np.empty(0, np.uint64)
-    k = np.arange(24)
+    k = np.arange(_MAX_DRAWS)
+    # exp(-rate) rate^k / k!, in logarithms.
     below = np.exp(k * np.log(rate) - rate - gammaln(k + 1)).cumsum()
+    # 1 itself would overflow 64 bits.
     return np.array([int(p * 2.0**64) for p in below if p < 1 - 1e-15], np.uint64)

@@ -4,11 +4,11 @@ Trees grow level by level. The histograms of a level are reduce-scattered by ran
 feature) pairs, whose owners find the best cuts. The rows of a node that has become small are sent
 to one trainer, which grows the subtree below it alone (:class:`JointGrower`). A device that holds
 all rows of its nodes takes one call of each kernel a level, for any number of nodes and trees
-(:func:`_grow_by_levels`).
+(:class:`_LevelGrower`).
 
 A row in a tree's bootstrap sample is a *line* of integers: the index and the class of the row, its
 weight in the sample (with a 1 in the low bits, so that sums count rows too), and the numbers that
-the criterion sums.
+the criterion sums. A node's lines are a range of the lane's, which a split partitions in place.
 
 References
 ----------
@@ -46,68 +46,23 @@ _MORE_FEATURES = 8
 _DRAWN_FEATURES_COLUMN = 7
 
 
-def _grow_by_levels(
-    device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: NDArray[np.int64],
-    least: NDArray[np.float64], roots: Nodes, depth: NDArray[np.int32],
-) -> list[GrownTree]:  # fmt: skip
-    """Grow the subtrees below some nodes, level by level.
-
-    Parameters
-    ----------
-    device : ForestDevice
-    lane : ForestLane
-        Holds the lines of all rows of the nodes.
-    facts : ForestFacts
-        Facts that all trees share.
-    of_trees : ndarray of int64 of shape (n, n_facts)
-        Facts of each node's tree, with the columns of `forest_cuts`.
-    least : ndarray of float64 of shape (n,)
-        Least gain of a split.
-    roots : Nodes
-        The i-th of them is the root of subtree i.
-    depth : ndarray of int32 of shape (n,)
-        Depth of each root in its tree.
-
-    Returns
-    -------
-    list of GrownTree
-        The subtree of each root.
-    """
-    return _LevelGrower(device, lane, facts, of_trees, least).grow(roots, depth)
-
-
 def _find_best_cuts(
-    look: FindCuts, n: int, facts: ForestFacts, m: int, most: int
+    find_cuts: FindCuts, n: int, facts: ForestFacts, n_drawn: int, most: int
 ) -> NDArray[np.int64]:
-    """Return the best cut of each of some nodes.
+    """Return the best cut of each of `n` nodes, by histograms of `most` bytes at once.
 
-    As in scikit-learn, a node in which none of its `m` drawn features varies draws more, up to the
-    first that does.
-
-    Parameters
-    ----------
-    look : callable
-    n : int
-        Number of nodes.
-    facts : ForestFacts
-    m : int
-        Number of features that a node draws.
-    most : int
-        Most bytes of the histograms that are built at once.
-
-    Returns
-    -------
-    ndarray of int64 of shape (n, 1 + N_CUT_FACTS + n_sums + 1)
-        Rows of `ForestDevice.choose_best_cuts`: the feature (-1: there is no cut), the facts of
-        the cut (`N_CUT_FACTS`), and the sums of the left child.
+    Rows of `ForestDevice.choose_best_cuts`: the feature (-1: there is no cut), the facts of the cut
+    (`N_CUT_FACTS`), and the sums of the left child.
     """
     found = np.zeros((n, 1 + N_CUT_FACTS + facts.n_sums + 1), np.int64)
     found[:, 0] = -1
-    first, last, which = 0, m, np.arange(n)
+    # As in scikit-learn, a node in which none of its `n_drawn` features varies draws more, up to
+    # the first that does.
+    first, last, which = 0, n_drawn, np.arange(n)
     while len(which) and first < last:
         for at, of in _iterate_batches(len(which), last - first, facts.n_sums, most):
             some, one = which[at], first > 0
-            best = look(some, slice(first + of.start, first + of.stop), one)
+            best = find_cuts(some, slice(first + of.start, first + of.stop), one)
             _merge_cuts(found, some, best, one)
         # Column 3: whether any feature varied in the node.
         which = which[found[which, 3] == 0]
@@ -118,9 +73,9 @@ def _find_best_cuts(
 def _merge_cuts(found: Array, which: Array, best: Array, one: bool) -> None:
     """Replace cuts by better ones, in place; with `one`, only in nodes where no feature varied."""
     before = found[which]
-    # Column 1 has the bits of the cut's worth, a float64.
-    worths, old = (np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, before))
-    better = (best[:, 0] >= 0) & ((before[:, 0] < 0) | (worths > old))
+    # Column 1 has the bits of the cut's criterion, a float64. Of equal cuts the first drawn stays.
+    criteria, old = (np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, before))
+    better = (best[:, 0] >= 0) & ((before[:, 0] < 0) | (criteria > old))
     if one:
         better &= before[:, 3] == 0
     varies = best[:, 3] | before[:, 3]
@@ -135,11 +90,11 @@ def _iterate_batches(
     """Yield slices of nodes and features whose histograms take at most `most` bytes."""
     # A histogram has n_sums integers of 8 bytes in each of 256 bins.
     nbytes = 256 * 8 * n_sums
-    n_wide = max(1, min(n_features, most // nbytes))
-    n_high = max(1, most // (nbytes * n_wide))
-    for a in range(0, n_nodes, n_high):
-        for b in range(0, n_features, n_wide):
-            yield slice(a, a + n_high), slice(b, min(n_features, b + n_wide))
+    features_at_once = max(1, min(n_features, most // nbytes))
+    nodes_at_once = max(1, most // (nbytes * features_at_once))
+    for a in range(0, n_nodes, nodes_at_once):
+        for b in range(0, n_features, features_at_once):
+            yield slice(a, a + nodes_at_once), slice(b, min(n_features, b + features_at_once))
 
 
 @dataclass
@@ -147,7 +102,7 @@ class _LevelStore:
     """Nodes of all levels so far, as lists of arrays, one a level.
 
     A node's `left` is the index of its left child among all nodes; the right child follows it. The
-    `left` of a leaf is its own index.
+    `left` of a leaf is its own index. `best` has rows of `_find_best_cuts`.
     """
 
     tree: list[Array] = field(default_factory=list)
@@ -204,7 +159,19 @@ class _LevelStore:
 
 
 class _LevelGrower:
-    """Grower of the subtrees below some nodes by levels; arguments of `_grow_by_levels`."""
+    """Grower of the subtrees below some nodes, a level of all of them at a time.
+
+    Parameters
+    ----------
+    device : ForestDevice
+    lane : ForestLane
+        Holds the lines of all rows of the nodes.
+    facts : ForestFacts
+    of_trees : ndarray of int64 of shape (n, n_facts)
+        Settings of each node's tree, with the columns of `forest_cuts`.
+    least : ndarray of float64 of shape (n,)
+        Least gain of a split in each tree.
+    """
 
     def __init__(
         self, device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: Array,
@@ -214,7 +181,7 @@ class _LevelGrower:
         self._of_trees, self._least = of_trees, least
 
     def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
-        """Return the subtrees below some nodes."""
+        """Return the subtree below each node, given the depth of each in its tree."""
         store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
             open_, sums = self._open_nodes(nodes, depth, store)
@@ -249,22 +216,24 @@ class _LevelGrower:
             return nodes, number
         best = self._find_cuts(nodes, sums)
         gain, bounds = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
-        ways = np.empty((len(nodes), 2), np.uint64)
-        worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
+        paths = np.empty((len(nodes), 2), np.uint64)
+        criteria = np.ascontiguousarray(best[:, 1]).view(np.float64)
         settle_splits(
-            self._of_trees, self._least, nodes.tree, sums, best, worths,
+            self._of_trees, self._least, nodes.tree, sums, best, criteria,
             self._facts.monotonic_signs,
-            nodes.bounds, nodes.path, gain, bounds, ways,
+            nodes.bounds, nodes.path, gain, bounds, paths,
         )  # fmt: skip
         (split,) = np.nonzero(gain >= 0)
         some, best, number = nodes.some(split), best[split], number[split]
         if not len(split):
             return some, number
         store.split(number, gain[split], best)
+        # By feature, last bin on the left, and whether missing values go left.
         middles = self._lane.partition_nodes(some, best[:, [0, 4, 6]])
+        # The two children of a node are adjacent: its lines up to the middle, and those after it.
         children = Nodes(
             some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
-            np.column_stack([middles, some.stop]).reshape(-1), ways[split].reshape(-1),
+            np.column_stack([middles, some.stop]).reshape(-1), paths[split].reshape(-1),
             bounds[split].reshape(-1, 3), some.turn + 1,
         )  # fmt: skip
         return children, number
@@ -273,22 +242,18 @@ class _LevelGrower:
         """Return the best cut of each node."""
         device, facts = self._device, self._facts
 
-        def look(which: Array, of: slice, one: bool) -> Array:
+        def find_cuts(which: Array, of: slice, one: bool) -> Array:
             some, own = nodes.some(which), sums[which]
             features = device.draw_features(some, facts, of.start, of.stop)
             hist = self._lane.build_histograms(some, features)
+            # All (node, feature) pairs are this device's.
             jobs = slice(0, len(which) * (of.stop - of.start))
             hist = hist.reshape(jobs.stop, 256, facts.n_sums)
-            told = device.find_cuts(some, features, hist, jobs, own, facts, self._of_trees)
-            return device.choose_best_cuts(told, features, one)
+            cuts = device.find_cuts(some, features, hist, jobs, own, facts, self._of_trees)
+            return device.choose_best_cuts(cuts, features, one)
 
-        return _find_best_cuts(
-            look,
-            len(nodes),
-            facts,
-            int(self._of_trees[0, _DRAWN_FEATURES_COLUMN]),
-            _HISTOGRAM_BYTES,
-        )
+        n_drawn = int(self._of_trees[0, _DRAWN_FEATURES_COLUMN])
+        return _find_best_cuts(find_cuts, len(nodes), facts, n_drawn, _HISTOGRAM_BYTES)
 
 
 def grow_whole_trees(
@@ -303,81 +268,35 @@ def grow_whole_trees(
     # Bytes of a tree's lines (int64), and of as much spare memory to partition them.
     each = 2 * 8 * growing.growth.n_line * max(n_rows, 1)
     while len(found) < len(numbers):
+        # As many trees at once as there is memory for their lines.
         left = len(numbers) - len(found)
         many = int(min(left, max(1.0, _LINES_SHARE * device.budget / each)))
         some = numbers[len(found) : len(found) + many]
+        keys = [growing.make_tree_keys(t) for t in some]
+        row_keys, paths = (np.array(of, np.uint64) for of in zip(*keys, strict=True))
         with device.guard_memory(n_rows):
-            n = _draw_tree_lines(lane, growing, some)
-            sums, _ = _sum_root_lines(lane, growing, n)
+            n = lane.draw_lines(row_keys, None)
+            sums = _sum_root_lines(lane, growing, n)
+            if growing.growth.balanced:
+                # class_weight="balanced_subsample": the weights depend on the classes drawn.
+                n = lane.draw_lines(row_keys, growing.balance_classes(sums))
+                sums = _sum_root_lines(lane, growing, n)
             facts, least = growing.pack_all_settings(sums[:, -2])
-            paths = np.array([growing.make_tree_keys(t)[1] for t in some], np.uint64)
-            grown = _grow_by_levels(
-                device, lane, growing.shared, facts, least, _make_roots(growing, n, paths),
-                np.zeros(len(n), np.int32),
-            )  # fmt: skip
+            grower = _LevelGrower(device, lane, growing.shared, facts, least)
+            grown = grower.grow(_make_roots(growing, n, paths), np.zeros(len(n), np.int32))
         found += [growing.finish_tree(tree) for tree in grown]
     return found
 
 
-def _grow_tree_parts(
-    device: ForestDevice,
-    growing: ForestContext,
-    bins: Array,
-    lines: Array,
-    ends: NDArray[np.int64],
-    facts: Array,
-    least: Array,
-    paths: NDArray[np.uint64],
-    depths: NDArray[np.int32],
-    bounds: NDArray[np.float64],
-) -> list[GrownTree]:
-    """Grow the subtrees below nodes whose rows are all on this trainer.
-
-    Parameters
-    ----------
-    device : ForestDevice
-    growing : ForestContext
-    bins : ndarray of uint8 of shape (n_lines, width)
-        Bins of the rows of all lines.
-    lines : ndarray of int64 of shape (n_lines, n_line)
-        Lines of all nodes, concatenated.
-    ends : ndarray of int64 of shape (n_nodes + 1,)
-        Offsets of the nodes' lines.
-    facts, least, paths, depths, bounds
-        An entry or row for each node, as of `_grow_by_levels` and `Nodes`.
-    """
-    n, none = len(paths), np.empty(0, np.int64)
-    room = ForestRows(
-        bins, none, np.empty(0), None, growing.low, growing.high, none, none.astype(np.int32),
-        np.empty((0, lines.shape[1] - 2), np.int64),
-    )  # fmt: skip
-    with device.guard_memory(len(lines)):
-        lane = device.open_lane(room, growing.shared, np.zeros)
-        lane.hold_lines(lines, np.ascontiguousarray(ends[:-1]))
-        nodes = Nodes(np.arange(n), np.zeros(n, np.int64), np.diff(ends), paths, bounds, 0)
-        return _grow_by_levels(device, lane, growing.shared, facts, least, nodes, depths)
-
-
 def _sum_root_lines(
     lane: ForestLane, growing: ForestContext, n: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the sums and target ranges of all lines of some trees."""
+) -> NDArray[np.int64]:
+    """Return the sums of all lines of some trees, given the number of lines of each."""
     growth = growing.growth
     sums = np.zeros((len(n), growth.n_sums + 2), np.int64)
     reach = np.full((len(n), 2 * growth.n_outputs), -np.inf)
     lane.add_node_sums(_make_roots(growing, n, np.zeros(len(n), np.uint64)), sums, reach)
-    return sums, reach
-
-
-def _draw_tree_lines(lane: ForestLane, growing: ForestContext, numbers: Sequence[int]) -> list[int]:
-    """Draw the bootstrap samples of some trees on a lane; return the number of lines of each."""
-    keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
-    n = lane.draw_lines(keys, None)
-    if growing.growth.balanced:
-        # class_weight="balanced_subsample": the weights depend on the classes drawn.
-        sums, _ = _sum_root_lines(lane, growing, n)
-        n = lane.draw_lines(keys, growing.balance_classes(sums))
-    return n
+    return sums
 
 
 def _make_roots(growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint64]) -> Nodes:
@@ -389,7 +308,8 @@ def _make_roots(growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint
 
 #: Most bytes of the histograms that are summed over trainers at once (32 MiB).
 _MESSAGE_BYTES = 2**25
-#: Most rows of a node whose subtree one trainer grows alone.
+#: Most rows of a node whose subtree one trainer grows alone: they are sent once, instead of the
+#: histograms of every level below the node.
 SMALL_NODE_ROWS = 2**14
 #: Bytes of rows after which an exchange is full (128 MiB).
 _SENT_BYTES = 2**27
@@ -419,7 +339,7 @@ class _JointNode:
         Sums over the node's rows, of all trainers.
     feature : int
         Feature of the cut; -1: none yet.
-    told : ndarray of int64
+    cut : ndarray of int64
         The other columns of the best cut (`_find_best_cuts`).
     """
 
@@ -431,7 +351,7 @@ class _JointNode:
     bounds: Array
     sums: Array = field(default_factory=lambda: np.empty(0))
     feature: int = -1
-    told: Array = field(default_factory=lambda: np.empty(0))
+    cut: Array = field(default_factory=lambda: np.empty(0))
 
 
 class JointGrower:
@@ -440,7 +360,7 @@ class JointGrower:
     Parameters
     ----------
     rows : OwnRows
-    rooms : sequence of ForestRows
+    binned_lanes : sequence of ForestRows
         Rows of each own lane.
     growing : ForestContext
     device : ForestDevice
@@ -449,22 +369,28 @@ class JointGrower:
     def __init__(
         self,
         rows: OwnRows,
-        rooms: Sequence[ForestRows],
+        binned_lanes: Sequence[ForestRows],
         growing: ForestContext,
         device: ForestDevice,
     ) -> None:
-        self._rows, self._rooms, self._growing, self._device = rows, rooms, growing, device
+        self._rows, self._binned_lanes, self._growing, self._device = (
+            rows,
+            binned_lanes,
+            growing,
+            device,
+        )
         self._growth = growing.growth
         self._lanes = rows.map_lanes(
-            lambda room: device.open_lane(room, growing.shared, rows.allocate_zeros), rooms
+            lambda binned: device.open_lane(binned, growing.shared, rows.allocate_zeros),
+            binned_lanes,
         )
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Grow some trees; return them with the impurity of their nodes."""
-        with self._device.guard_memory(sum(len(room.numbers) for room in self._rooms)):
-            return self._grow_all_levels(numbers)
+        with self._device.guard_memory(sum(len(binned.numbers) for binned in self._binned_lanes)):
+            return self._grow_from_roots(numbers)
 
-    def _grow_all_levels(self, numbers: range) -> list[tuple[Tree, Array]]:
+    def _grow_from_roots(self, numbers: range) -> list[tuple[Tree, Array]]:
         growing = self._growing
         drawn = self._draw_lines(numbers)
         self._tops = [_TopNodes(growing) for _ in numbers]
@@ -481,6 +407,7 @@ class JointGrower:
         ]
         for node in level:
             self._tops[node.tree].add(node)
+        # First the tops of all trees, level by level; then the subtrees below their small nodes.
         small: list[_JointNode] = []
         depth = 0
         while level:
@@ -501,7 +428,7 @@ class JointGrower:
             return drawn
         # class_weight="balanced_subsample": the weights depend on the classes drawn.
         sums = sum(
-            _sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
+            _sum_root_lines(lane, growing, n) for lane, n in zip(self._lanes, drawn, strict=True)
         )
         factor = growing.balance_classes(self._rows.sum_trainers(np.asarray(sums)))
         return self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
@@ -526,6 +453,7 @@ class JointGrower:
         from daskml_dist.backends.forest_grow import write_splittable
 
         sums, reach = self._sum_nodes(level)
+        # Limits that are shares of a tree's weight are known once its root is summed.
         if not depth:
             self._facts, self._least = self._growing.pack_all_settings(sums[:, -2])
         tree, splittable = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
@@ -539,7 +467,7 @@ class JointGrower:
         return self._split_nodes(open_, self._find_cuts(open_)) if open_ else []
 
     def _sum_nodes(self, level: list[_JointNode]) -> tuple[Array, Array]:
-        """Return the sums of nodes over all trainers, and the ranges of their targets."""
+        """Return the sums of nodes over all trainers, and their targets' -minimum and maximum."""
         growth = self._growth
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
         reach = np.full((len(level), 2 * growth.n_outputs), -np.inf)
@@ -555,19 +483,20 @@ class JointGrower:
         return sums, reach
 
     def _find_cuts(self, nodes: list[_JointNode]) -> Array:
-        """Return the best cuts of nodes."""
+        """Return the best cuts of nodes, as `_find_best_cuts` does."""
 
-        def look(which: Array, of: slice, one: bool) -> Array:
+        def find_cuts(which: Array, of: slice, one: bool) -> Array:
             return self._find_feature_cuts([nodes[k] for k in which], of, one)
 
         return _find_best_cuts(
-            look, len(nodes), self._growing.shared, self._growth.max_features, _MESSAGE_BYTES
+            find_cuts, len(nodes), self._growing.shared, self._growth.max_features, _MESSAGE_BYTES
         )
 
     def _find_feature_cuts(self, nodes: list[_JointNode], of: slice, one: bool) -> Array:
         """Return the best cuts of nodes by some of the features that they draw."""
         device, facts, rows = self._device, self._growing.shared, self._rows
         first, *others = (self._nodes(nodes, i) for i in range(len(self._lanes)))
+        # Hashed from the nodes' paths, so every trainer draws the same features.
         features = device.draw_features(first, facts, of.start, of.stop)
         total = self._lanes[0].build_histograms(first, features)
         for lane, own in zip(self._lanes[1:], others, strict=True):
@@ -575,45 +504,46 @@ class JointGrower:
         n, m = features.shape
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
-            # Each trainer owns a range of (node, feature) and finds its cuts.
+            # Reduce-scatter: each trainer owns a range of (node, feature) pairs and finds its cuts.
             jobs = rows.split_ranges(n * m)[rows.rank]
             if rows.sums_on_device:
                 total = rows.sum_own_range(total)
             else:
                 total = device.copy_to_device(rows.sum_own_range(device.copy_to_host(total)))
         sums = np.array([node.sums for node in nodes])
-        told = device.find_cuts(first, features, total, jobs, sums, facts, self._facts)
+        cuts = device.find_cuts(first, features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
-            # All-gather as a sum: the facts of jobs of other trainers are zeros.
-            told = (
-                rows.sum_trainers(told)
+            # All-gather as a sum: the cuts of other trainers' pairs are zeros.
+            cuts = (
+                rows.sum_trainers(cuts)
                 if rows.sums_on_device
-                else device.copy_to_device(rows.sum_trainers(device.copy_to_host(told)))
+                else device.copy_to_device(rows.sum_trainers(device.copy_to_host(cuts)))
             )
-        return device.choose_best_cuts(told, features, one)
+        return device.choose_best_cuts(cuts, features, one)
 
     def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
         """Split nodes whose gain is large enough; return their children."""
         from daskml_dist.backends.forest_grow import settle_splits
 
         gain, of_children = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
-        ways = np.empty((len(nodes), 2), np.uint64)
+        paths = np.empty((len(nodes), 2), np.uint64)
         settle_splits(
             self._facts, self._least, np.array([node.tree for node in nodes]),
             np.array([node.sums for node in nodes]), best,
             np.ascontiguousarray(best[:, 1]).view(np.float64), self._growth.monotonic_signs,
             np.array([node.bounds for node in nodes]), np.array([n.path for n in nodes], np.uint64),
-            gain, of_children, ways,
+            gain, of_children, paths,
         )  # fmt: skip
+        # The gain of a node without a cut, or with too small a gain, is -1: it stays a leaf.
         split = np.flatnonzero(gain >= 0)
         children: list[_JointNode] = []
         for k in split.tolist():
             node = nodes[k]
-            node.feature, node.told = int(best[k, 0]), best[k, 1:]
+            node.feature, node.cut = int(best[k, 0]), best[k, 1:]
             top = self._tops[node.tree]
             top.split(node, float(gain[k]))
-            for way, bounds in zip(ways[k], of_children[k], strict=True):
-                children.append(_JointNode(node.tree, 0, node.depth + 1, way, [], bounds))
+            for path, bounds in zip(paths[k], of_children[k], strict=True):
+                children.append(_JointNode(node.tree, 0, node.depth + 1, path, [], bounds))
                 top.add(children[-1])
         if len(split):
             self._partition_lines([nodes[k] for k in split], best[split], children)
@@ -644,9 +574,12 @@ class JointGrower:
         return found
 
     def _group_small_nodes(self, small: list[_JointNode]) -> Iterator[list[_JointNode]]:
-        """Yield groups of small nodes whose rows are sent in one exchange."""
+        """Yield groups of small nodes whose rows are sent in one exchange.
+
+        All trainers group alike, since the numbers of rows are sums over all of them.
+        """
         mask = (1 << self._growing.scales.bits) - 1
-        each = self._rooms[0].rows.shape[1] + 8 * self._growth.n_line
+        each = self._binned_lanes[0].rows.shape[1] + 8 * self._growth.n_line
         some, nbytes = [], 0
         for node in small:
             some.append(node)
@@ -661,16 +594,11 @@ class JointGrower:
         """Grow the subtrees below some small nodes, each on one trainer, and gather them."""
         size, rank = self._rows.size, self._rows.rank
         # Node k goes to trainer k % size, with its rows of all trainers.
-        given = [self._own_node_rows(small[to::size]) for to in range(size)]
-        if size > 1:
-            taken = [
-                self._rows.exchange_arrays(list(arrays)) for arrays in zip(*given, strict=True)
-            ]
-        else:
-            taken = [[array] for (arrays,) in [given] for array in arrays]
-        grown = self._finish_nodes(small[rank::size], *taken)
+        sent = [self._own_node_rows(small[to::size]) for to in range(size)]
         if size == 1:
-            return grown
+            return self._finish_nodes(small, *([array] for array in sent[0]))
+        received = [self._rows.exchange_arrays(list(arrays)) for arrays in zip(*sent, strict=True)]
+        grown = self._finish_nodes(small[rank::size], *received)
         every = self._rows.gather_arrays(flatten_parts(grown, self._growing))
         return [unpack_part(every[k % size], k // size) for k in range(len(small))]
 
@@ -679,17 +607,18 @@ class JointGrower:
         counts, bins, lines = [], [], []
         for node in nodes:
             n = 0
-            for i, room in enumerate(self._rooms):
+            for i, binned in enumerate(self._binned_lanes):
                 some = self._lanes[i].copy_lines(self._nodes([node], i), 0)
-                # The low 32 bits of a line's first number index the bins: now those sent along.
+                # The low 32 bits of a line's first number are the row's index in the lane: replace
+                # it by the index in the bins that are sent along.
                 index = some[:, 0] & 0xFFFFFFFF
                 some[:, 0] ^= index
                 some[:, 0] |= np.arange(n, n + len(some))
                 n += len(some)
-                bins.append(room.rows[index])
+                bins.append(binned.rows[index])
                 lines.append(some)
             counts.append(n)
-        width, n_line = self._rooms[0].rows.shape[1], self._growth.n_line
+        width, n_line = self._binned_lanes[0].rows.shape[1], self._growth.n_line
         return (
             np.array(counts, np.int64),
             np.concatenate([np.empty((0, width), np.uint8), *bins]),
@@ -699,7 +628,7 @@ class JointGrower:
     def _finish_nodes(
         self, nodes: list[_JointNode], counts: list[Array], bins: list[Array], lines: list[Array]
     ) -> list[GrownTree]:
-        """Return the subtrees below some nodes, given the counts, bins and lines of each rank."""
+        """Return the subtrees below some nodes, given what each rank sent: counts, bins, lines."""
         ends = [np.append(0, of.cumsum()) for of in counts]
 
         def joined_rows(k: int) -> tuple[Array, Array]:
@@ -707,7 +636,7 @@ class JointGrower:
             for rank, end in enumerate(ends):
                 at = slice(end[k], end[k + 1])
                 of_bins.append(bins[rank][at])
-                # Add an offset to the indices of bins, as they are concatenated.
+                # Each rank's indices count from 0 for a node; the bins are concatenated.
                 some = lines[rank][at].copy()
                 some[:, 0] += n
                 n += len(some)
@@ -731,18 +660,31 @@ class JointGrower:
         """Return the subtrees below some nodes, grown together from the bins and lines of each."""
         if not nodes:
             return []
+        device, growing = self._device, self._growing
         ends = np.append(0, np.cumsum([len(lines) for _, lines in given]))
         for (_, lines), first in zip(given, ends.tolist(), strict=False):
             lines[:, 0] += first
-        trees = np.array([node.tree for node in nodes])
-        return _grow_tree_parts(
-            self._device, self._growing, np.concatenate([bins for bins, _ in given]),
-            np.concatenate([lines for _, lines in given]), ends, self._facts[trees],
-            self._least[trees],
-            np.array([node.path for node in nodes], np.uint64),
-            np.array([node.depth for node in nodes], np.int32),
-            np.array([node.bounds for node in nodes]),
+        bins, lines = (np.concatenate(arrays) for arrays in zip(*given, strict=True))
+        # A lane of the lines that were received: bins, and no rows to draw from.
+        n, none = len(nodes), np.empty(0, np.int64)
+        binned = ForestRows(
+            bins, none, np.empty(0), None, growing.low, growing.high, none, none.astype(np.int32),
+            np.empty((0, lines.shape[1] - 2), np.int64),
         )  # fmt: skip
+        # Each node is the root of a "tree" of its own, with the settings of the tree it is in.
+        roots = Nodes(
+            np.arange(n), np.zeros(n, np.int64), np.diff(ends),
+            np.array([node.path for node in nodes], np.uint64),
+            np.array([node.bounds for node in nodes]), 0,
+        )  # fmt: skip
+        trees = np.array([node.tree for node in nodes])
+        with device.guard_memory(len(lines)):
+            lane = device.open_lane(binned, growing.shared, np.zeros)
+            lane.hold_lines(lines, np.ascontiguousarray(ends[:-1]))
+            grower = _LevelGrower(
+                device, lane, growing.shared, self._facts[trees], self._least[trees]
+            )
+            return grower.grow(roots, np.array([node.depth for node in nodes], np.int32))
 
 
 class _TopNodes:
@@ -775,8 +717,9 @@ class _TopNodes:
         for k, node in enumerate(nodes):
             inner = left[k] != k
             made.feature[k] = node.feature if inner else -1
-            made.cut[k] = node.told[3:6] if inner else 0
-            made.threshold[k] = node.told[1:2].view(np.float64)[0] if inner else np.nan
+            # Without the feature, the second column of a cut has the bits of its threshold.
+            made.cut[k] = node.cut[3:6] if inner else 0
+            made.threshold[k] = node.cut[1:2].view(np.float64)[0] if inner else np.nan
             made.depth[k] = node.depth
             made.sums[k] = self.sums[k]
             if len(made.bounds):

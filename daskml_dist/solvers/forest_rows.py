@@ -1,14 +1,15 @@
 """Rows as forests grow on them: bins, and targets and weights as integers.
 
-Weights and weighted targets are scaled to as many bits as no sum of all rows can overflow. The
-scales follow from sums over all rows, so they are the same on any number of workers.
+Sums of floating-point numbers depend on their order, so the trees would depend on the number of
+workers. Weights and weighted targets are therefore scaled by powers of two and rounded to integers,
+as large as a sum of all rows in 62 bits allows. The scales follow from sums and maxima over all
+rows, so they too are the same on any number of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,16 @@ from daskml_dist.models.criteria import Criterion
 from daskml_dist.solvers.binning import iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: Bytes that a row's bins are padded to a multiple of, so that few rows straddle cache lines.
+#: A row's bins are padded to a multiple of so many bytes, so that few rows straddle cache lines.
 _WORD_BYTES = 8
-#: Rows that are binned together, at most and at least; and their dense entries at most (64 MiB).
+#: Most and fewest rows that are binned together, and most of their dense entries (64 MiB).
 _MAX_TILE_ROWS, _MIN_TILE_ROWS, _MAX_TILE_ENTRIES = 16_384, 64, 1 << 23
-#: Bits reserved for repeated draws of a row (31 at most), and for weights of classes.
+#: Bits reserved for repeated draws of a row (31 at most), and for factors of the classes' weights.
 _REPEAT_BITS, FACTOR_BITS = 5, 12
+#: Bits of a sum of all rows: those of an int64 without the sign, and one to spare.
+_SUM_BITS = 62
+#: Targets farther from zero than this many times their range are centred before they are scaled.
+_FAR_RATIO = 16
 
 
 @dataclass(eq=False)
@@ -36,20 +41,21 @@ class ForestRows:
     Parameters
     ----------
     rows : ndarray of uint8 of shape (n, width)
-        Bins; behind them zeros.
+        Bins, padded with zeros.
     numbers : ndarray of int64 of shape (n,)
-        Of the rows, among all.
-    y : ndarray of float64 of shape (n,), or (n, n_outputs) of several
+        Indices of the rows among all rows.
+    y : ndarray of float64 of shape (n,), or (n, n_outputs) with several outputs
     given : ndarray of float64 of shape (n,) or None
-        The user's weights.
+        The user's weights, times those of the classes.
     low, high : ndarray of float64 of shape (n_features, 256)
-        Smallest and largest value of each bin, of rows that have a weight; of some rows first,
-        then of all.
+        Smallest and largest value in each bin among rows of positive weight: of the own rows, until
+        :func:`scale_to_integers` makes them those of all rows.
     weight : ndarray of int64 of shape (n,)
+        Scaled weights.
     slot : ndarray of int32 of shape (n,)
-        Classes of the first output.
-    more : ndarray of int64 of shape (n, n_more)
-        The rest of a drawn row's line; see `backends.forest_kernels`.
+        Class of the first output; 0 in regression.
+    more : ndarray of int64 of shape (n, n_line - 2)
+        Rest of a drawn row's line; see `backends.forest_kernels`.
     """
 
     rows: Array
@@ -64,26 +70,27 @@ class ForestRows:
 
     @property
     def n_bytes(self) -> int:
-        """Return the bytes that travel where the rows are gathered."""
+        """Return the bytes that are sent if the rows are gathered."""
         return sum(a.nbytes for a in (self.rows, self.numbers, self.weight, self.slot, self.more))
 
 
-#: Makes a number of each of some rows.
+#: Returns a number, or several, for each row of a slice.
 MakeNumbers = Callable[[ForestRows, slice], Array]
 
 
 @dataclass(frozen=True)
 class ForestScales:
-    """Factors that turned weights and targets into integers.
+    """Factors by which weights and targets were made integers.
 
     Parameters
     ----------
     bits : int
-        Of a packed number that count rows.
+        Low bits of a packed number (weight and number of rows in one integer) that count rows.
     weight, target, term : float
-        Factors.
+        Factors of the weights, of the weighted targets, and of the criterion's weighted terms
+        (their squares, for squared error).
     centre : float, or ndarray of float64 of shape (n_outputs,)
-        What targets were lowered by.
+        Subtracted from the targets.
     """
 
     bits: int
@@ -118,17 +125,7 @@ def bin_forest_rows(
 
 
 class _TileWriter:
-    """Writer of tiles of rows into a lane's arrays.
-
-    Parameters
-    ----------
-    rows : OwnRows
-    made : ForestRows
-    bins : Bins
-    class_weight : sequence of ndarray of float64
-    tile : int
-        Rows of a tile at most.
-    """
+    """Writer of tiles of at most `tile` rows into a lane's arrays `made`."""
 
     def __init__(
         self, rows: OwnRows, made: ForestRows, bins: Bins, class_weight: Sequence[Array], tile: int
@@ -138,13 +135,13 @@ class _TileWriter:
         self._columns, self._seen = np.empty((d, tile), np.uint8), np.empty(d, np.uint8)
 
     def __call__(self, X: Array, y: Array, weight: Array | None, number: int, at: slice) -> None:
-        """Put some rows, of which the first has a number among all."""
+        """Write rows to the slice `at`; `number` is the index of the first among all rows."""
         from daskml_dist.backends.forest_kernels import widen_bin_reach
 
         made, bins = self._made, self._bins
-        of = made.rows[at]
+        row_bins = made.rows[at]
         put_in_bins(
-            X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
+            X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, row_bins,
             self._columns[:, : len(X)], self._seen,
         )  # fmt: skip
         made.numbers[at] = np.arange(number, number + len(X))
@@ -155,93 +152,103 @@ class _TileWriter:
             made.given[at] = 1.0 if weight is None else weight
             for k, of_class in enumerate(self._class_weight):
                 made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+            # Rows of weight 0 must not move a threshold.
             counts = made.given[at] > 0
-            X, of = X[counts], of[counts]
-        widen_bin_reach(X, of, made.low, made.high)
+            X, row_bins = X[counts], row_bins[counts]
+        widen_bin_reach(X, row_bins, made.low, made.high)
 
 
 def scale_to_integers(
-    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, classes: Sequence[int],
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], criterion: Criterion, classes: Sequence[int],
     bootstrap: bool, factors: bool,
 ) -> ForestScales:  # fmt: skip
-    """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins."""
-    shape = rooms[0].low.shape if rooms else (0, 256)
+    """Write the integer weights and targets of all trainers' rows; return the factors."""
+    # A threshold lies between the largest value of a bin and the smallest one of the next: those of
+    # all rows. Minima are maxima of the negative values.
+    shape = binned_lanes[0].low.shape if binned_lanes else (0, 256)
     reach = np.full((2, *shape), -np.inf)
-    for room in rooms:
-        np.maximum(reach[0], -room.low, out=reach[0])
-        np.maximum(reach[1], room.high, out=reach[1])
+    for binned in binned_lanes:
+        np.maximum(reach[0], -binned.low, out=reach[0])
+        np.maximum(reach[1], binned.high, out=reach[1])
     both = rows.max_trainers(reach.ravel()).reshape(reach.shape)
-    for room in rooms:
-        room.low, room.high = -both[0], both[1]
+    for binned in binned_lanes:
+        binned.low, binned.high = -both[0], both[1]
+    # A packed sum has the number of rows in its low bits, and the weight above them.
     bits = int(rows.n_rows).bit_length()
-    # Bits kept free for repeated draws and for class weights.
     spare = (_REPEAT_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
-    weight = _scale_weights(rows, rooms, 62 - bits - spare)
+    weight = _scale_weights(rows, binned_lanes, _SUM_BITS - bits - spare)
     scales = ForestScales(bits, weight)
     if criterion.of_classes:
-        for room in rooms:
-            room.slot, room.more = _class_slots(rows, room.y, classes)
+        for binned in binned_lanes:
+            binned.slot, binned.more = _class_slots(rows, binned.y, classes)
         return scales
-    return _scale_targets(rows, rooms, criterion, scales, 62 - spare)
+    return _scale_targets(rows, binned_lanes, criterion, scales, _SUM_BITS - spare)
 
 
 def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
-    """Return each row's class of the first output, and the sums that its other classes add to."""
+    """Return each row's class of the first output, and the sums that its other classes add to.
+
+    The classes of all outputs are numbered together.
+    """
     first = np.append(0, np.cumsum(classes[:-1]))
     slot = rows.allocate_zeros((len(y),), np.int32)
     more = rows.allocate_zeros((len(y), len(classes) // 2 * 2), np.int64)
     for at in iterate_tiles(len(y)):
         slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
+        # An even width marks lines of classes; -1 in its last column adds to no sum.
         slot[at], more[at] = slots[:, 0], -1
         more[at, : len(classes) - 1] = slots[:, 1:]
     return slot, more
 
 
-def _scale_weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
-    """Make the weights whole numbers; their scale."""
+def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int) -> float:
+    """Write weights as integers; return their scale."""
+    # Whether any row has a weight, the largest one, and whether one is no integer.
     facts = np.zeros(3)
-    for room in rooms:
-        room.weight = rows.allocate_zeros((len(room.y),), np.int64)
-        if (given := room.given) is None:
+    for binned in binned_lanes:
+        binned.weight = rows.allocate_zeros((len(binned.y),), np.int64)
+        if (given := binned.given) is None:
             continue
         for at in iterate_tiles(len(given)):
-            odd = (given[at] % 1).any()
-            facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), odd])
-    weighted, largest, odd = rows.max_trainers(facts)
+            fractional = (given[at] % 1).any()
+            facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), fractional])
+    weighted, largest, fractional = rows.max_trainers(facts)
     if not weighted:
-        for room in rooms:
-            room.weight[:] = 1
+        for binned in binned_lanes:
+            binned.weight[:] = 1
         return 1.0
     if not 0 < largest < np.inf:
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
 
-    scale = _find_scale(rows, rooms, _user_weights, largest, bits)
-    # Integer weights stay as they are.
-    if not odd and scale >= 1:
+    scale = _find_scale(rows, binned_lanes, _user_weights, largest, bits)
+    # Integer weights stay as they are, so that a weight of 2 is the row twice.
+    if not fractional and scale >= 1:
         scale = 1.0
-    for room in rooms:
-        for at in iterate_tiles(len(room.y)):
-            room.weight[at] = np.rint(_user_weights(room, at) * scale)
+    for binned in binned_lanes:
+        for at in iterate_tiles(len(binned.y)):
+            binned.weight[at] = np.rint(_user_weights(binned, at) * scale)
     return scale
 
 
-def _user_weights(room: ForestRows, at: slice) -> Array:
-    return np.ones(len(room.y[at])) if room.given is None else room.given[at]
+def _user_weights(binned: ForestRows, at: slice) -> Array:
+    return np.ones(len(binned.y[at])) if binned.given is None else binned.given[at]
 
 
 def _find_scale(
-    rows: OwnRows, rooms: Sequence[ForestRows], make: MakeNumbers, largest: float, bits: int
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: MakeNumbers, largest: float, bits: int
 ) -> float:
-    """Return the largest power of two that keeps a sum of positive numbers below 2**bits."""
+    """Return a power of two by which the sum of non-negative numbers of all rows stays below
+    2**bits, given a bound of the numbers.
+    """
     if not largest > 0:
         return 1.0
-    # Whole numbers, so that the bound is the same in any order.
+    # First a scale by which no sum can overflow, even if all numbers were the largest.
     rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
-    # An upper bound of the sum, itself in integers, so that all trainers find the same.
+    # Then the sum itself, rounded up to integers, so that it is the same in any order.
     total = sum(
-        int(np.ceil(make(room, at) * rough).astype(np.int64).sum())
-        for room in rooms
-        for at in iterate_tiles(len(room.y))
+        int(np.ceil(make(binned, at) * rough).astype(np.int64).sum())
+        for binned in binned_lanes
+        for at in iterate_tiles(len(binned.y))
     )
     total = int(rows.sum_trainers(np.array([total]))[0])
     return float(np.ldexp(rough, bits - total.bit_length() - 1))
@@ -249,74 +256,68 @@ def _find_scale(
 
 def _scale_targets(
     rows: OwnRows,
-    rooms: Sequence[ForestRows],
+    binned_lanes: Sequence[ForestRows],
     criterion: Criterion,
     scales: ForestScales,
     bits: int,
 ) -> ForestScales:
-    found = [_target_range(room.y.reshape(len(room.y), -1)) for room in rooms]
+    """Write targets and the criterion's terms, weighted, as integers; return all factors."""
+    found = [_target_range(binned.y.reshape(len(binned.y), -1)) for binned in binned_lanes]
     top, bottom = rows.max_trainers(np.max(found, axis=0).ravel()).reshape(2, -1)
     bottom = -bottom
     centre = np.zeros(len(top))
     if criterion.kind == 3:
         _check_poisson_targets(top, bottom)
     elif not criterion.needs_rows:
-        # Digits that all targets share would cost bits.
-        apart = np.maximum(abs(top), abs(bottom)) > 16 * (top - bottom)
-        centre[apart] = np.rint((top + bottom) / 2)[apart]
+        # Digits that all targets share would cost bits. (A Poisson deviance is not invariant to a
+        # shift, and medians are found among the targets themselves.)
+        far = np.maximum(abs(top), abs(bottom)) > _FAR_RATIO * (top - bottom)
+        centre[far] = np.rint((top + bottom) / 2)[far]
+    # The columns of a line: k targets, the sum of the terms, and the bits of the k targets.
     k = len(centre)
-    for room in rooms:
-        room.slot = rows.allocate_zeros((len(room.y),), np.int32)
-        room.more = rows.allocate_zeros((len(room.y), 2 * k + 1), np.int64)
-        room.more[:, k + 1 :] = room.y.reshape(len(room.y), -1).view(np.int64)
-    target, term = (
-        _write_integers(rows, rooms, partial(_weighted_numbers, made, centre), columns, bits)
-        for made, columns in (
-            (_identity, slice(0, k)),
-            (partial(_criterion_terms, criterion), slice(k, k + 1)),
-        )
-    )
+    for binned in binned_lanes:
+        binned.slot = rows.allocate_zeros((len(binned.y),), np.int32)
+        binned.more = rows.allocate_zeros((len(binned.y), 2 * k + 1), np.int64)
+        binned.more[:, k + 1 :] = binned.y.reshape(len(binned.y), -1).view(np.int64)
+
+    def weighted_targets(binned: ForestRows, at: slice) -> Array:
+        y = binned.y[at]
+        return np.asarray((y.reshape(len(y), -1) - centre) * binned.weight[at, None])
+
+    def weighted_terms(binned: ForestRows, at: slice) -> Array:
+        y = binned.y[at]
+        terms = criterion.terms(y.reshape(len(y), -1) - centre).sum(axis=1, keepdims=True)
+        return np.asarray(terms * binned.weight[at, None])
+
+    target = _write_integers(rows, binned_lanes, weighted_targets, slice(0, k), bits)
+    term = _write_integers(rows, binned_lanes, weighted_terms, slice(k, k + 1), bits)
     return ForestScales(
         scales.bits, scales.weight, target, target if criterion.needs_rows else term, centre
     )
 
 
-def _identity(y: Array) -> Array:
-    return y
-
-
-def _criterion_terms(criterion: Criterion, y: Array) -> Array:
-    terms: Array = criterion.terms(y).sum(axis=1, keepdims=True)
-    return terms
-
-
-def _weighted_numbers(
-    made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice
-) -> Array:
-    """Return numbers made of some targets times the rows' weights; one column or more."""
-    y = room.y[at]
-    return np.asarray(made(y.reshape(len(y), -1) - centre)) * room.weight[at, None]
-
-
 def _write_integers(
-    rows: OwnRows, rooms: Sequence[ForestRows], make: MakeNumbers, columns: slice, bits: int
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: MakeNumbers, columns: slice, bits: int
 ) -> float:
-    """Make whole numbers, columns of `ForestRows.more`; their scale."""
-    parts = ((room, at) for room in rooms for at in iterate_tiles(len(room.y)))
-    own = max((np.abs(make(room, at)).max(initial=0.0) for room, at in parts), default=0.0)
+    """Write scaled numbers to columns of `ForestRows.more`; return their scale."""
+    parts = ((binned, at) for binned in binned_lanes for at in iterate_tiles(len(binned.y)))
+    own = max((np.abs(make(binned, at)).max(initial=0.0) for binned, at in parts), default=0.0)
     most = rows.max_trainers(np.array([own]))[0]
     if not np.isfinite(most):
         raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
+    # The numbers of all columns are summed together.
     width = columns.stop - columns.start
-    scale = _find_scale(rows, rooms, lambda room, at: np.abs(make(room, at)), most * width, bits)
-    for room in rooms:
-        for at in iterate_tiles(len(room.y)):
-            room.more[at, columns] = np.rint(make(room, at) * scale)
+    scale = _find_scale(
+        rows, binned_lanes, lambda binned, at: np.abs(make(binned, at)), most * width, bits
+    )
+    for binned in binned_lanes:
+        for at in iterate_tiles(len(binned.y)):
+            binned.more[at, columns] = np.rint(make(binned, at) * scale)
     return scale
 
 
 def _target_range(y: Array) -> Array:
-    """Return the largest target, and minus the smallest, of each output."""
+    """Return the largest target, and minus the smallest one, of each output."""
     return np.stack([y.max(axis=0, initial=-np.inf), -y.min(axis=0, initial=np.inf)])
 
 
@@ -333,17 +334,17 @@ def _check_poisson_targets(top: Array, bottom: Array) -> None:
         )
 
 
-def gather_forest_rows(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
-    """Return the rows of all lanes of all trainers."""
+def gather_forest_rows(rows: OwnRows, binned_lanes: Sequence[ForestRows]) -> ForestRows:
+    """Return the rows of all lanes of all trainers, without targets in floating point."""
     own = [
-        _concatenate([getattr(room, name) for room in rooms])
+        _concatenate([getattr(binned, name) for binned in binned_lanes])
         for name in ("rows", "numbers", "weight", "slot", "more")
     ]
     every = rows.gather_arrays(own) if rows.size > 1 else [own]
     bins, numbers, weight, slot, more = (
         np.ascontiguousarray(_concatenate(parts)) for parts in zip(*every, strict=True)
     )
-    first = rooms[0]
+    first = binned_lanes[0]
     return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
 
 

@@ -9,7 +9,9 @@ decision trees", NeurIPS 2022).
 
 References
 ----------
-T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016.
+J. H. Friedman, "Greedy function approximation: a gradient boosting machine", Annals of Statistics
+29(5), 2001. T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016 (Newton
+steps in the leaves).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 _EXACT_BITS, _ROUNDED_BITS = (30, 24), (12, 12)
 #: Mean squared gradient, and mean hessian, in units of the last bit, from which few bits suffice.
 _MIN_MEAN_SQUARE, _MIN_MEAN_HESSIAN = 256, 4
-#: Keys of these uses of the seed, so that draws do not repeat another use's.
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
 _ROUNDING_DRAW, _FEATURE_DRAW = 4, 3
 
 
@@ -59,17 +61,18 @@ class GradientBoostingSolver(RowSolver):
     max_iter : int
     growth : TreeParams
     max_bins : int
-    categories : tuple of ndarray of float64, or None, a feature
-        Sorted; empty where they are to be looked for. None: the feature is a number.
+    categories : tuple of (ndarray of float64 or None)
+        Sorted categories of each feature, empty if they are to be found in the rows; None for a
+        numeric feature.
     seed : int
     stopping : StoppingRule or None
         None: all iterations are made.
     aside : HoldoutMask or None
-        Rows that are held out, to stop early by or to be watched.
+        Rows that are held out, for early stopping or to be scored for the user.
     watching : WatchedScores or None
-        Scores of rows held out that the user watches.
+        Scores of held-out rows for the fit's history.
     begin : mapping of str to ndarray, or None
-        State of a fit to go on from.
+        State of a fit that is continued (a warm start).
     """
 
     loss: BoostLoss
@@ -95,12 +98,16 @@ class GradientBoostingSolver(RowSolver):
         return () if self.watching is None else self.watching.names
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
-        """Boost."""
+        """Return the trees, packed into ``extra``."""
         return _BoostingRun(self, rows).run()
 
 
 class _BoostingRun:
-    """Boosting on one trainer's rows."""
+    """Boosting on one trainer's rows.
+
+    A row's state (raw predictions, packed gradients, its place among the leaves) is in
+    `BinnedRows.extra`, which survives a restart after the loss of another trainer.
+    """
 
     def __init__(self, solver: GradientBoostingSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
@@ -114,19 +121,19 @@ class _BoostingRun:
             bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
             scores = {name: kept[name].tolist() for name in scores}
         self._scores = BoostScores(rows, solver.stopping, solver.watching, self._loss, scores)
-        self._rooms, self._held = self._bin_own_rows(bins)
+        self._binned_lanes, self._held = self._bin_own_rows(bins)
         self._check_row_counts()
-        bins = self._rooms[0].bins
+        bins = self._binned_lanes[0].bins
         self._bins = bins
-        # Weights of 1 are as good as none. A trainer's rows may all be held out.
-        weights = [room.weight for room in self._rooms if room.weight is not None]
+        # Weights that are all 1 are as good as none, and hessians may then be constant.
+        weights = [binned.weight for binned in self._binned_lanes if binned.weight is not None]
         weighted = float(any((weight != 1).any() for weight in weights))
         self._weighted = bool(rows.max_trainers(np.array([weighted]))[0])
         self._constant = self._loss.constant_hessian and not self._weighted
         self._missing = self._find_missing_features()
         self._baseline = self._initial_prediction() if kept is None else kept["baseline"]
         self._trees = self._before
-        rows.map_lanes(self._update_predictions, [*self._rooms, *self._held])
+        rows.map_lanes(self._update_predictions, [*self._binned_lanes, *self._held])
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -136,7 +143,7 @@ class _BoostingRun:
         made: dict[int, Any] = rows.memory.setdefault("bin_rows", {})
         if bins is None:
             bins = rows.memory.get("bins")
-        # Who has come after a loss knows none.
+        # Finding bins is collective: if one trainer lacks them, since it is new, all find them.
         if rows.max_trainers(np.array([float(bins is None)]))[0]:
             n = float(rows.n_rows) if aside is None else aside.n_left(rows.n_rows)
             bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n)
@@ -146,6 +153,7 @@ class _BoostingRun:
         for lane in set(made) - set(rows.lanes):
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
+        # Scorers are given rows in the order of their numbers.
         stopping = solver.stopping
         numbered = solver.watching is not None
         if stopping is not None:
@@ -158,7 +166,7 @@ class _BoostingRun:
 
     def _check_row_counts(self) -> None:
         n = self._rows.sum_trainers(
-            np.array([sum(r.n for r in self._rooms), sum(r.n for r in self._held)])
+            np.array([sum(r.n for r in self._binned_lanes), sum(r.n for r in self._held)])
         )
         self._n_train, self._n_held = n.tolist()
         if not self._n_train or (self._aside is not None and not self._n_held):
@@ -168,37 +176,39 @@ class _BoostingRun:
             )
 
     def _find_missing_features(self) -> NDArray[np.uint8]:
-        missing = np.max([room.missing for room in self._rooms], axis=0)
+        missing = np.max([binned.missing for binned in self._binned_lanes], axis=0)
         return np.asarray(self._rows.max_trainers(missing), np.uint8)
 
-    def _update_predictions(self, room: BinnedRows) -> None:
-        """Make what is kept of each row, as all trees so far leave it."""
-        k, extra = self._loss.n_outputs, room.extra
-        # Nothing is kept, or it is ahead of the iteration to go on from: start from the baseline.
+    def _update_predictions(self, binned: BinnedRows) -> None:
+        """Bring the raw predictions of a lane's rows up to date with all trees so far."""
+        k, extra = self._loss.n_outputs, binned.extra
+        # New rows, or rows with trees after the iteration from which the fit resumes: start from
+        # the baseline.
         if "raw" not in extra or extra["n_trees"] > len(self._trees):
-            extra["raw"] = room.room((k, room.n), np.float64)
+            extra["raw"] = binned.room((k, binned.n), np.float64)
             extra["raw"] += self._baseline[:, None]
             extra["n_trees"] = 0
-            extra["packed"] = room.room((k, room.n), np.int64)
-            extra["index"] = room.room((room.n,), np.int32)
-            extra["spare"] = room.room((room.n,), np.int32)
+            extra["packed"] = binned.room((k, binned.n), np.int64)
+            extra["index"] = binned.room((binned.n,), np.int32)
+            extra["spare"] = binned.room((binned.n,), np.int32)
         for number in range(extra["n_trees"], len(self._trees)):
-            _add_tree_values(room, self._trees[number], number % k)
+            _add_tree_values(binned, self._trees[number], number % k)
         extra["n_trees"] = len(self._trees)
 
     # -- starts and leaves ---------------------------------------------------------------------
 
     def _initial_prediction(self) -> NDArray[np.float64]:
-        """Return the raw prediction of no tree."""
+        """Return the raw prediction before any tree: the best constant."""
         if self._loss.quantile is not None:
-            whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
+            # All rows are one group.
+            whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._binned_lanes]
             return self._group_quantiles(whole, 1)
 
-        def targets(room: BinnedRows, at: slice) -> list[Array]:
-            weight = _row_weights(room, at)
-            return [*(self._loss.of_target(room.y[at]) * weight[:, None]).T, weight]
+        def targets(binned: BinnedRows, at: slice) -> list[Array]:
+            weight = _row_weights(binned, at)
+            return [*(self._loss.of_target(binned.y[at]) * weight[:, None]).T, weight]
 
-        sums = sum_exactly(self._rows, self._rooms, targets, self._loss.n_outputs + 1)
+        sums = sum_exactly(self._rows, self._binned_lanes, targets, self._loss.n_outputs + 1)
         if not sums[-1] > 0:
             raise InvalidDataError(
                 "All weights of the rows to train on are zero. Give some rows a positive weight."
@@ -208,46 +218,48 @@ class _BoostingRun:
     def _group_quantiles(
         self, given: Sequence[GroupedValues], n_groups: int
     ) -> NDArray[np.float64]:
+        """Return the loss's quantile of the values of each group, over all trainers."""
         share = self._loss.quantile
         assert share is not None
+        # As in scikit-learn, interpolated between two order statistics if rows have no weights.
         return group_quantiles(self._rows, given, n_groups, share, middle=not self._weighted)
 
     def _residual_quantiles(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
         """Return the quantile of the residuals of each leaf's rows."""
-
         lanes = self._grower.lanes
 
-        def of_lane(i: int) -> list[GroupedValues]:
+        def residuals_by_leaf(i: int) -> list[GroupedValues]:
             lanes[i].fetch_raw_predictions()
             groups = lanes[i].find_row_leaves([leaf.at[i] for leaf in leaves])
             return [
-                (room.y - room.extra["raw"][0], of_room, room.weight)
-                for room, of_room in zip(lanes[i].binned_rows, groups, strict=True)
+                (binned.y - binned.extra["raw"][0], groups_of_lane, binned.weight)
+                for binned, groups_of_lane in zip(lanes[i].binned_rows, groups, strict=True)
             ]
 
-        given = self._rows.map_lanes(of_lane, range(len(lanes)))
-        return self._group_quantiles([part for parts in given for part in parts], len(leaves))
+        found = self._rows.map_lanes(residuals_by_leaf, range(len(lanes)))
+        return self._group_quantiles([part for parts in found for part in parts], len(leaves))
 
     # -- iterations ----------------------------------------------------------------------------
 
     def run(self) -> Solution:
-        """Make the iterations."""
+        """Make the iterations: a tree for each output, then scores and a checkpoint."""
         solver, k = self._solver, self._loss.n_outputs
         self._grower = grower = TreeGrower(
-            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant,
-            self._device,
+            self._rows, self._binned_lanes, self._bins, solver.growth, self._missing,
+            self._constant, self._device,
         )  # fmt: skip
         gradients = GradientPacker(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
         n_iter = len(self._trees) // k
-        self._scores.start_scoring(self._rooms, self._held, self._n_train, solver.seed)
+        self._scores.start_scoring(self._binned_lanes, self._held, self._n_train, solver.seed)
         if not self._scores.found["train_score"]:
             self._score_rows()
-        # A fit that goes on from another makes an iteration at least.
+        # After a loss the last iteration may have been the one to stop at; a warm start makes at
+        # least one more.
         stopped = self._rows.kept is not None and self._scores.is_finished()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
-            # All outputs' gradients at the raw predictions so far.
+            # Gradients of all outputs first: the trees of an iteration do not depend on each other.
             packed = gradients.make(n_iter * k)
             trees = [
                 self._grow_tree(output, packed[output], n_iter * k + output) for output in range(k)
@@ -264,16 +276,25 @@ class _BoostingRun:
         """Grow the next tree of an output, and add its leaf values to the raw predictions."""
         solver = self._solver
         tree, leaves = self._grower.grow(output, *packed, solver.seed, _FEATURE_DRAW, number)
+        numbers = [leaf.number for leaf in leaves]
         if self._loss.quantile is not None:
-            numbers = [leaf.number for leaf in leaves]
-            # Losses of quantiles: leaves take a quantile of residuals, not a Newton step.
+            # A quantile has no curvature for a Newton step: leaves take the quantile of their
+            # residuals (Friedman, algorithm 3).
             tree.value[numbers, 0] = self._residual_quantiles(leaves)
         tree.value *= solver.learning_rate
-        self._add_leaf_values(tree, leaves, output)
+
+        def add_leaf_values(i: int) -> None:
+            lane = self._grower.lanes[i]
+            for binned in lane.binned_rows:
+                binned.extra["n_trees"] += 1
+            lane.add_leaf_values(output, [leaf.at[i] for leaf in leaves], tree.value[numbers, 0])
+
+        # The grower knows the rows of each leaf: no row goes down the tree.
+        self._rows.map_lanes(add_leaf_values, range(len(self._grower.lanes)))
         return tree
 
     def _state(self) -> Any:
-        """Return a function that makes the checkpoint of this moment."""
+        """Return a function that packs the state of this moment, for a checkpoint."""
         scores = {name: list(values) for name, values in self._scores.found.items()}
         return partial(
             _pack_boosting_state,
@@ -284,37 +305,24 @@ class _BoostingRun:
             scores,
         )
 
-    def _add_leaf_values(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
-        """Add the leaves' values to the raw predictions of their rows."""
-        values = tree.value[[leaf.number for leaf in leaves], 0]
-
-        def add(i: int) -> None:
-            lane = self._grower.lanes[i]
-            for room in lane.binned_rows:
-                # A fit that goes on from an earlier iteration makes the predictions anew.
-                room.extra["n_trees"] += 1
-            lane.add_leaf_values(output, [leaf.at[i] for leaf in leaves], values)
-
-        self._rows.map_lanes(add, range(len(self._grower.lanes)))
-
     def _score_rows(self) -> None:
-        """Score the rows as they are predicted now."""
+        """Score the current predictions, for early stopping."""
         if self._solver.stopping is not None:
             self._rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), self._grower.lanes)
             self._scores.score_for_stopping()
 
 
-def _row_weights(room: BinnedRows, at: slice) -> Array:
-    return np.ones(len(room.y[at])) if room.weight is None else room.weight[at]
+def _row_weights(binned: BinnedRows, at: slice) -> Array:
+    return np.ones(len(binned.y[at])) if binned.weight is None else binned.weight[at]
 
 
-def _add_tree_values(room: BinnedRows, tree: Tree, output: int) -> None:
+def _add_tree_values(binned: BinnedRows, tree: Tree, output: int) -> None:
     """Add a tree's values to the raw predictions of binned rows."""
     from daskml_dist.backends.tree_predict import add_binned_values
 
-    tables = np.stack([tree.goes_left(i, room.bins) for i in range(len(tree.feature))])
+    tables = np.stack([tree.goes_left(i, binned.bins) for i in range(len(tree.feature))])
     add_binned_values(
-        room.rows, tree.feature, tree.left, tables, tree.value[:, 0], room.extra["raw"][output]
+        binned.rows, tree.feature, tree.left, tables, tree.value[:, 0], binned.extra["raw"][output]
     )
 
 
@@ -330,7 +338,7 @@ def _pack_boosting_state(
 
 
 class GradientPacker:
-    """Maker of the integer gradients that trees are grown on.
+    """Packer of gradients and hessians into the integers that trees are grown on.
 
     Parameters
     ----------
@@ -353,12 +361,15 @@ class GradientPacker:
         self._constant, self._n_rows = constant, n_rows
 
     def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
-        """Make the gradients of all rows for some trees; how each output's are packed."""
-        made = self._rows.map_lanes(
+        """Compute and pack all rows' gradients for one tree of each output, from tree `number` on.
+
+        Return, for each output, how they are packed, and the units of gradients and hessians.
+        """
+        found = self._rows.map_lanes(
             lambda lane: lane.make_gradients(self._loss, self._constant), self._lanes
         )
         # The largest gradient and hessian of all trainers give the units.
-        largest = self._rows.max_trainers(np.max(made, axis=0).ravel())
+        largest = self._rows.max_trainers(np.max(found, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
                 "The gradients became NaN or infinite: the targets, or learning_rate, are too "
@@ -368,9 +379,10 @@ class GradientPacker:
         return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
 
     def _choose_packing(self, k: int, units: Array, number: int) -> tuple[int, tuple[float, float]]:
-        """Pack the gradients of an output, rounded where they are enough; how, and the units."""
+        """Pack the gradients of an output, into few bits if they suffice; return how, and units."""
         if not self._constant and self._n_rows > SAMPLE_ROWS:
-            # Few bits are tried first; they are enough if gradients are many units on average.
+            # Few bits are tried first; they suffice if gradients are many units on average, so that
+            # rounding adds little to their variance.
             squares, sums = self._pack_output(k, ROUNDED, units, _ROUNDED_BITS, number)
             if (
                 squares >= _MIN_MEAN_SQUARE * self._n_rows
@@ -385,7 +397,10 @@ class GradientPacker:
     def _pack_output(
         self, k: int, mode: int, units: Array, bits: tuple[int, int], number: int
     ) -> list[int]:
-        """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
+        """Pack the gradients of an output; return sums of squared gradients, and of hessians.
+
+        Both are in units of the last bit, and of all trainers only if they are rounded.
+        """
         key = int(draw_by_hash([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
         of_g, of_h = _packing_units(units, bits)
         found = self._rows.map_lanes(

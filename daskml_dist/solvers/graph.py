@@ -1,7 +1,9 @@
 """Solvers on the vertices of a graph: vertex programs, PageRank and connected components.
 
 All are solvers over keys (:mod:`daskml_dist.solvers.keyed`): a trainer owns the values of its
-vertices and fetches those of their neighbours.
+vertices and the edges at them, and fetches the values of their neighbours in each iteration. A
+trainer pulls along its own edges rather than pushing to others, so that no two threads write to the
+same vertex, and sums have the same order on any number of trainers.
 
 References
 ----------
@@ -29,11 +31,11 @@ from daskml_dist.solvers.keyed import (
     KeyRange,
 )
 
-#: Rounds at most; none takes so many, since at least half the trees vanish in every two rounds.
+#: Most rounds of FastSV. None takes so many: the number of trees falls geometrically.
 _MAX_ROUNDS = 1000
 #: Name of the only space of keys.
 _SPACE = "vertex"
-#: How messages are combined, and what a vertex without messages gets.
+#: How messages are combined, and the total of a vertex without messages.
 COMBINE_FUNCTIONS: dict[str, tuple[Any, float]] = {
     "sum": (np.add, 0.0),
     "min": (np.minimum, np.inf),
@@ -41,7 +43,7 @@ COMBINE_FUNCTIONS: dict[str, tuple[Any, float]] = {
 }
 #: Sides of the edges that messages come along, by the program's direction.
 DIRECTIONS: dict[str, tuple[str, ...]] = {"in": ("in",), "out": ("out",), "both": ("in", "out")}
-#: Edges whose messages are made at once: 512 KiB of float64 stay in a core's L2 cache.
+#: Edges whose messages are computed at once: 512 KiB of float64 stay in a core's L2 cache.
 _EDGES_PER_CHUNK = 1 << 16
 
 
@@ -69,13 +71,14 @@ class VertexProgramLike(Protocol):
 
 def edge_sides(direction: str) -> tuple[EntrySide, ...]:
     """Return the sides of the edges that messages come along."""
+    # In the matrix of edges, a row for each target ("in", transposed) or for each source ("out").
     by = {"in": 1, "out": 0}
     return tuple(EntrySide(name, _SPACE, _SPACE, by[name]) for name in DIRECTIONS[direction])
 
 
 @dataclass(frozen=True)
 class VertexSolver(KeyedSolver):
-    """Solver that iterates a user's vertex program.
+    """Solver that iterates a user's vertex program: gather, combine and apply, in supersteps.
 
     Parameters
     ----------
@@ -94,7 +97,9 @@ class VertexSolver(KeyedSolver):
         program, ranges = self.program, keyed.ranges(_SPACE)
         sides = DIRECTIONS[program.direction]
         _, nothing = COMBINE_FUNCTIONS[program.combine]
-        degrees = np.concatenate([self._vertex_degrees(at) for at in ranges])
+        # Degree of a vertex: the weights of the edges along which it sends.
+        strengths = {"in": [0], "out": [1], "both": [0, 1]}[program.direction]
+        degrees = np.concatenate([at.strengths[strengths].sum(axis=0) for at in ranges])
         values = np.concatenate(
             [
                 _check_user_numbers(program.start(at.ids, degrees[at.own]), len(at), "start")
@@ -109,8 +114,8 @@ class VertexSolver(KeyedSolver):
                 f"`start` of {type(program).__name__} made NaN of {wrong:.0f} vertices. Give each "
                 "a number to begin with, or infinity."
             )
-        # Degrees do not change: fetched once.
-        of_sender = {side: keyed.touched(side, degrees).copy() for side in sides}
+        # Senders' degrees do not change: they are fetched once (a copy, of a buffer used again).
+        sender_degrees = {side: keyed.touched(side, degrees).copy() for side in sides}
         n_iter, changed = keyed.n_done, np.inf
         total = np.empty_like(values)
         while n_iter < program.max_iter and changed and not keyed.should_stop:
@@ -118,9 +123,10 @@ class VertexSolver(KeyedSolver):
             for side in sides:
                 # Gather: messages of the neighbours, combined vertex by vertex.
                 gather = _MessageGatherer(
-                    program, keyed.touched(side, values), of_sender[side], total
+                    program, keyed.touched(side, values), sender_degrees[side], total
                 )
                 keyed.map(gather, side)
+            # Apply: all vertices at once, from the values of the iteration before.
             parts = []
             for at in ranges:
                 old = values[at.own]
@@ -138,15 +144,9 @@ class VertexSolver(KeyedSolver):
             values={_SPACE: values},
         )  # fmt: skip
 
-    def _vertex_degrees(self, at: KeyRange) -> Array:
-        """Sum of the weights of the edges along which each vertex sends."""
-        rows = {"in": [0], "out": [1], "both": [0, 1]}[self.program.direction]
-        found: Array = at.strengths[rows].sum(axis=0)
-        return found
-
 
 class _MessageGatherer:
-    """Function that combines the messages along a lane's edges."""
+    """Function that combines the messages along a lane's edges into `total`, by vertex."""
 
     def __init__(
         self, program: VertexProgramLike, values: Array, degrees: Array, total: Array
@@ -157,6 +157,7 @@ class _MessageGatherer:
 
     def __call__(self, rows: KeyedRows) -> None:
         indptr = rows.indptr
+        # Vertices with edges: `reduceat` has no empty segments.
         filled = np.flatnonzero(np.diff(indptr))
         total = self._total[rows.range.own]
         first = 0
@@ -167,7 +168,7 @@ class _MessageGatherer:
             last = max(last, first + 1)
             some = filled[first:last]
             edges = slice(begin, indptr[some[-1] + 1])
-            # Combine each vertex's messages; CSR rows are neighbours, so `reduceat` takes them.
+            # The messages of a vertex are adjacent, as its edges are in a CSR row.
             found = self._ufunc.reduceat(self._make_messages(rows, edges), indptr[some] - begin)
             total[some] = self._ufunc(total[some], found)
             first = last
@@ -180,7 +181,7 @@ class _MessageGatherer:
 
 
 def _check_user_numbers(found: Any, n: int, method: str) -> Array:
-    """Return the numbers that a user's method gave, one for each; a scalar stands for all."""
+    """Return what a user's method returned, as an array of `n` numbers; a scalar stands for all."""
     try:
         if np.iscomplexobj(found):
             raise TypeError("they are complex")
@@ -197,7 +198,8 @@ def _check_user_numbers(found: Any, n: int, method: str) -> Array:
 
 
 def _count_changes(old: Array, new: Array, tol: float) -> int:
-    # An infinite value that stays is no change, though their difference is no number.
+    """Return how many values change by more than `tol`."""
+    # An infinite value that stays is no change, though infinity minus infinity is NaN.
     with np.errstate(invalid="ignore"):
         return int(np.count_nonzero((new != old) & ~(np.abs(new - old) <= tol)))
 
@@ -213,21 +215,22 @@ def _check_no_nan(wrong: float, name: str) -> None:
 
 @dataclass(frozen=True)
 class PageRankSolver(KeyedSolver):
-    """PageRank: how often a random surfer is at each vertex.
+    """Solver of PageRank, the stationary distribution of a random surfer, by power iteration.
 
     Parameters
     ----------
     damping : float
-        How often the surfer follows an edge.
+        Probability with which the surfer follows an edge instead of jumping.
     max_iter : int
     tol : float
-        The iteration ends where the ranks' absolute changes add up to less than so much a vertex.
+        The iteration ends if the sum of the ranks' absolute changes is below `tol` times the number
+        of vertices.
     jumps : VertexShares or None
-        Where the surfer jumps to; None: anywhere.
+        Distribution of the vertices that the surfer jumps to (personalisation); None: uniform.
     dangling : VertexShares or None
-        Where from vertices without edges; None: as `jumps`.
+        Distribution of the vertices after one without outgoing edges; None: as `jumps`.
     start : VertexShares or None
-        Ranks to start from; None: equal ones.
+        Initial ranks; None: equal ones.
     """
 
     damping: float
@@ -255,11 +258,13 @@ class PageRankSolver(KeyedSolver):
             ranks[...] = keyed.kept[_SPACE]
 
         def send(rows: KeyedRows) -> float:
+            # What a vertex sends by an edge of weight 1; return the rank of those that send none.
             lane, at = lanes[rows.range.lane], rows.range.own
             np.multiply(ranks[at], lane.inverse, out=sent[at])
-            return float(ranks[at][lane.without].sum())
+            return float(ranks[at][lane.dangling].sum())
 
         def pull(rows: KeyedRows) -> tuple[float, float]:
+            # rank = (1 - d) jumps + d (sum of the ranks received + dangling rank * its shares).
             lane, at = lanes[rows.range.lane], rows.range.own
             weights = np.empty(0) if rows.values is None else rows.values
             change = update_ranks(
@@ -268,11 +273,9 @@ class PageRankSolver(KeyedSolver):
             )  # fmt: skip
             return change, send(rows)
 
-        # Rank of the vertices without edges, which is spread over others in each step.
         (dangling,) = keyed.sum([[part] for part in keyed.map(send, "in")])
         n_iter, change = keyed.n_done, np.inf
         while n_iter < self.max_iter and not keyed.should_stop:
-            # Power iteration: pull the neighbours' ranks along the edges.
             touched = keyed.touched("in", sent)
             change, dangling = keyed.sum(keyed.map(pull, "in"))
             n_iter += 1
@@ -287,14 +290,26 @@ class PageRankSolver(KeyedSolver):
 
 
 class _PageRankLane:
-    """Arrays of a lane's vertices that every step needs."""
+    """Arrays of a lane's vertices that every step needs.
+
+    Attributes
+    ----------
+    dangling : ndarray of int
+        Positions of the vertices without outgoing edges.
+    inverse : ndarray of float64 of shape (n,)
+        Inverse of the weight of a vertex's outgoing edges; 0 without any.
+    fixed, spread : ndarray of float64 of shape (n,) or (1,)
+        Rank that a vertex gets by jumps, and its share of the dangling rank.
+    start : ndarray of float64 of shape (n,)
+        Initial ranks.
+    """
 
     def __init__(self, at: KeyRange, n: int, solver: PageRankSolver) -> None:
         def shares(chosen: VertexShares | None) -> Any:
             return np.array([1.0 / n]) if chosen is None else chosen.of(at)
 
         strength = at.strengths[0]
-        self.without = np.flatnonzero(strength == 0)
+        self.dangling = np.flatnonzero(strength == 0)
         with np.errstate(over="ignore"):
             self.inverse = np.divide(1.0, strength, out=np.zeros_like(strength), where=strength > 0)
         if not (np.isfinite(strength).all() and np.isfinite(self.inverse).all()):
@@ -310,14 +325,14 @@ class _PageRankLane:
 
 @dataclass(frozen=True)
 class VertexShares:
-    """Shares of some vertices; all others have 0.
+    """Distribution over some vertices; all others have 0.
 
     Parameters
     ----------
     numbers : ndarray of int64
-        Ascending, each once.
+        Indices of the vertices, ascending, without duplicates.
     shares : ndarray of float64
-        Their sum is 1.
+        Their probabilities, whose sum is 1.
     """
 
     numbers: NDArray[np.int64]
@@ -333,7 +348,12 @@ class VertexShares:
 
 @dataclass(frozen=True)
 class ConnectedComponentsSolver(KeyedSolver):
-    """FastSV: the smallest number of the vertices of each vertex's component."""
+    """Solver of connected components by FastSV: the smallest index in each vertex's component.
+
+    Every vertex points at a parent with an index no larger than its own, at first at itself. The
+    pointers form trees, each within one component; rounds of hooking and shortcutting merge them to
+    one tree of depth 1 for each component.
+    """
 
     sides: ClassVar[tuple[EntrySide, ...]] = (
         EntrySide("in", _SPACE, _SPACE, 1),
@@ -342,7 +362,7 @@ class ConnectedComponentsSolver(KeyedSolver):
     max_passes = _MAX_ROUNDS
 
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
-        """Hook and point further until nothing changes."""
+        """Hook trees and shorten their paths until no grandparent changes."""
         own = [np.arange(at.first, at.first + len(at)) for at in keyed.ranges(_SPACE)]
         parent = np.concatenate(own)
         if keyed.kept is not None:
@@ -350,16 +370,18 @@ class ConnectedComponentsSolver(KeyedSolver):
         n_iter, changed = keyed.n_done, np.inf
         grand = keyed.at(_SPACE, parent, parent)
         while changed and not keyed.should_stop:
-            # Hook: roots point at the smallest grandparent around their trees.
             least = _smallest_neighbours(keyed, grand)
+            # Stochastic hooking: the parent of a vertex points at the smallest grandparent among
+            # the vertex's neighbours.
             _hook_roots(keyed, parent, least, grand)
+            # Aggressive hooking: the vertex itself does, too.
             np.minimum(parent, least, out=parent)
-            # Shortcut: point at the grandparent, which halves the trees' depth.
+            # Shortcutting: point at the grandparent, which halves the trees' depth.
             np.minimum(parent, grand, out=parent)
-            further = keyed.at(_SPACE, parent, parent)
-            moved = further != grand
+            new_grand = keyed.at(_SPACE, parent, parent)
+            moved = new_grand != grand
             (changed,) = keyed.sum([[moved[at.own].sum()] for at in keyed.ranges(_SPACE)])
-            grand = further
+            grand = new_grand
             n_iter += 1
             keyed.keep({_SPACE: parent}, n_iter, loss=changed)
         return KeyedSolution(
@@ -368,7 +390,7 @@ class ConnectedComponentsSolver(KeyedSolver):
 
 
 def _smallest_neighbours(keyed: KeyedEntries, grand: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the smallest grandparent of each vertex and its neighbours."""
+    """Return, for each vertex, the smallest grandparent of it and its neighbours."""
     from daskml_dist.backends.graph_kernels import update_smallest_labels
 
     least = grand.copy()
@@ -388,11 +410,12 @@ def _hook_roots(
     least: NDArray[np.int64],
     grand: NDArray[np.int64],
 ) -> None:
-    """Let the root of each tree point at a smaller number around it."""
+    """Point the parents of vertices at smaller indices found by these, wherever they are owned."""
+    # Only vertices whose `least` is below their grandparent can lower a parent.
     lower = np.flatnonzero(least < grand)
-    roots, order = parent[lower], np.argsort(parent[lower], kind="stable")
-    roots, least = roots[order], least[lower][order]
-    # The smallest offer to each root.
-    first = np.flatnonzero(np.diff(roots, prepend=-1))
-    found = np.minimum.reduceat(least, first) if len(first) else least
-    np.minimum.at(parent, *keyed.sent(_SPACE, roots[first], found))
+    parents, order = parent[lower], np.argsort(parent[lower], kind="stable")
+    parents, least = parents[order], least[lower][order]
+    # Send each parent the smallest index only.
+    first = np.flatnonzero(np.diff(parents, prepend=-1))
+    smallest = np.minimum.reduceat(least, first) if len(first) else least
+    np.minimum.at(parent, *keyed.sent(_SPACE, parents[first], smallest))

@@ -43,10 +43,9 @@ from daskml_dist.backends.namespace import (
     zeros,
 )
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
+from daskml_dist.solvers.rows import is_sparse, request_finite_sum, to_rows_dtype
 
 #: Rows of a chunk on a CPU; their temporary arrays stay in a core's L2 cache.
 _CHUNK_ROWS = 1 << 13
@@ -487,12 +486,7 @@ class KMeansSolver(Solver):
     @staticmethod
     def _mean_and_variance(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
         """Return the mean of the shifted rows, and the variance summed over features."""
-        found = sums(CentroidAssignment(origin, shift))
-        if not np.isfinite(found).all():
-            raise DivergedError(
-                "The squares of the rows overflow. Scale the features (StandardScaler), or use "
-                "float64."
-            )
+        found = request_finite_sum(sums, CentroidAssignment(origin, shift))
         mean = found[0, 1:] / found[0, 0]
         return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
 

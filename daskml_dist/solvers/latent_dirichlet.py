@@ -1,5 +1,10 @@
 """Latent Dirichlet allocation by variational Bayes: sums over documents, given the topics.
 
+The E-step of Hoffman et al. is the sum (:class:`TopicWords`): it infers each document's topics and
+adds up how often each topic makes each word. The M-step is the solver's, from all documents (their
+algorithm 1) or from a part of them (algorithm 2, online). :class:`DocumentBounds` sums the
+variational bound, of which the perplexity is made.
+
 References
 ----------
 M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet allocation", NIPS
@@ -32,7 +37,7 @@ class _DocumentStatistic(Statistic):
     prior, max_iter, tol
         As of :class:`DocumentFit`.
     signed : bool
-        Whether to let negative numbers through.
+        Whether to allow negative counts.
     """
 
     prior: float
@@ -46,20 +51,20 @@ class _DocumentStatistic(Statistic):
         return DocumentFit(self.prior, self.max_iter, self.tol)
 
     def _host_counts(self, rows: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
-        """Return a CSR block in host memory, and which of its rows are asked for."""
+        """Return a CSR matrix in host memory, and the indices of the rows in it."""
         if isinstance(rows, CSRRows):
-            X, places = rows.X, rows.rows
+            X, indices = rows.X, rows.rows
         else:
             dense = backend.to_numpy(rows.toarray() if is_sparse(rows) else rows)
-            X, places = sparse.csr_array(dense), np.arange(len(dense))
+            X, indices = sparse.csr_array(dense), np.arange(len(dense))
         if not self.signed:
             check_counts(X.data)
-        return X, places
+        return X, indices
 
 
 @dataclass(frozen=True, eq=False)
 class TopicWords(_DocumentStatistic):
-    """Expected number of times that each topic makes each word, without the factor `topics`.
+    """Expected number of times that each topic makes each word, divided by `topics`.
 
     A last row holds the number of documents.
 
@@ -68,9 +73,9 @@ class TopicWords(_DocumentStatistic):
     topics : ndarray of float64 of shape (n_words, k)
         exp(E[log beta]).
     seed, round : int
-        Of what documents begin with, which follows from these and their places in X.
+        Seed of the documents' initial parameters, with their positions in X.
     batch, n_batches : int
-        Which documents: every `n_batches`-th of a block.
+        The part of the documents: every `n_batches`-th one of a block.
     """
 
     topics: Array
@@ -85,20 +90,23 @@ class TopicWords(_DocumentStatistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         from daskml_dist.backends import topic_kernels
 
-        X, places = self._host_counts(rows.X, backend)
-        # Blocks begin their turns at different batches, so that short ones fill all alike.
+        X, indices = self._host_counts(rows.X, backend)
+        # The first document of a block is in another batch than that of the next block, so that
+        # short blocks fill all batches alike.
         turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
-        at = np.arange(turn, len(places), self.n_batches)
+        at = np.arange(turn, len(indices), self.n_batches)
+        # The variational parameters of a document start at random, by its position alone: the same
+        # on any worker.
         stream = np.random.SeedSequence((self.seed, self.round, rows.block + 1))
-        # Variational parameters of the documents start at random, by seed and place alone.
         gamma = np.empty((len(at), self.topics.shape[1]))
         topic_kernels.draw_gamma(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
-        _, shares = self.fit(X, places[at], self.topics, gamma)
+        # E-step: gamma and phi in turn, up to `max_iter` times.
+        _, shares = self.fit(X, indices[at], self.topics, gamma)
         found = backend.to_numpy(out)
         if not found.flags.writeable:
             found = found.copy()
         csr = X.indptr, X.indices, X.data
-        topic_kernels.add_word_counts(*csr, places[at], self.topics, shares, found[:-1])
+        topic_kernels.add_word_counts(*csr, indices[at], self.topics, shares, found[:-1])
         found[-1] += len(at)
         if found is not out:
             out[...] = backend.to_device(found)
@@ -121,8 +129,8 @@ class DocumentBounds(_DocumentStatistic):
         return (2,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        X, places = self._host_counts(rows.X, backend)
-        found = self.fit.bounds_of(X[places], self.log_topics).sum(axis=0)
+        X, indices = self._host_counts(rows.X, backend)
+        found = self.fit.bounds_of(X[indices], self.log_topics).sum(axis=0)
         out += backend.to_device(found)
         return -float(found[0])
 
@@ -135,23 +143,25 @@ class LatentDirichletSolver(Solver):
     ----------
     doc_topic_prior, topic_word_prior : float
     max_iter : int
-        Times that each document is looked at.
+        Passes over the documents.
     n_batches : int or None
-        Parts of the documents, after each of which topics take a step ("online"); None: all
-        documents make them anew.
-    learning_decay, learning_offset, total_samples : float
-        Of the steps.
+        Parts of the documents, after each of which the topics take a step ("online"); None: they
+        are computed from all documents ("batch").
+    learning_decay, learning_offset : float
+        Exponent and offset of the learning rate (kappa and tau_0).
+    total_samples : float
+        Number of documents that a part stands for (D).
     evaluate_every : int
-        Iterations from one look at the perplexity to the next; 0 or less: none.
+        Iterations between two evaluations of the perplexity; 0 or less: none.
     perp_tol : float
-        Change of the perplexity that ends the iterations.
+        The iterations end if the perplexity changes by less.
     with_bound : bool
-        Whether to find the perplexity in the end.
+        Whether to evaluate the perplexity at the end.
     max_doc_update_iter, mean_change_tol
         As of :class:`DocumentFit`.
     seed : int
     n_before : int
-        Updates that were made before.
+        Updates before this fit, which the learning rate counts too.
     """
 
     name = "variational_bayes"
@@ -172,12 +182,12 @@ class LatentDirichletSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Return the sums: one for each part of the documents, and one for each perplexity."""
-        looks = self.max_iter // self.evaluate_every if self.evaluate_every > 0 else 0
-        return self.max_iter * (self.n_batches or 1) + looks + 1
+        """Return one pass for each part of the documents, and one for each perplexity."""
+        evaluations = self.max_iter // self.evaluate_every if self.evaluate_every > 0 else 0
+        return self.max_iter * (self.n_batches or 1) + evaluations + 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find the topics' words, from those at the start."""
+        """Return the parameters of the topics' words, from initial ones."""
         assert start is not None
         at = _TopicState(start, perplexity=np.inf)
         if sums.kept is not None:
@@ -192,32 +202,33 @@ class LatentDirichletSolver(Solver):
                 sums.keep(at.components, at.state, extra={"n_updates": at.n_updates})
         extra: dict[str, Any] = {"n_updates": at.n_updates}
         if self.with_bound:
-            extra["bound"] = self._perplexity(at, sums)
+            extra["bound"] = self._perplexity(at, sums)  # scikit-learn's name for it
         return Solution(at.components, -(-at.n_updates // n_batches), extra=extra)
 
     def _update_topics(self, at: _TopicState, sums: Sums) -> None:
-        """Let the topics be those of a part of the documents, or take a step there."""
+        """Update the topics by all documents, or by a step toward those of the next part."""
         n_batches, topics = self.n_batches or 1, np.exp(at.log_topics)
         rounds = self.n_before + at.n_updates
-        where: dict[str, Any] = {"batch": at.n_updates % n_batches, "n_batches": n_batches}
         found = sums(
             TopicWords(
-                **self._document_settings, topics=topics, seed=self.seed, round=rounds, **where
+                **self._document_settings, topics=topics, seed=self.seed, round=rounds,
+                batch=at.n_updates % n_batches, n_batches=n_batches,
             )
-        )
+        )  # fmt: skip
         words, n_documents = (found[:-1] * topics).T, found[-1, 0]
         at.n_updates += 1
         if self.n_batches is None:
-            # Batch M-step: topics follow from the words of all documents.
+            # lambda = eta + sum over documents of n phi (algorithm 1).
             at.set_components(self.topic_word_prior + words)
         elif n_documents:
-            # Online step (Hoffman et al.) with a falling learning rate.
+            # rho_t = (tau_0 + t)^-kappa; lambda moves toward the topics of a corpus of D documents
+            # like these (algorithm 2).
             rate = (self.learning_offset + rounds + 1) ** -self.learning_decay
             target = self.topic_word_prior + self.total_samples / n_documents * words
             at.set_components((1 - rate) * at.components + rate * target)
 
     def _has_converged(self, at: _TopicState, sums: Sums) -> bool:
-        """Return whether the perplexity, where it is evaluated now, has stopped changing."""
+        """Return whether the perplexity is due for evaluation and has stopped changing."""
         n_iter = at.n_updates // (self.n_batches or 1)
         if self.evaluate_every <= 0 or n_iter % self.evaluate_every:
             return False
@@ -225,6 +236,7 @@ class LatentDirichletSolver(Solver):
         return bool(abs(before - at.perplexity) < self.perp_tol)
 
     def _perplexity(self, at: _TopicState, sums: Sums) -> float:
+        """Return exp of minus the variational bound per word, of all documents."""
         score, n_words = sums(DocumentBounds(**self._document_settings, log_topics=at.log_topics))
         bound = score + topics_bound(at.components, self.topic_word_prior)
         return float(np.exp(-bound / n_words)) if n_words > 0 else np.inf
@@ -239,14 +251,15 @@ class LatentDirichletSolver(Solver):
 
 
 class _TopicState:
-    """The topics so far.
+    """Topics after some updates.
 
     Parameters
     ----------
     components : ndarray of shape (k, n_words)
+        Parameters of the topics' Dirichlet distributions (lambda).
     n_updates : int
     perplexity : float
-        When it was last looked at.
+        The one that was evaluated last.
     """
 
     def __init__(self, components: Array, n_updates: int = 0, perplexity: float = np.inf) -> None:
@@ -254,12 +267,12 @@ class _TopicState:
         self.set_components(components)
 
     def set_components(self, components: Array) -> None:
-        """Take other parameters."""
+        """Replace the parameters, and what is derived from them."""
         self.components = np.ascontiguousarray(components)
         #: E[log beta], of shape (n_words, k).
         self.log_topics = np.ascontiguousarray(log_expectations(self.components).T)
 
     def state(self) -> dict[str, Array]:
-        """Return the checkpoint of the topics."""
+        """Return the topics as arrays by name."""
         numbers = np.array([self.n_updates, self.perplexity])
         return {"components": self.components, "numbers": numbers}

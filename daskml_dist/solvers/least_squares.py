@@ -30,7 +30,7 @@ from daskml_dist.backends.namespace import cast, namespace, ones
 from daskml_dist.errors import DivergedError, TrainingError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
-from daskml_dist.solvers.rows import row_tiles, to_dense_float64
+from daskml_dist.solvers.rows import request_finite_sum, row_tiles, to_dense_float64
 
 #: Bytes of a tile of a dense block (2 MiB): it stays in a processor's cache with its product.
 _PIECE_BYTES = 2**21
@@ -305,11 +305,7 @@ def _sum_transformed_rows(
 
 def _sum_checked(sums: Sums, statistic: SecondMoments) -> Array:
     """Return the symmetric matrix of second moments; raise if it is not finite."""
-    total = sums(statistic)
-    if not np.isfinite(total).all():
-        raise DivergedError(
-            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
-        )
+    total = request_finite_sum(sums, statistic)
     return np.asarray(np.triu(total) + np.triu(total, 1).T)
 
 
@@ -566,22 +562,19 @@ def solve_nonnegative(R: Array, z: Array) -> Array:
 class CoordinateDescent(LeastSquaresSolver):
     """Half the mean squared error plus ``alpha * (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|^2)``.
 
-    scikit-learn's `enet_path` needs of X and y, beside the Gram matrix, only the number of rows
-    and the squares of y: the mean problem has one row.
-
     Parameters
     ----------
     alpha, l1_ratio : float
     n_rows : int
         Rows of the fit.
     max_iter : int
-        Cycles over the features at most.
+        Most cycles over the features.
     tol : float
-        Dual gap to stop at, as a share of the mean squared target.
+        Duality gap to stop at, as a share of the mean squared target.
     positive : bool
     selection : {"cyclic", "random"}
     seed : int
-        Of the order of features that are drawn.
+        Seed of the order in which features are drawn.
 
     References
     ----------
@@ -616,52 +609,64 @@ class CoordinateDescent(LeastSquaresSolver):
     def _solve_coefficients(
         self, reduced: ReducedProblem, n_rows: int, start: Array
     ) -> tuple[Array, dict[str, Any]]:
-        # The mean problem: its Gram matrix and products are all that scikit-learn's solver needs.
+        # The mean problem, one target after the other.
         R, z = reduced.R / np.sqrt(n_rows), reduced.z / np.sqrt(n_rows)
         gram, xy = R.T @ R, np.asfortranarray(R.T @ z)
-        found = [
-            self._follow_path(gram, xy[:, t], squares / n_rows, start[:, t])
-            for t, squares in enumerate(reduced.y_squares)
+        squares = reduced.y_squares / n_rows
+        coef, gaps, n_iters = np.empty(xy.shape), list[float](), list[int]()
+        for t, square in enumerate(squares):
+            coefs, (gap,), (n_iter,) = follow_elastic_path(
+                gram,
+                xy[:, t],
+                square,
+                [self.alpha],
+                l1_ratio=self.l1_ratio,
+                coef_init=np.array(start[:, t]),
+                max_iter=self.max_iter,
+                tol=self.tol,
+                positive=self.positive,
+                selection=self.selection,
+                random_state=self.seed,
+            )
+            coef[:, t] = coefs[:, 0]
+            gaps.append(float(gap))
+            n_iters.append(int(n_iter))
+        large_gaps = [
+            gap for gap, square in zip(gaps, squares, strict=True) if not gap <= self.tol * square
         ]
-        coefs, gaps, n_iters = zip(*found, strict=True)
-        messages = [_GAP_MESSAGE.format(gap) for gap, ok in gaps if not ok]
-        return np.array(coefs).T, {
+        return coef, {
             "n_iter": max(n_iters),
-            "converged": not messages,
-            "message": "; ".join(messages[:1]),
-            "extra": {"dual_gap": [gap for gap, _ in gaps], "n_iter": list(n_iters)},
+            "converged": not large_gaps,
+            "message": _GAP_MESSAGE.format(large_gaps[0]) if large_gaps else "",
+            "extra": {"dual_gap": gaps, "n_iter": n_iters},
         }
-
-    def _follow_path(
-        self, gram: Array, xy: Array, square: float, start: Array
-    ) -> tuple[Array, tuple[float, bool], int]:
-        """Return one target's coefficients, dual gap and whether it is small enough, and cycles."""
-        coefs, gaps, n_iters = follow_elastic_path(
-            gram, xy, square, [self.alpha], l1_ratio=self.l1_ratio, coef_init=np.array(start),
-            positive=self.positive, max_iter=self.max_iter, tol=self.tol,
-            selection=self.selection, random_state=self.seed,
-        )  # fmt: skip
-        gap = float(gaps[0])
-        return coefs[:, 0], (gap, gap <= self.tol * square), int(n_iters[0])
 
 
 def follow_elastic_path(
     gram: Array, xy: Array, square: float, alphas: Any, **options: Any
 ) -> tuple[Array, Array, list[int]]:
-    """Return coefficients (n_features, n_alphas), dual gaps and cycles for decreasing strengths.
+    """Return coefficients (n_features, n_alphas), duality gaps and cycles for decreasing strengths.
 
-    By scikit-learn's `enet_path`, of which `options` are; the mean problem has one row, of which
-    the Gram matrix, the products with the target and its square tell all.
+    By scikit-learn's `enet_path` and its `options`, of a mean problem given by X'X / n, X'y / n and
+    y'y / n.
     """
     # Slow to import, and other solvers do without.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import enet_path
 
     with warnings.catch_warnings():
-        # The estimator warns, once, in the user's process.
+        # The estimator warns, in the user's process.
         warnings.simplefilter("ignore", ConvergenceWarning)
+        # Beside the products it reads only the number of rows and the squares of y: one row whose
+        # target is the root of y'y / n stands for all.
         _, coefs, gaps, n_iters = enet_path(
-            np.zeros((1, len(xy)), order="F"), np.array([np.sqrt(square)]), alphas=alphas,
-            precompute=gram, Xy=xy, return_n_iter=True, check_input=False, **options,
-        )  # fmt: skip
+            np.zeros((1, len(xy)), order="F"),
+            np.array([np.sqrt(square)]),
+            alphas=alphas,
+            precompute=gram,
+            Xy=xy,
+            return_n_iter=True,
+            check_input=False,
+            **options,
+        )
     return coefs, gaps, n_iters

@@ -40,8 +40,8 @@ class _QueuedSums:
     def __init__(self, n_rows: float, should_stop: Callable[[], bool]) -> None:
         self.n_rows: Any = n_rows
         self._should_stop = should_stop
-        #: What the solver has to say: requests, then its solution or the error that ended it.
-        self.said: SimpleQueue[Statistic | Solution | BaseException] = SimpleQueue()
+        #: Messages of the solver: requests, then its solution or the error that ended it.
+        self.messages: SimpleQueue[Statistic | Solution | BaseException] = SimpleQueue()
         #: Answers to requests; None ends the solver.
         self.answers: SimpleQueue[Array | None] = SimpleQueue()
 
@@ -51,11 +51,11 @@ class _QueuedSums:
         return self._should_stop()
 
     def keep(self, w: Array, state: State | None = None, again: int = 0, extra: Any = None) -> None:
-        """Ignore the checkpoint: a fit that begins again repeats its remembered requests."""
+        """Ignore the snapshot: after a loss the log of sums repeats the answers to all requests."""
 
     def __call__(self, statistic: Statistic) -> Array:
         """Request a sum, and wait for it."""
-        self.said.put(statistic)
+        self.messages.put(statistic)
         if (answer := self.answers.get()) is None:
             raise _AbandonedError
         return answer
@@ -70,28 +70,29 @@ def iterate_requests(
 ) -> SolverRun:
     """Run a solver on rows of weight `n_rows`; yield its requests, and return its solution."""
     # A solver calls its sums from deep within its loops, and from within SciPy's L-BFGS-B, which
-    # nothing but a thread can suspend. It and the caller take turns, so what is requested does not
-    # depend on scheduling. A turn costs 30 to 70 us, where reading the rows takes milliseconds.
+    # only a thread can suspend. It and the caller take turns, so the requests do not depend on
+    # scheduling. A turn costs 30 to 70 us, while a pass over the rows takes milliseconds.
     sums = _QueuedSums(n_rows, should_stop)
 
     def solve() -> None:
+        # Errors too are passed on: in a thread they would only be printed.
         try:
-            sums.said.put(solver.solve(model, sums, start))
+            sums.messages.put(solver.solve(model, sums, start))
         except BaseException as error:
-            sums.said.put(error)
+            sums.messages.put(error)
 
     thread = threading.Thread(target=solve, name="lock-step", daemon=True)
     thread.start()
     try:
-        while isinstance(said := sums.said.get(), Statistic):
-            sums.answers.put((yield said))
+        while isinstance(message := sums.messages.get(), Statistic):
+            sums.answers.put((yield message))
     finally:
-        # Where the generator is closed early, the solver still waits for an answer.
+        # If the generator is closed early, the solver still waits for an answer.
         sums.answers.put(None)
         thread.join()
-    if isinstance(said, BaseException):
-        raise said
-    return said
+    if isinstance(message, BaseException):
+        raise message
+    return message
 
 
 def run_solvers_in_lock_step(
@@ -100,7 +101,7 @@ def run_solvers_in_lock_step(
 ) -> list[Solution]:
     """Run solvers to their ends; in each round the requests of all are answered at once."""
     solutions: dict[int, Solution] = {}
-    #: The sum that each solver under way waits for; None begins it.
+    # The answer to each solver that still runs; None starts it.
     answers: dict[int, Any] = dict.fromkeys(range(len(solver_runs)))
     try:
         while answers:
@@ -113,6 +114,7 @@ def run_solvers_in_lock_step(
             found = answer_together(list(requests), list(requests.values())) if requests else []
             answers = dict(zip(requests, found, strict=True))
     finally:
+        # After an error in one of them, the threads of the others must not stay.
         for run in solver_runs:
             run.close()
     return [solutions[i] for i in range(len(solver_runs))]
@@ -120,14 +122,14 @@ def run_solvers_in_lock_step(
 
 @dataclass(frozen=True, eq=False)
 class PerTargetStatistic(Statistic):
-    """Inner statistics of models of one target each, summed in one reading of the rows.
+    """Inner statistics of models of one target each, summed in one pass over the rows.
 
     Parameters
     ----------
     each : tuple of Statistic
-        Without a memory of rows.
+        Statistics without a state of the rows.
     targets : tuple of int
-        Column of the targets that each is asked of.
+        Target column of each.
     """
 
     each: tuple[Statistic, ...]
@@ -165,24 +167,25 @@ class PerTargetStatistic(Statistic):
         loss, xp = 0.0, namespace(rows.y)
         parts = self.parts(model, out)
         for one, target, part in zip(self.each, self.targets, parts, strict=True):
-            y = xp.concat([rows.y[:, target]])  # a copy in one piece, as kernels read it
+            y = xp.concat([rows.y[:, target]])  # a contiguous copy, as kernels read it
             of_one = BatchRows(
                 rows.X, y, rows.weight, rows.key, rows.block, rows.first, places=rows.places
             )
             loss = loss + one.add(model.of_target(target), of_one, part, backend)
+        # Once some targets are solved, the sum is no loss of the whole model.
         return loss if len(self.each) == model.width else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class PerTargetSolver(Solver):
-    """Solver of several targets, each by a solver that goes the way it would go alone.
+    """Solver of several targets, each by a solver of its own that runs as if alone.
 
-    ``extra["targets"]`` has what else each found.
+    ``extra["targets"]`` has the `extra` of each one's solution.
 
     Parameters
     ----------
     each : tuple of Solver
-        Whose statistics are added, and remember nothing of the rows.
+        Solvers whose statistics are additive, and have no state of the rows.
     """
 
     each: tuple[Solver, ...]
@@ -207,17 +210,17 @@ class PerTargetSolver(Solver):
             for target, solver in enumerate(self.each)
         ]
 
-        def answers(at: list[int], requests: list[Statistic]) -> Sequence[Array]:
-            asked = PerTargetStatistic(tuple(requests), tuple(at))
-            return asked.parts(model, sums(asked))
+        def answer_together(at: list[int], requests: list[Statistic]) -> Sequence[Array]:
+            together = PerTargetStatistic(tuple(requests), tuple(at))
+            return together.parts(model, sums(together))
 
-        found = run_solvers_in_lock_step(solver_runs, answers)
-        last = [one for one in found if not one.converged]
+        found = run_solvers_in_lock_step(solver_runs, answer_together)
+        failed = [one for one in found if not one.converged]
         return Solution(
             np.concatenate([one.w for one in found], axis=1),
             max(one.n_iter for one in found),
-            not last,
-            last[0].message if last else "",
+            not failed,
+            failed[0].message if failed else "",
             {
                 "targets": [one.extra for one in found],
                 "warnings": [text for one in found for text in one.extra.get("warnings", ())],
@@ -228,9 +231,7 @@ class PerTargetSolver(Solver):
 def combine_target_problems(
     problems: Sequence[tuple[LinearModel, Solver]], n_targets: int | None
 ) -> tuple[LinearModel, Solver]:
-    """Combine the problems of all targets to one; return that of a one-dimensional target as it
-    is.
-    """
+    """Return the models and solvers of all targets as one; `n_targets` is None for a 1-d target."""
     model, solver = problems[0]
     if n_targets is None:
         return model, solver

@@ -16,11 +16,11 @@ from daskml_dist.models.naive_bayes import merge_moments, to_categories
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import is_sparse, map_entries, row_tiles, to_dense_float64
 
-#: Categories of all features together at most, for each class (80 MB a class).
+#: Most categories of all features together, for each class (80 MB a class).
 _MAX_CATEGORIES = 10**7
-#: Bytes of float64 rows whose moments are merged with all others' at once (1 MiB).
+#: Bytes of float64 rows of a tile (1 MiB), whose moments are merged with those of other tiles.
 _TILE_BYTES = 1 << 20
-#: Classes up to which sums over all classes cost less than finding those that rows have.
+#: Most classes for which sums over all classes cost less than finding the classes of a tile.
 _MAX_DIRECT_CLASSES = 64
 
 
@@ -31,11 +31,11 @@ class ClassCounts(Statistic):
     Parameters
     ----------
     threshold : float or None
-        What is larger counts as 1 and all else as 0; None: X is added as it is.
+        Entries above it count as 1 and others as 0; None: X is added as it is.
     signed : bool
         Whether X may hold negative numbers.
     of : str
-        Estimator that errors name.
+        Name of the estimator, for errors.
     """
 
     threshold: float | None = None
@@ -63,9 +63,10 @@ class ClassCounts(Statistic):
 class ClassMoments(Statistic):
     """Weight, means and summed squared deviations of the rows of each class.
 
-    The last group holds all rows with weight 1, where rows have weights; else it stays empty. Rows
-    are taken a few at a time, in two steps (their means, then the deviations from these), and
-    merged, so that digits are lost neither to a large mean nor to a class far from the others.
+    A last group has the moments of all rows without their weights, if they have weights (the
+    variance smoothing of `GaussianNB` is a share of the unweighted variance); else it stays empty.
+    Tiles of rows are summed in two steps (means, then deviations from these) and merged, so that
+    digits are lost neither to a large mean nor to a class far from the others.
     """
 
     additive = False
@@ -78,7 +79,7 @@ class ClassMoments(Statistic):
         everything = slice(model.n_classes, model.n_classes + 1)
         for at in row_tiles(rows.X, backend, dense=True, cached=_TILE_BYTES):
             part = rows.part(at, backend)
-            # The host's kernels read rows of any dtype.
+            # The host's kernels convert rows of any dtype as they read them.
             plain = is_host(part.X) and not is_sparse(part.X)
             X, weight = part.X if plain else to_dense_float64(part.X), part.weight
             classes, code = _find_present_classes(part.y, model.n_classes)
@@ -101,10 +102,11 @@ class ClassMoments(Statistic):
         count, mean, squares = part[:, :1], part[:, 1 : 1 + n_features], part[:, 1 + n_features :]
         count += _sum_group_weights(code, weight, total.shape[0], backend)
         backend.add_rows(X, code, weight, mean)
-        # First the means of these rows, then squares about them: no digits are lost.
+        # Two passes over a tile, which stays in a cache; then Chan's update (`merge_moments`).
         mean /= xp.where(count > 0, count, 1.0)
         backend.add_squares(X, code, weight, mean, squares)
         merge_moments(total, part)
+        # A copy if `groups` are indices; with a slice `total` is a view of `out`.
         out[groups, ...] = total
 
 
@@ -120,7 +122,7 @@ def _find_present_classes(y: Any, n_classes: int) -> tuple[Any, Any]:
     """Return the classes that some rows may have, and each row's position among them."""
     if n_classes <= _MAX_DIRECT_CLASSES or not is_host(y):
         return slice(0, n_classes), y
-    # The host's blocks are small, and hold few of many classes.
+    # A tile has few rows, so it meets few of many classes.
     return np.unique(y, return_inverse=True)
 
 
@@ -140,7 +142,7 @@ class LargestCategory(Statistic):
     Parameters
     ----------
     signed : bool
-        Whether to let negative numbers through.
+        Whether to allow negative numbers.
     """
 
     signed: bool = False
@@ -189,8 +191,9 @@ class CategoryCounts(Statistic):
             np.add.at(found[:, 0], y, weight)
             for j, (first, size) in enumerate(zip(firsts.tolist(), self.sizes, strict=True)):
                 known = (X[:, j] >= 0) & (X[:, j] < size)
-                at_once = y[known] * size + X[known, j]
-                counts = np.bincount(at_once, weight[known], minlength=model.n_classes * size)
+                # One index for each pair of a class and a category.
+                pairs = y[known] * size + X[known, j]
+                counts = np.bincount(pairs, weight[known], minlength=model.n_classes * size)
                 found[:, first : first + size] += counts.reshape(model.n_classes, size)
         out += backend.to_device(found)
         return float("nan")
@@ -203,9 +206,9 @@ class CategoryCountSolver(Solver):
     Parameters
     ----------
     first : Statistic
-        What finds the number of categories.
+        Statistic whose sum is the number of categories of each feature.
     at_least : tuple of int
-        Categories of each feature at least.
+        Fewest categories of each feature.
     """
 
     first: Statistic
@@ -215,7 +218,7 @@ class CategoryCountSolver(Solver):
     max_passes = 2
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Return the counts, and the ``"sizes"`` of the features."""
+        """Return the counts; ``extra["sizes"]`` has the number of categories of each feature."""
         found = sums(self.first)
         if found.sum() > _MAX_CATEGORIES:
             raise InvalidDataError(
@@ -229,15 +232,16 @@ class CategoryCountSolver(Solver):
 def merge_category_counts(
     parts: list[tuple[tuple[int, ...], Array]],
 ) -> tuple[tuple[int, ...], Array]:
-    """Add up counts of several fits, which may know different categories."""
+    """Return the categories and counts of several fits together, which may know different ones."""
     sizes = tuple(max(each) for each in zip(*(sizes for sizes, _ in parts), strict=True))
     total = np.zeros((len(parts[0][1]), 1 + sum(sizes)))
     for own, counts in parts:
         total[:, 0] += counts[:, 0]
-        at, here = 1, 1
+        # Where a feature's categories begin, in the total and in the part.
+        to, start = 1, 1
         for size, known in zip(sizes, own, strict=True):
-            total[:, at : at + known] += counts[:, here : here + known]
-            at, here = at + size, here + known
+            total[:, to : to + known] += counts[:, start : start + known]
+            to, start = to + size, start + known
     return sizes, total
 
 

@@ -321,7 +321,7 @@ class NonnegativeSolver(Solver):
     begin : NMFInitializer
     max_iter : int
     tol : float
-        Of what tells the solver that it has come to the end.
+        Tolerance of the solver's own stopping rule.
     l1_rows, l2_rows, l1, l2 : float
         Penalties on the weights of a row, and, for each row, on the components.
     n_features : int
@@ -466,6 +466,7 @@ class LeastSquaresNMF(NonnegativeSolver):
         return Solution(at.H, at.n_iter, at.done or not self.tol, message, {"error": error})
 
     def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _DescentState:
+        """Return the initial components, to be evaluated at an infinite error."""
         entries, _ = self.begin.totals(sums)
         mean = entries / (sums.n_rows * model.n_features)
         H, _ = self.begin(model, sums, start, mean)
@@ -505,6 +506,8 @@ class LeastSquaresNMF(NonnegativeSolver):
         if norm <= self.tol * at.first_norm:
             at.H, at.done = ahead, True
             return
+        # Coordinate descent over the columns of the components (HALS; Gillis and Glineur): a few
+        # sweeps cost no pass over the rows.
         new = ahead.copy()
         descend_coordinates(gram, gradient, new, _COMPONENT_SWEEPS, 0.0)
         at.accept(new)
@@ -711,6 +714,7 @@ class MultiplicativeNMF(NonnegativeSolver):
         return _UpdateState(H, self._step_weights(first))
 
     def _step_weights(self, first: InitialWeights) -> StepWeights:
+        """Return the weights before the first step."""
         how: dict[str, Any] = {"beta": self.beta, "l1": self.l1_rows, "l2": self.l2_rows}
         return StepWeights(**vars(first), **how)
 

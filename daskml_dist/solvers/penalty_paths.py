@@ -1,13 +1,23 @@
-"""Least squares for many penalties and splits from few readings of the rows.
+"""Least squares for many penalties and splits from few passes over the rows.
 
-The problem of a split is reduced to a small one (`least_squares.reduce_rows`), from which
-coefficients for every penalty follow without the rows: :func:`solve_ridge_path`,
-:func:`solve_elastic_path`. What folds share is summed once (:class:`FoldedReduction`).
-:class:`LeaveOneOutRidge` predicts each row by the model that was fitted without it.
+The rows of a split are reduced to a small problem (`least_squares.reduce_rows`), from which
+coefficients for every penalty follow without the rows: by one singular value decomposition
+(:func:`solve_ridge_path`) or by coordinate descent (:func:`solve_elastic_path`). One pass reduces
+all splits of a cross-validation (:class:`FoldedReduction`), and one scores their paths
+(:class:`PathErrorSums`, :class:`PathHits`). :class:`LeaveOneOutRidge` scores each row by the model
+fitted without it, in closed form.
+
+References
+----------
+D. M. Allen, "The relationship between variable selection and data augmentation and a method for
+prediction", Technometrics 16, 1974 (PRESS, the leave-one-out errors). J. Friedman, T. Hastie and
+R. Tibshirani, "Regularization paths for generalized linear models via coordinate descent", Journal
+of Statistical Software 33, 2010.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +29,7 @@ from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.batched import BatchedLinear
-from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
+from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.batched_gradients import PerSplitStatistic, iterate_split_rows
 from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate
 from daskml_dist.solvers.least_squares import (
@@ -32,14 +42,20 @@ from daskml_dist.solvers.least_squares import (
 )
 from daskml_dist.solvers.rows import row_tiles, to_dense_float64, to_rows_dtype
 
-#: Raw predictions of a tile (512 KiB, a core's L2 cache), and rows of a tile at least.
+#: Raw predictions of a tile (512 KiB of float64, a core's L2 cache), and the fewest rows of a tile,
+#: so that a product takes longer than its call.
 _TILE_ENTRIES, _MIN_TILE_ROWS = 1 << 16, 64
-#: Smallest strength, scikit-learn's, for features that are uncorrelated with the target.
+#: Smallest strength (scikit-learn's), for features that are uncorrelated with the target.
 _MIN_ALPHA = float(np.finfo(np.float64).resolution)
 
 
 def solve_ridge_path(reduced: ReducedProblem, alphas: Array) -> Array:
-    """Return ridge coefficients for each penalty of the sum over rows."""
+    """Return ridge coefficients, of shape (n_alphas, n_features, n_targets).
+
+    `alphas` are penalties of the sum over rows.
+    """
+    # With R = U diag(s) V', the solution is V diag(s / (s^2 + alpha)) U' z: only the shrinkage
+    # depends on alpha. Singular values that are rounding errors count as 0.
     U, values, Vt = linalg.svd(reduced.R, full_matrices=False)
     values = np.where(values > SINGULAR_CUTOFF * values.max(initial=0.0), values, 0.0)
     shrunk = np.zeros((len(alphas), len(values)))
@@ -79,18 +95,16 @@ def solve_elastic_path(
 
 @dataclass(frozen=True, eq=False)
 class LeaveOneOutErrors(Statistic):
-    """Squared leave-one-out errors of ridge, for each penalty and target.
-
-    Summed with the rows' weights.
+    """Weighted squared leave-one-out errors of ridge, for each penalty and target.
 
     Parameters
     ----------
     w : ndarray of shape (n_alphas, n_features + fit_intercept, n_targets)
     x_mean : ndarray of shape (n_features,)
     basis : ndarray of shape (n_features, rank)
-        Directions of the rows' variance.
+        Right singular vectors of the centred rows.
     shrunk : ndarray of shape (n_alphas, rank)
-        Inverse of the penalised squares along them.
+        ``1 / (s**2 + alpha)`` for the singular value `s` of each of them.
     share : float
         Leverage of a row of weight 1 by the intercept.
     """
@@ -131,39 +145,39 @@ class LeaveOneOutErrors(Statistic):
 
     def errors(self, X: Any, y: Any, weight: Any | None, backend: Backend) -> Any:
         """Return the errors of rows, of shape (n, n_alphas, n_targets), in float64."""
-        lying = backend.to_device
-        rows, (n_alphas, n_rows, n_targets) = to_dense_float64(X), self.w.shape
+        to_device = backend.to_device
+        rows, (n_alphas, n_params, n_targets) = to_dense_float64(X), self.w.shape
         xp, d = namespace(rows), rows.shape[1]
-        turned = (rows - lying(self.x_mean)) @ lying(self.basis)
-        leverage = (turned * turned) @ lying(self.shrunk.T.copy()) + self.share
+        # Leverage of a row x of weight u: u (1 / n + x' (X'X + alpha I)^-1 x), x centred; along the
+        # singular vectors the inverse is diagonal.
+        projected = (rows - to_device(self.x_mean)) @ to_device(self.basis)
+        leverage = (projected * projected) @ to_device(self.shrunk.T.copy()) + self.share
         if weight is not None:
             leverage *= cast(weight, xp.float64)[:, None]
-        flat = np.moveaxis(self.w, 0, 1).reshape(n_rows, -1)
-        raw = rows @ lying(flat[:d].copy())
-        if n_rows > d:
-            raw += lying(flat[d].copy())
+        # Predictions for all penalties and targets as columns of one product.
+        flat = np.moveaxis(self.w, 0, 1).reshape(n_params, -1)
+        raw = rows @ to_device(flat[:d].copy())
+        if n_params > d:
+            raw += to_device(flat[d].copy())
         raw = xp.reshape(raw, (rows.shape[0], n_alphas, n_targets))
         residual = cast(xp.reshape(y, (rows.shape[0], 1, n_targets)), xp.float64) - raw
-        # The leave-one-out residual: the plain one over 1 - leverage.
+        # Allen's PRESS: without its row, a fit's residual is the plain one over 1 - leverage.
         return residual / (1 - leverage)[:, :, None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeaveOneOutRidge(Solver):
-    """Ridge for several penalties, with leave-one-out errors.
+    """Solver of ridge for several penalties, with leave-one-out errors.
 
-    The solution has no parameters of its own: ``extra["left_out"]`` has a
-    :class:`LeaveOneOutErrors`, and ``extra["squares"]`` the sums of squared errors, of shape
-    (n_alphas, n_targets).
+    ``extra["left_out"]`` of the solution has a :class:`LeaveOneOutErrors` with all coefficients,
+    and ``extra["squares"]`` the sums of squared errors, of shape (n_alphas, n_targets).
 
     Parameters
     ----------
     alphas : ndarray of float64 of shape (n_alphas,)
         Penalties of the sum over rows.
-    eps : float
-        Relative precision of the products of rows.
-    sparse : bool
-        Whether there are sparse rows.
+    eps, sparse
+        As of :class:`~daskml_dist.solvers.least_squares.LeastSquaresSolver`.
     """
 
     alphas: Array
@@ -178,7 +192,8 @@ class LeaveOneOutRidge(Solver):
         return MAX_REDUCTION_PASSES + 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Reduce the rows, and leave each out."""
+        """Reduce the rows, then read them again for their leave-one-out errors."""
+        # No singular value is cut: the least penalty, which is positive, bounds the condition.
         reduced = reduce_rows(
             model, sums, eps=self.eps, l2=float(self.alphas.min()), cut=0.0, dear=self.sparse
         )
@@ -191,15 +206,15 @@ class LeaveOneOutRidge(Solver):
 
 @dataclass(frozen=True)
 class AlphaGrid:
-    """Grid of l1 strengths, downward from the one that leaves no coefficient.
+    """Grid of strengths, geometrically down from the least one with all coefficients zero.
 
     Parameters
     ----------
     l1_ratios : tuple of float
     eps : float
-        The last strength as a share of the first.
+        Last strength as a share of the first.
     n : int
-        Strengths.
+        Number of strengths for each ratio.
     positive : bool
     """
 
@@ -209,17 +224,19 @@ class AlphaGrid:
     positive: bool
 
     def of(self, xy: Array, n_rows: float) -> Array:
-        """Return strengths (n_l1_ratios, n), from products of centred features and target."""
+        """Return strengths of shape (n_l1_ratios, n), given X'y of centred features and target."""
+        # All coefficients are zero where alpha * l1_ratio >= max |x_j'y| / n (Friedman et al.,
+        # section 2.5).
         largest = max(0.0, xy.max()) if self.positive else np.abs(xy).max()
-        found = []
+        grids = []
         for ratio in self.l1_ratios:
             first = largest / (n_rows * ratio)
-            found.append(
+            grids.append(
                 np.full(self.n, _MIN_ALPHA)
                 if first <= _MIN_ALPHA
                 else np.geomspace(first, first * self.eps, num=self.n)
             )
-        return np.array(found)
+        return np.array(grids)
 
 
 def make_alpha_grid(grid: AlphaGrid, reduced: ReducedProblem, n_rows: float) -> Array:
@@ -229,22 +246,20 @@ def make_alpha_grid(grid: AlphaGrid, reduced: ReducedProblem, n_rows: float) -> 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FoldedReduction(Solver):
-    """Solver that reduces the problem of each split.
+    """Solver that reduces the training rows of each split.
 
     The solution has no parameters; ``extra["reduced"]`` has a :class:`ReducedProblem` for each
     split and ``extra["n_rows"]`` the weights of their rows.
 
     Parameters
     ----------
-    eps : float
-        Relative precision of the products of rows.
-    sparse : bool
-        Whether there are sparse rows.
-    l2 : float or Grid
-        The least penalty of the sum over rows that will be tried. Of a grid: its last strength,
-        which is one of the mean.
+    eps, sparse
+        As of :class:`~daskml_dist.solvers.least_squares.LeastSquaresSolver`.
+    l2 : float or AlphaGrid
+        Least penalty that will be tried; of a grid its last strength.
     of_mean : bool
-        Whether `l2` is a penalty of the mean over rows.
+        Whether `l2` is a penalty of the mean over rows, as a grid's strengths are, instead of the
+        sum.
     """
 
     eps: float
@@ -256,13 +271,15 @@ class FoldedReduction(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Return the most passes: the first is shared, the others are of one split each."""
+        """Return a bound: the first pass is shared, further ones are of one split each."""
+        # The number of splits is the model's, which a solver does not know yet: room for 133.
         return MAX_REDUCTION_PASSES * 100
 
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
-        """Reduce the rows of all splits."""
+        """Reduce the training rows of all splits, in lock step."""
         d, n_splits = model.n_features, model.roles.n_splits
-        # One pass: the moments of all splits' training rows.
+        # One pass gives the moments of all splits. The solvers of the splits take their first pass
+        # from these, and read the rows again only where the moments have too few digits.
         first = sums(
             PerSplitStatistic(SecondMoments(np.zeros(model.each.width)), tuple(range(n_splits)))
         )
@@ -272,22 +289,25 @@ class FoldedReduction(Solver):
             l2 = self._smallest_penalty(first[split], d, model.each.fit_intercept)
             solver = _SplitReduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
             columns.append(Candidate(split, solver, float(weight)))
-        found = BatchedSolver(tuple(columns)).solve(model, _CachedSums(sums, first), None)
+        known = _CachedSums(sums, sums.n_rows, first)
+        found = BatchedSolver(tuple(columns)).solve(model, known, None)
         reduced = [extra["reduced"] for *_, extra in found.extra["columns"]]
         return Solution(np.zeros(0), extra={"reduced": reduced, "n_rows": np.array(n_rows)})
 
     def _smallest_penalty(self, moments: Array, d: int, fit_intercept: bool) -> float:
+        """Return the least penalty to be tried on a split, given its moments of [X, 1, y]."""
         if not isinstance(self.l2, AlphaGrid):
             return self.l2
         n, xy = moments[d, d], moments[:d, d + 1]
         if fit_intercept:
+            # X'y of centred columns; the first pass is exact enough for the order of magnitude.
             xy = xy - moments[:d, d] * moments[d, d + 1] / n
         return float(self.l2.of(xy, n).min())
 
 
 @dataclass(frozen=True)
 class _SplitReduction(Solver):
-    """Solver that reduces the problem of one split."""
+    """Solver that reduces the training rows of one split."""
 
     eps: float
     sparse: bool
@@ -295,44 +315,36 @@ class _SplitReduction(Solver):
     max_passes = MAX_REDUCTION_PASSES
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        # A penalty bounds the condition; without one, tiny singular values must count as zero.
         cut = 0.0 if self.l2 else SINGULAR_CUTOFF
         reduced = reduce_rows(model, sums, eps=self.eps, l2=self.l2, cut=cut, dear=self.sparse)
         return Solution(np.zeros(0), reduced.n_looks, extra={"reduced": reduced})
 
 
-class _CachedSums:
-    """Sums whose first pass over each split is known already."""
+@dataclass
+class _CachedSums(NestedSums):
+    """Sums whose first pass (moments without a shift) is known already, for each split."""
 
-    def __init__(self, sums: Sums, first: Array) -> None:
-        self._sums, self._first = sums, first
-        self.n_rows, self.kept = sums.n_rows, None
-
-    @property
-    def should_stop(self) -> bool:
-        return self._sums.should_stop
-
-    def keep(self, w: Array, state: State | None = None, again: int = 0, extra: Any = None) -> None:
-        pass
+    first: Array
 
     def __call__(self, statistic: Statistic) -> Array:
-        each = statistic.each if isinstance(statistic, PerSplitStatistic) else None
         if (
             isinstance(statistic, PerSplitStatistic)
-            and isinstance(each, SecondMoments)
-            and each.x_shift is None
+            and isinstance(statistic.each, SecondMoments)
+            and statistic.each.x_shift is None
         ):
-            return self._first[list(statistic.splits)]
-        return self._sums(statistic)
+            return self.first[list(statistic.splits)]
+        return self.sums(statistic)
 
 
 @dataclass(frozen=True, eq=False)
 class _PathStatistic(Statistic):
-    """Base class of sums of each split's fits over its rows of a role.
+    """Base class of sums over the rows that have a role in a split, for each fit of its path.
 
     Parameters
     ----------
-    w : ndarray of shape (n_splits, n_alphas, n_rows, n_targets)
-        Of the first splits of the model.
+    w : ndarray of shape (n_splits, n_alphas, n_params, n_targets)
+        Parameters; the model may have a further split, of all rows.
     role : {TRAIN, TEST}
     """
 
@@ -341,11 +353,12 @@ class _PathStatistic(Statistic):
     in_parts: ClassVar[bool] = True
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        n_alphas, n_rows, n_targets = self.w.shape[1:]
+        n_alphas, n_params, n_targets = self.w.shape[1:]
         width = n_alphas * n_targets
         most = max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(width, 1))
         for split, paths in enumerate(self.w):
-            w = to_rows_dtype(np.moveaxis(paths, 0, 1).reshape(n_rows, width), rows.X, backend)
+            # All penalties and targets of a split are columns of one product.
+            w = to_rows_dtype(np.moveaxis(paths, 0, 1).reshape(n_params, width), rows.X, backend)
             for some in iterate_split_rows(model, rows, split, self.role, backend):
                 for at in row_tiles(some.X, backend, cached=8 * most * some.X.shape[1]):
                     part = some.part(at, backend)
@@ -357,18 +370,22 @@ class _PathStatistic(Statistic):
                     self._add_fit_sums(raw, y, part.weight, out[split, ...])
         return float("nan")
 
+    @abstractmethod
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
-        raise NotImplementedError
+        """Add the sums of some rows, given raw predictions (n, n_alphas, n_targets)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PathErrorSums(_PathStatistic):
-    """Weight, squared and absolute errors, targets, their squares, and rows, of each fit.
+    """Six sums for each fit and target: those in `PATH_SCORES`, and the number of rows.
+
+    In order: weights, squared errors, absolute errors, targets and squared targets, each weighted,
+    and rows of positive weight.
 
     Parameters
     ----------
     absolute : bool
-        Whether absolute errors are asked for; else they are zero.
+        Whether absolute errors are summed; else they are zero.
     """
 
     absolute: bool = False
@@ -379,8 +396,8 @@ class PathErrorSums(_PathStatistic):
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
         xp = namespace(raw)
         y64 = cast(y, xp.float64)
-        there = y.shape[0] if weight is None else total(cast(weight != 0, xp.float64))
-        out[..., 5] += there
+        n_weighted = y.shape[0] if weight is None else total(cast(weight != 0, xp.float64))
+        out[..., 5] += n_weighted
         out[..., 0] += y.shape[0] if weight is None else total(weight, dtype=xp.float64)
         out[..., 3] += _sum_weighted(y64, weight)
         out[..., 4] += _sum_weighted(y64 * y64, weight)
@@ -393,15 +410,15 @@ class PathErrorSums(_PathStatistic):
 
 @dataclass(frozen=True, eq=False)
 class PathHits(_PathStatistic):
-    """Weight of the rows, and of the rows whose label has the largest raw prediction.
+    """Weight of the rows, and of the rows whose label is predicted, for each fit.
 
-    Targets are 1 for the label and -1 for others; one column of targets is of the second label of
-    two.
+    A classifier by regression: targets are 1 for a row's label and -1 for the others, and the
+    largest raw prediction wins; of two labels only the second one has a column.
 
     Parameters
     ----------
     several : bool, default=False
-        Whether rows have several labels; then the weight of those of which all are told right.
+        Whether rows have several labels; then a row counts if all of them are predicted.
     """
 
     several: bool = False
@@ -422,13 +439,13 @@ class PathHits(_PathStatistic):
 
 
 def _sum_weighted(values: Any, weight: Any | None) -> Any:
-    """Sum over rows, in float64."""
+    """Return the weighted sum over rows (the first axis), in float64."""
     xp = namespace(values)
     if weight is not None:
         shape = (values.shape[0],) + (1,) * (values.ndim - 1)
         values = values * xp.reshape(cast(weight, values.dtype), shape)
     if is_host(values) and values.ndim == 3 and values.shape[2] == 1:
-        # NumPy sums neighbours along the other axis fast only where there is no third.
+        # NumPy is slow to sum over the first axis if the last one has length 1.
         return values[:, :, 0].sum(axis=0, dtype=np.float64)[:, None]
     return total(values, axis=0, dtype=xp.float64)
 
@@ -436,13 +453,14 @@ def _sum_weighted(values: Any, weight: Any | None) -> Any:
 def _r2_scores(sums: Array) -> Array:
     n, squared, _, first, second, rows = np.moveaxis(sums, -1, 0)
     spread = second - first**2 / n
+    # As scikit-learn's r2_score: a constant target scores 1 if predicted exactly, else 0, and
+    # fewer than two rows have no score.
     with np.errstate(divide="ignore", invalid="ignore"):
         score = np.where(spread > 0, 1 - squared / spread, np.where(squared > 0, 0.0, 1.0))
-    # One row has no spread, and says nothing.
     return np.asarray(np.where(rows < 2, np.nan, score).mean(axis=-1))
 
 
-#: Scores by scikit-learn's names, of :class:`PathErrorSums`: the mean of all targets.
+#: Scores by scikit-learn's names, given the sums of :class:`PathErrorSums`: means over the targets.
 PATH_SCORES: dict[str, Callable[[Array], Array]] = {
     "neg_mean_absolute_error": lambda sums: -(sums[..., 2] / sums[..., 0]).mean(axis=-1),
     "neg_mean_squared_error": lambda sums: -(sums[..., 1] / sums[..., 0]).mean(axis=-1),

@@ -26,11 +26,11 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total, zeros
 from daskml_dist.backends.numpy_backend import add_matmul
-from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import (
     is_sparse,
+    request_finite_sum,
     row_tiles,
     sum_of_squares,
     to_dense_float64,
@@ -257,12 +257,12 @@ class PowerIterations(Solver):
         if not self.centred:
             return None
         first = GramProducts(np.zeros((d, 0)), squares=False)
-        return np.asarray(self._checked_products(sums, first)[:-1, -1] / sums.n_rows)
+        return np.asarray(request_finite_sum(sums, first)[:-1, -1] / sums.n_rows)
 
     def _extract_vectors(self, sums: Sums, kept: _KrylovBlocks, shift: Array | None) -> Solution:
         """Return the best vectors of the subspace (Rayleigh-Ritz) as the solution."""
         k = self.n_components
-        found = self._checked_products(sums, GramProducts(kept.last, shift)) / sums.n_rows
+        found = request_finite_sum(sums, GramProducts(kept.last, shift)) / sums.n_rows
         values, vectors = kept.best(found[:-1, :-1], k)
         best = fix_vector_signs(vectors.T)
         squares = float(found[-1, 0])
@@ -297,19 +297,9 @@ class PowerIterations(Solver):
     def _multiply_gram(self, sums: Sums, vectors: Array, shift: Array | None) -> Array:
         if shift is None:
             products = GramProducts(vectors, squares=False, bare=True)
-            return self._checked_products(sums, products) / sums.n_rows
+            return request_finite_sum(sums, products) / sums.n_rows
         products = GramProducts(vectors, shift, squares=False)
-        return self._checked_products(sums, products)[:-1, :-1] / sums.n_rows
-
-    @staticmethod
-    def _checked_products(sums: Sums, statistic: GramProducts) -> Array:
-        found = sums(statistic)
-        if not np.isfinite(found).all():
-            raise DivergedError(
-                "The squares of the rows overflow. Scale the features (StandardScaler), or use "
-                "float64."
-            )
-        return found
+        return request_finite_sum(sums, products)[:-1, :-1] / sums.n_rows
 
 
 class _KrylovBlocks:
@@ -329,7 +319,7 @@ class _KrylovBlocks:
         self.last = first
         self._blocks = [first]
         #: Products of the blocks with what each became.
-        self._checked_products: list[list[Array]] = []
+        self._products: list[list[Array]] = []
 
     def add(self, image: Array, most: int) -> None:
         """Take another block: what the last one became, but for the blocks that are kept.
@@ -337,11 +327,11 @@ class _KrylovBlocks:
         `image` is changed.
         """
         if len(self._blocks) == most:
-            self._blocks, self._checked_products = [], []
+            self._blocks, self._products = [], []
         products = self._project_out(image)
         self.last, least = orthonormalize(image)
         if self._blocks:
-            self._checked_products.append(products)
+            self._products.append(products)
         # Digits were lost: orthogonalise once more ("twice is enough").
         if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
             self._project_out(self.last)
@@ -357,11 +347,11 @@ class _KrylovBlocks:
 
     def best(self, image: Array, k: int) -> tuple[Array, Array]:
         """Return the k largest values and their vectors, given the last block's image."""
-        self._checked_products.append([block.T @ image for block in self._blocks])
+        self._products.append([block.T @ image for block in self._blocks])
         sizes = [block.shape[1] for block in self._blocks]
         ends = np.cumsum([0, *sizes])
         inner = np.zeros((ends[-1], ends[-1]))
-        for j, of_block in enumerate(self._checked_products):
+        for j, of_block in enumerate(self._products):
             for i, product in enumerate(of_block):
                 inner[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = product
                 inner[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = product.T
@@ -474,10 +464,6 @@ class MeanCovariance(NamedTuple):
 
 def sum_mean_covariance(sums: Sums, *, double: bool) -> MeanCovariance:
     """Return mean and covariance of all rows, in one pass."""
-    found = sums(ScatterStatistic(double))
-    if not np.isfinite(found).all():
-        raise DivergedError(
-            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
-        )
+    found = request_finite_sum(sums, ScatterStatistic(double))
     covariance = found[:-2] / found[-1, 0]
     return MeanCovariance(found[-2].copy(), (covariance + covariance.T) / 2)

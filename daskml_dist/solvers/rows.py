@@ -1,17 +1,33 @@
-"""Helpers of statistics: rows in tiles, dense or sparse, on any device."""
+"""Helpers of statistics: rows in tiles, dense or sparse, on any device; and a check of sums."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.solvers.base import Array
+from daskml_dist.errors import DivergedError
+from daskml_dist.solvers.base import Array, Statistic, Sums
 
 #: Bytes of dense float64 rows of a tile (256 KiB): they stay in a core's L2 cache.
 _CACHE_BYTES = 1 << 18
+
+
+def request_finite_sum(sums: Sums, statistic: Statistic) -> Array:
+    """Return the sum of a statistic of the rows' squares; raise if it is not finite.
+
+    Trainers have refused NaN and infinity in X by then, so it can only be an overflow.
+    """
+    found = sums(statistic)
+    if not np.isfinite(found).all():
+        raise DivergedError(
+            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
+        )
+    return found
 
 
 def row_tiles(
