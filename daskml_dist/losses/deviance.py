@@ -1,4 +1,10 @@
-"""Deviances of the Tweedie family for regression: Poisson, gamma, and other powers of the mean."""
+"""Deviances of the Tweedie family for regression: Poisson, gamma, and other powers of the mean.
+
+References
+----------
+B. Jorgensen, "Exponential dispersion models", Journal of the Royal Statistical Society B 49(2),
+1987. P. McCullagh and J. A. Nelder, "Generalized linear models", 2nd edition, 1989.
+"""
 
 from __future__ import annotations
 
@@ -123,6 +129,7 @@ class Poisson(_LogLinkDeviance):
     power = 1.0
 
     def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        # One exponential serves the value and both derivatives by raw.
         mean = namespace(raw).exp(raw)
         return mean - y * raw, mean - y, mean
 
@@ -219,6 +226,8 @@ class Tweedie(_TweedieDeviance):
         xp = namespace(mean)
         if self.power == 0:
             return (mean - y) ** 2 / 2, mean - y, xp.ones_like(mean)
+        # No distribution has a mean <= 0: an infinite loss makes the line search shorten its step.
+        # The mean 1 stands in, so that no logarithm or power below fails.
         outside = mean <= 0
         mean = xp.where(outside, 1, mean)
         one, two = 1 - self.power, 2 - self.power
@@ -228,7 +237,8 @@ class Tweedie(_TweedieDeviance):
             values = xp.log(mean) + y / mean
         else:
             values = mean**two / two - y * mean**one / one
+        # The derivative of half the deviance is (mean - y) / V(mean), with the variance function
+        # V(mean) = mean**power (McCullagh and Nelder).
         scale = mean**-self.power
-        # No distribution has a mean <= 0: an infinite loss makes the line search shorten its step.
         values = xp.where(outside, math.inf, values)
         return values, scale * (mean - y), scale * (one + self.power * y / mean)

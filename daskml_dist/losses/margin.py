@@ -1,4 +1,12 @@
-"""Losses of the margin ``y * raw``, for classification: logistic, hinge and related losses."""
+"""Losses of the margin ``y * raw``, for classification: logistic, hinge and related losses.
+
+References
+----------
+D. Goldberg, "What every computer scientist should know about floating-point arithmetic", ACM
+Computing Surveys 23(1), 1991. T. Zhang, "Solving large scale linear prediction problems using
+stochastic gradient descent algorithms", ICML 2004 (the modified Huber loss). B. Zadrozny and C.
+Elkan, "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002.
+"""
 
 from __future__ import annotations
 
@@ -205,6 +213,7 @@ class SquaredHinge(_MarginLoss):
     def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
         gap = namespace(margin).maximum(1 - margin, 0)
         values = gap * gap
+        # The derivative, in the array of the gap.
         gap *= -2
         return values, gap
 

@@ -1,4 +1,11 @@
-"""Losses of the residual ``raw - y``, for regression: squared, robust and by quantile."""
+"""Losses of the residual ``raw - y``, for regression: squared, robust and by quantile.
+
+References
+----------
+P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35(1),
+1964. R. Koenker and G. Bassett, "Regression quantiles", Econometrica 46(1), 1978. H. Drucker et
+al., "Support vector regression machines", NIPS 1996 (the epsilon-insensitive losses).
+"""
 
 from __future__ import annotations
 
@@ -96,6 +103,7 @@ class _EpsilonLoss(_ResidualLoss):
         """Return ``max(0, |residual| - epsilon)``, a new array."""
         xp = namespace(residual)
         excess = xp.abs(residual)
+        # In place, which keeps float32 whatever the type of epsilon.
         excess -= self.epsilon
         return xp.maximum(excess, 0)
 
@@ -197,6 +205,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         excess = self._residual_beyond_epsilon(residual)
         values = excess * excess
+        # The derivative is 2 * excess with the sign of the residual, and has no kink.
         excess *= 2
         return values, namespace(residual).copysign(excess, residual)
 

@@ -520,12 +520,13 @@ class NestedSums:
     ----------
     sums : Sums
         Sums of the outer solver.
-    n_rows : int
-        Rows of the fit.
     """
 
     sums: Sums
-    n_rows: int
+    n_rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_rows = self.sums.n_rows
 
     @property
     def kept(self) -> None:

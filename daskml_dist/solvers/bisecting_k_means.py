@@ -247,9 +247,7 @@ class BisectingSolver(Solver):
             tree = _CentroidTree.of_state(sums.kept)
         else:
             # A k-means with one centroid finds the mean, the shift and the inertia of all rows.
-            root = self._root_solver(model.n_features).solve(
-                model, NestedSums(sums, sums.n_rows), None
-            )
+            root = self._root_solver(model.n_features).solve(model, NestedSums(sums), None)
             first = np.array([[sums.n_rows, root.extra["inertia"], 1.0]])
             tree = _CentroidTree.of_root(root.w[0], root.extra["shift"], first)
         while len(tree.leaves.split) < self.k - 1 and not sums.should_stop:
@@ -268,7 +266,7 @@ class BisectingSolver(Solver):
     def _split_leaf(self, tree: _CentroidTree, leaf: int, model: Any, sums: Sums) -> None:
         """Split a leaf, or record that its rows are all alike."""
         two = replace(self.two, seed=self.two.seed + leaf)
-        found = two.solve(model, _LeafSums(sums, sums.n_rows, tree.leaves, leaf), None)
+        found = two.solve(model, _LeafSums(sums, tree.leaves, leaf), None)
         if found.extra["n_found"] < 2:
             tree.facts[leaf, 2] = 0.0
             return

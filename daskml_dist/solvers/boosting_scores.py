@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.bins import draw_by_hash
 from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
-from daskml_dist.solvers.own_rows import Array, OwnRows
+from daskml_dist.solvers.own_rows import Array, OwnRows, gather_to_first
 
 #: Values, the group of each (from 0), and their weights or None.
 GroupedValues = tuple[Array, Array, Array | None]
@@ -630,26 +630,26 @@ class GatheredRows:
             if within is not None:
                 is_scored &= is_in_range(_row_numbers(binned), within)
             self._at.append(np.flatnonzero(is_scored))
-        numbers = self._gather_to_first(
-            [_row_numbers(binned)[at] for binned, at in self._scored_rows()]
+        numbers = gather_to_first(
+            rows, [_row_numbers(binned)[at] for binned, at in self._scored_rows()]
         )
         # A score must not depend on which trainer had which rows: they are sorted by their indices.
         self._order = np.argsort(numbers, kind="stable")
-        self._y = self._gather_to_first([binned.y[at] for binned, at in self._scored_rows()])[
+        self._y = gather_to_first(rows, [binned.y[at] for binned, at in self._scored_rows()])[
             self._order
         ]
         self._weight: NDArray[np.float64] | None = None
         if weighted:
-            of_rooms = [
+            weights = [
                 np.ones(len(at)) if binned.weight is None else binned.weight[at]
                 for binned, at in self._scored_rows()
             ]
-            self._weight = self._gather_to_first(of_rooms)[self._order]
+            self._weight = gather_to_first(rows, weights)[self._order]
 
     def score(self, scorer: Scorer) -> float:
         """Return the score of the current predictions; the same in all trainers."""
-        raw = self._gather_to_first(
-            [binned.extra["raw"][:, at].T for binned, at in self._scored_rows()]
+        raw = gather_to_first(
+            self._rows, [binned.extra["raw"][:, at].T for binned, at in self._scored_rows()]
         )
         score = np.zeros(1)
         if self._rows.rank == 0:
@@ -661,12 +661,6 @@ class GatheredRows:
     def _scored_rows(self) -> list[tuple[BinnedRows, NDArray[np.intp]]]:
         """Return the binned rows of each own lane, and the positions of the scored ones."""
         return list(zip(self._binned_lanes, self._at, strict=True))
-
-    def _gather_to_first(self, parts: list[NDArray]) -> NDArray:  # type: ignore[type-arg]
-        """Return the rows of all trainers in the first trainer, and none in the others."""
-        own = np.ascontiguousarray(np.concatenate(parts))
-        others = [own if rank == 0 else own[:0] for rank in range(self._rows.size)]
-        return np.concatenate(self._rows.exchange_arrays(others))
 
 
 def is_in_range(numbers: NDArray[np.int64], within: RowRange) -> NDArray[np.bool_]:

@@ -272,7 +272,7 @@ class MixtureSolver(Solver):
     def _estimate_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Return the mixture that the initial responsibilities give, and the shift."""
         # The k-means inside must not take this solver's snapshots.
-        once = NestedSums(sums, sums.n_rows)
+        once = NestedSums(sums)
         statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
             # Random rows: the means of "random_from_data", and a point near all rows as the shift.

@@ -33,7 +33,7 @@ from daskml_dist.solvers.forest_rows import (
     gather_forest_rows,
     scale_to_integers,
 )
-from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
+from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver, gather_to_first
 
 #: Names of the arrays in which trees are sent, in this order.
 _TREE_ARRAYS = (
@@ -253,16 +253,7 @@ def predict_out_of_bag(
     """
     keys = np.array([growing.make_tree_keys(t)[0] for t in range(len(trees))], np.uint64)
     parts = rows.map_lanes(lambda binned: _predict_lane(binned, keys, growing, trees), binned_lanes)
-    own = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-    found = []
-    for array in own:
-        # A gather, made of an exchange in which all send to the first trainer alone.
-        empty = array[:0]
-        every = (
-            rows.exchange_arrays([array, *[empty] * (rows.size - 1)]) if rows.size > 1 else [array]
-        )
-        found.append(np.concatenate(every))
-    numbers, sums, times, y = found
+    numbers, sums, times, y = (gather_to_first(rows, arrays) for arrays in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     return {"oob_sums": sums[order], "oob_times": times[order], "oob_y": y[order]}
 

@@ -14,8 +14,8 @@ Processing Letters 97(5), 2006. B. Bahmani, B. Moseley, A. Vattani, R. Kumar and
 "Scalable k-means++", VLDB 2012. D. Arthur and S. Vassilvitskii, "k-means++: the advantages of
 careful seeding", SODA 2007.
 S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28(2),
-1982. For its sums over rows: C.-T. Chu et al., "Map-Reduce for Machine Learning on Multicore",
-NIPS 2006.
+1982. G. Hamerly, "Making k-means even faster", SDM 2010 (bounds that save distances). For its sums
+over rows: C.-T. Chu et al., "Map-Reduce for Machine Learning on Multicore", NIPS 2006.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class _TopKRows(Statistic):
         out : array of :meth:`shape`
         backend : Backend
         """
-        last = float(out[-1, 0])
         # Only rows whose key exceeds the smallest one kept so far are read; soon they are few.
+        last = float(out[-1, 0])
         (ahead,) = np.nonzero(keys > last)
         if len(ahead) > self.n_rows:
             largest = np.argpartition(-keys[ahead], self.n_rows - 1)[: self.n_rows]
@@ -247,6 +247,7 @@ class SeedSample(_CandidateStatistic, _TopKRows):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0 if self.groups else float("nan")
         for part in _iterate_row_chunks(rows, backend) if self.groups else (rows,):
+            # The mass of a row: its weight times its squared distance.
             mass = np.ones(part.X.shape[0])
             if self.groups:
                 loss = loss + self._meet_last_group(part, backend)
@@ -293,7 +294,6 @@ def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Arr
     with warnings.catch_warnings(), one_thread:
         # scikit-learn warns of duplicate candidates; the fit reports clusters without rows itself.
         warnings.simplefilter("ignore")
-        # Recluster the weighted candidates: the last step of k-means||.
         found = KMeans(k, n_init=8 if small else 1, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
         )
@@ -318,9 +318,10 @@ _UNMOVED_SHARE = 1e-28
 
 @dataclass(frozen=True, eq=False)
 class RowBounds(RowState):
-    """Bounds of each row's distances to its centroid and to the others, to prune computations.
+    """Bounds of each row's distances to its centroid and to the others (Hamerly 2010).
 
-    They save distances but change no result, so trivial bounds may replace lost ones.
+    A row whose upper bound is below its lower bound keeps its centroid without any distance. They
+    change no result, so trivial bounds may replace lost ones.
 
     Parameters
     ----------
@@ -516,6 +517,7 @@ class KMeansSolver(Solver):
 
     @staticmethod
     def _assign_rows(at: _KMeansRuns, sums: Sums) -> Array:
+        """Return the sums of an assignment; the last centroids update the rows' bounds."""
         before, at.asked = at.asked, at.centroids
         return sums(CentroidAssignment(at.centroids, at.shift, before))
 
@@ -523,8 +525,8 @@ class KMeansSolver(Solver):
         """Return each cluster's mean; an empty one moves to the row farthest from its centroid."""
         weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
+        # As in scikit-learn: a second pass, which is rare.
         if len(empty):
-            # As in scikit-learn.
             far = sums(FarthestRows(len(empty), centroids=at.centroids, shift=at.shift))
             for centroid, (key, old, own, *row) in zip(empty, far, strict=True):
                 # The row moves from its old cluster, unless it is the only one there.
@@ -538,11 +540,14 @@ class KMeansSolver(Solver):
     # -- first centroids -------------------------------------------------------------------------
 
     def _choose_first_centroids(self, at: _KMeansRuns, sums: Sums) -> Array:
+        """Return the initial centroids of a run, with the shift subtracted."""
         if not isinstance(self.init, str):
             return at.subtract_shift(self.init)
         if self.init == "random":
             return self._repeat_to_k(self._draw_seeds(at, sums, self.k, ()))
-        # k-means++ draws one candidate a pass, k-means|| some k candidates in each of few rounds.
+        # k-means++ draws one candidate a pass, by D^2 sampling. k-means|| (algorithm 2 of Bahmani
+        # et al.) draws about k candidates in each of few rounds; it starts from the centroids of a
+        # sample here, instead of one row.
         one_by_one = self.init == "k-means++"
         groups: tuple[Array, ...] = (
             self._draw_seeds(at, sums, 1, ())
@@ -558,6 +563,8 @@ class KMeansSolver(Solver):
         candidates = np.concatenate(groups)
         if len(candidates) <= self.k:
             return self._repeat_to_k(candidates)
+        # The last steps of k-means||: weight the candidates by the rows nearest to each, and
+        # cluster them.
         weight = sums(CandidateWeights(groups, at.shift))
         return choose_centroids(candidates, weight[:, 0], self.k, self.seed + at.number)
 

@@ -165,7 +165,7 @@ def reduce_rows(
     eps: float,
     l2: float,
     cut: float,
-    dear: bool = False,
+    sparse: bool,
 ) -> ReducedProblem:
     """Return the reduced problem of all rows, with as many passes as its condition needs.
 
@@ -179,9 +179,9 @@ def reduce_rows(
         Penalty on the sum of squares, which improves the condition.
     cut : float
         Singular values below this share of the largest count as 0; 0: none does.
-    dear : bool, default=False
-        Whether further passes are expensive (sparse rows): directions within the error of the
-        products then count as 0 too, if `cut` is not 0.
+    sparse : bool
+        Whether there are sparse rows, whose further passes are expensive: directions within the
+        error of the products then count as 0 too, if `cut` is not 0.
     """
     y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
     try:
@@ -210,7 +210,7 @@ def reduce_rows(
         roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
         rows = roots[:, None] * (vectors.T @ seen.inverse)
         known = values > floor
-        least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if dear and cut else 0.0
+        least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if sparse and cut else 0.0
         if (
             n_looks == MAX_REDUCTION_PASSES
             or sums.should_stop
@@ -386,7 +386,7 @@ class LeastSquaresSolver(Solver):
             eps=self.eps,
             l2=self._smallest_penalty,
             cut=self._rank_cutoff,
-            dear=self.sparse,
+            sparse=self.sparse,
         )
         return self.of_reduced(model, reduced, sums.n_rows, start)
 

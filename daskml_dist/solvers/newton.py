@@ -1,7 +1,7 @@
 """Newton's method over sums: iteratively reweighted least squares with an exact Hessian.
 
 :class:`NewtonCholesky` minimises smooth losses. :class:`TubeNewton` minimises the
-epsilon-insensitive loss, whose kinks it rounds off, less and less.
+epsilon-insensitive loss by continuation: its kinks are rounded off, less and less.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.objective import SmoothObjective
 from daskml_dist.solvers.rows import to_rows_dtype
 
-#: Widths of the rounding, in units of the targets' spread. Larger leaps lose the way: of the few
-#: rows inside the parabola, others are there after a step.
+#: Widths of the rounding, in units of the targets' spread: from 1 to 1e-5 by factors of sqrt(10).
+#: With larger factors Newton's method fails: after a step other rows are inside the parabola than
+#: those that its Hessian was made of.
 _ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]
-#: Iterations at most for each width but the last, whose solution alone must be exact.
+#: Most iterations for each width but the last, whose solution alone must be exact.
 _MAX_STEPS_PER_WIDTH = 10
 #: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
 _ARMIJO_SHARE = 2.0**-11
-#: Steps of a line search at most, each half the one before, as in scikit-learn.
+#: Most steps of a line search, each half the one before, as in scikit-learn.
 _MAX_LINE_SEARCH = 21
-#: Losses nearer to each other than this share are the same; rows may be float32. The gradient
-#: then says whether a step helped, and does so for float64 rows too.
+#: Losses whose relative difference is smaller count as equal, since rows may be float32. Whether a
+#: step helped then follows from the gradient, for float64 rows too.
 _LOSS_RESOLUTION = 16 * float(np.finfo(np.float32).eps)
-#: Share of rows without curvature from which the Hessian says little, as in scikit-learn.
+#: Share of rows without curvature above which the Hessian is useless, as in scikit-learn.
 _MAX_FLAT_SHARE = 0.25
-#: Parameters at most: the Hessian of more takes over 2 GiB on every worker.
+#: Most parameters: the Hessian of more takes over 2 GiB on every worker.
 _MAX_PARAMETERS = 2**14
 
 
@@ -57,8 +58,8 @@ _MAX_PARAMETERS = 2**14
 class LossHessian(Statistic):
     """Sum of the losses at `w`, its gradient and its Hessian.
 
-    Flat: ``[loss, weight of rows without curvature, *gradient.ravel(), *hessian.ravel()]``.
-    `loss` stands in for the model's own where it is given.
+    Flat: ``[loss, weight of rows without curvature, *gradient.ravel(), *hessian.ravel()]``. A
+    `loss`, if given, replaces that of the model.
     """
 
     w: Array
@@ -67,7 +68,7 @@ class LossHessian(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return what `LossGradient` does."""
+        """Return whether `w` is zero, as `LossGradient` does."""
         return not self.w.any()
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -89,7 +90,7 @@ class LossHessian(Statistic):
 
 @dataclass
 class _NewtonPoint:
-    """The objective at some parameters; `hessian` is None where it was not asked for."""
+    """Objective, gradient and Hessian at some parameters; no Hessian if it was not requested."""
 
     w: Array
     value: float
@@ -104,12 +105,12 @@ class _NewtonPoint:
 
 
 class _NewtonTroubleError(Exception):
-    """Reason for which Newton's steps cannot go on."""
+    """Reason why no further Newton step can be taken."""
 
 
 @dataclass(frozen=True)
 class NewtonRun:
-    """End of Newton's steps: solved, in trouble (why), or at the limit of iterations."""
+    """Result of Newton's steps: solved, in trouble (why), or at the limit of iterations."""
 
     w: Array
     n_iter: int
@@ -121,11 +122,11 @@ class NewtonRun:
 class NewtonCholesky(PenalisedSolver):
     """Newton's method by a Cholesky factor of the Hessian; each evaluation is one pass.
 
-    A pass sums loss, gradient and Hessian at once, so a step that the line search takes at once
-    costs one look at the rows. It suits many rows and few features: the Hessian has the square of
-    the number of parameters. It stops once no component of the gradient is larger than `tol`, nor
-    half the squared Newton decrement. Where the Hessian is singular or says little, or no step
-    helps, L-BFGS goes on from there, with a warning.
+    A pass sums loss, gradient and Hessian together, so a step of full length costs one pass. It
+    suits many rows and few features: the Hessian has the square of the number of parameters. It
+    stops once neither a component of the gradient nor half the squared Newton decrement is larger
+    than `tol`. If the Hessian is singular or useless, or no step lowers the objective, L-BFGS
+    continues from there, with a warning.
 
     References
     ----------
@@ -153,6 +154,7 @@ class NewtonCholesky(PenalisedSolver):
         return Solution(run.w, run.n_iter, run.solved or sums.should_stop, message)
 
     def _continue_by_lbfgs(self, model: Any, sums: Sums, run: NewtonRun) -> Solution:
+        """Return the solution of L-BFGS from where Newton's method failed."""
         left = max(1, self.max_iter - run.n_iter)
         solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
         text = (
@@ -166,8 +168,9 @@ class NewtonCholesky(PenalisedSolver):
 class NewtonSteps:
     """Newton steps on one objective.
 
-    A softmax does not change when a number is added to the raw predictions of all classes. What
-    the penalty does not hold of that is held by fixing the last class at zero.
+    A softmax does not change when a number is added to the raw predictions of all classes, so the
+    Hessian is singular in these directions, except for parameters that are penalised. The other
+    parameters of the last class are fixed at zero.
 
     Parameters
     ----------
@@ -176,9 +179,9 @@ class NewtonSteps:
     penalty : Penalty
     tol : float
     loss : Loss or None
-        In place of the model's.
+        Replaces the model's loss.
     many_flat : float
-        Share of rows without curvature from which the Hessian counts as saying little.
+        Share of rows without curvature above which the Hessian counts as useless.
 
     Raises
     ------
@@ -215,38 +218,43 @@ class NewtonSteps:
     def run(
         self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
     ) -> NewtonRun:
-        """Take steps until the objective is solved, or something ends them."""
+        """Take steps until the objective is solved, or none can be taken.
+
+        `n_iter` and `before` (the largest component of the last gradient) are those of a snapshot;
+        snapshots have the numbers `also` too.
+        """
         w = start.copy()
-        # Fix the last class at zero: a softmax does not see a shift of all classes.
+        # Shift all classes so that the last one is at zero.
         w[self._shiftable] -= w[self._shiftable, -1:]
         point = self._evaluate(w)
         while n_iter < max_iter and not self._sums.should_stop:
-            # Newton's gradients shrink by ever larger factors. Where the next is likely small
-            # enough, its Hessian would not be needed.
+            # Quadratic convergence: the next gradient is likely about slope**2 / before. If that is
+            # small enough, the next point needs no Hessian.
             is_last = n_iter > 0 and point.slope**2 <= self._tol * before
             before = point.slope
             try:
                 step = self._compute_step(point)
                 new = self._search_line(point, step, is_last)
             except _NewtonTroubleError as trouble:
-                # At a minimum, even of a loss that bends nowhere, there is nowhere to go.
+                # A minimum, even of a loss without curvature, is a solution, not a failure.
                 solved = point.slope <= self._tol
                 reason = "" if solved else str(trouble)
                 return NewtonRun(self._centre_classes(point.w), n_iter, solved, reason)
             n_iter += 1
             state = partial(_pack_newton_state, new.w, n_iter=n_iter, before=before, **also)
-            # The last sum is that of the new point, unless that was asked for without a Hessian.
-            whole = new.hessian is not None
             solved = self._has_converged(new, point.hessian, step)
-            goes_on = whole and not solved
-            self._sums.keep(self._centre_classes(new.w), state if goes_on else None, again=1)
+            # A run resumed here first requests the sum at the new point: the last one of the log
+            # (`again=1`), unless it was requested without a Hessian.
+            is_whole = new.hessian is not None
+            resumable = state if is_whole and not solved else None
+            self._sums.keep(self._centre_classes(new.w), resumable, again=1)
             if solved:
                 return NewtonRun(self._centre_classes(new.w), n_iter, True)
-            point = new if whole else self._evaluate(new.w)
+            point = new if is_whole else self._evaluate(new.w)
         return NewtonRun(self._centre_classes(point.w), n_iter, False)
 
     def _centre_classes(self, w: Array) -> Array:
-        """Return `w` with mean zero over the classes wherever that changes no prediction."""
+        """Return `w` with mean zero over the classes, for parameters without a penalty."""
         w = w.copy()
         if self._shiftable.any():
             w[self._shiftable] -= w[self._shiftable].mean(axis=1, keepdims=True)
@@ -255,7 +263,7 @@ class NewtonSteps:
     def _evaluate(self, w: Array, is_last: bool = False) -> _NewtonPoint:
         """Evaluate the objective in one pass, with the Hessian unless it is not needed."""
         size = w.size
-        # Probably the last point: no Hessian, whose sum costs n_features times the gradient's.
+        # A Hessian costs n_features times as much as a gradient.
         if is_last and self._loss is None:
             value, gradient = self._objective.value_and_gradient(w)
             return _NewtonPoint(w, value, gradient.ravel())
@@ -269,8 +277,8 @@ class NewtonSteps:
 
     def _compute_step(self, point: _NewtonPoint) -> Array:
         """Return the flat Newton step, zero for parameters that are fixed."""
-        # Rows whose loss does not bend (far outside of Huber's bounds) make the Hessian
-        # meaningless.
+        # If many rows have no curvature (far outside of Huber's bounds), the Hessian says little
+        # about the loss.
         if point.flat > self._many_flat:
             raise _NewtonTroubleError("a loss without curvature in many rows")
         assert point.hessian is not None
@@ -283,16 +291,16 @@ class NewtonSteps:
         return step
 
     def _search_line(self, point: _NewtonPoint, step: Array, is_last: bool) -> _NewtonPoint:
-        """Return the first point along the step that is low enough, halving it each time."""
+        """Return the first point along the step that is low enough (backtracking by halves)."""
         slope = float(point.gradient @ step)
         t = 1.0
         for _ in range(_MAX_LINE_SEARCH):
             new = self._evaluate(point.w + t * step.reshape(point.w.shape), is_last)
             gain = new.value - point.value
-            # Armijo: a small share of the decrease that the slope promises.
+            # Armijo's condition: a small share of the decrease that the slope predicts.
             if gain <= t * _ARMIJO_SHARE * slope:
                 return new
-            # Near the optimum losses differ by rounding alone; the gradient still tells.
+            # Near the optimum losses differ by rounding alone: compare the gradients instead.
             same = abs(gain) <= _LOSS_RESOLUTION * abs(point.value)
             if same and np.abs(new.gradient).sum() < np.abs(point.gradient).sum():
                 return new
@@ -303,18 +311,19 @@ class NewtonSteps:
         """Return whether gradient and Newton decrement are small."""
         if hessian is None or point.slope > self._tol:
             return False
-        # Half the squared Newton decrement estimates the distance to the least value.
+        # Half the squared Newton decrement estimates how far the objective is above its minimum
+        # (Boyd and Vandenberghe, section 9.5.1).
         return float(step @ hessian @ step) / 2 <= self._tol
 
 
 def _pack_newton_state(w: Array, **numbers: float) -> dict[str, Array]:
-    """Return the checkpoint of an iteration."""
+    """Return a snapshot of an iteration as arrays by name."""
     return {"w": w, **{name: np.array(float(number)) for name, number in numbers.items()}}
 
 
 def _solve_scaled(hessian: Array, gradient: Array) -> NDArray[Any]:
     """Solve ``hessian @ x = gradient``, scaled to a unit diagonal."""
-    # Features of very different sizes are not collinear: judge by the matrix of unit diagonal.
+    # Scaled to a unit diagonal, so that features of very different sizes do not look collinear.
     diagonal = np.diag(hessian)
     if not np.isfinite(hessian).all() or not (diagonal > 0).all():
         raise _NewtonTroubleError("a singular Hessian")
@@ -348,10 +357,10 @@ class RoundedTube(EpsilonInsensitive):
         """Return losses, gradients and curvatures as `Loss` does, of raw predictions (n,)."""
         xp, residual = namespace(raw), raw - cast(y, raw.dtype)
         excess = self._residual_beyond_epsilon(residual)
-        # 1 beyond the parabola, where the loss is a line; in it the slope grows from 0 to 1.
+        # The slope grows from 0 to 1 in the parabola, and is 1 beyond it.
         share = xp.minimum(excess / self.width, 1)
         values = (excess - self.width * share / 2) * share
-        # Without a tube the parabola of |residual| holds at 0 as well.
+        # Inside the tube there is no curvature; without a tube the parabola includes 0.
         inside = share < 1
         if self.epsilon > 0:
             inside &= excess > 0
@@ -360,9 +369,9 @@ class RoundedTube(EpsilonInsensitive):
 
 @dataclass(frozen=True)
 class TubeNewton(PenalisedSolver):
-    """Newton's method for the epsilon-insensitive loss, on rounded losses one after another.
+    """Newton's method for the epsilon-insensitive loss, on less and less rounded losses in turn.
 
-    The last rounding is 1e-5 of the targets' spread, and so about is what the solution is off.
+    The last rounding is 1e-5 of the targets' spread, and the solution's error is about as large.
 
     Parameters
     ----------
@@ -383,22 +392,23 @@ class TubeNewton(PenalisedSolver):
     @property
     def max_passes(self) -> int:
         """Return the passes of full line searches."""
-        return 21 * (self.max_iter + len(_ROUNDING_WIDTHS))
+        return _MAX_LINE_SEARCH * (self.max_iter + len(_ROUNDING_WIDTHS))
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         w, n_done, first = initial_parameters(model, start), 0, 0
-        made: dict[str, Any] = {}
+        # Progress at the width that a snapshot was taken at.
+        resumed: dict[str, Any] = {}
         if (kept := sums.kept) is not None:
             w, n_done, first = kept["w"], int(kept["n_done"]), int(kept["width"])
-            made = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
+            resumed = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
         # Continuation: each solution starts Newton's steps on the next, less rounded loss.
         for number, width in enumerate(_ROUNDING_WIDTHS[first:], first):
             loss = RoundedTube(self.epsilon, width * self.spread)
             steps = NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
             left = self.max_iter - n_done
             most = left if width == _ROUNDING_WIDTHS[-1] else min(left, _MAX_STEPS_PER_WIDTH)
-            run = steps.run(w, most, **made, width=number, n_done=n_done)
-            w, n_done, made = run.w, n_done + run.n_iter, {}
+            run = steps.run(w, most, **resumed, width=number, n_done=n_done)
+            w, n_done, resumed = run.w, n_done + run.n_iter, {}
         message = run.trouble or f"the limit of {self.max_iter} iterations was reached"
         return Solution(w, n_done, run.solved or sums.should_stop, message)

@@ -280,9 +280,7 @@ class NMFInitializer:
         its weights, are ``X @ V / values``.
         """
         k = self.n_components
-        found = self._singular_solver(model.n_features).solve(
-            model, NestedSums(sums, sums.n_rows), None
-        )
+        found = self._singular_solver(model.n_features).solve(model, NestedSums(sums), None)
         V, weight = found.w[:k], sums.n_rows * self.scale
         values = np.sqrt(found.extra["values"][:k] * weight)
         with np.errstate(divide="ignore", invalid="ignore"):

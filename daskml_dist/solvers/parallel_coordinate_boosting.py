@@ -1,4 +1,10 @@
-"""Parallel-update boosting of linear models: a safe step in all coordinates at once."""
+"""Parallel-update boosting of linear models: a safe step in all coordinates at once.
+
+The objective at ``w + d`` is bounded by a sum of functions of one coordinate each: the absolute
+entries of a row sum to at most R, so the exponential of ``x' d`` is at most the mean of those of
+``R d`` weighted by ``|x| / R`` (Jensen's inequality; Collins et al.). Each coordinate takes the
+minimum of its own function, so all may move at once and the objective still falls.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +27,19 @@ from daskml_dist.solvers.base import (
     Sums,
     initial_parameters,
 )
+from daskml_dist.solvers.lbfgs import pseudo_gradient
 from daskml_dist.solvers.rows import map_entries, row_tiles, to_rows_dtype
 
-#: Longest step, in units of 1 / (longest row): a feature that only one class has asks for an
-#: infinite one.
+#: Longest step, in units of 1 / (longest row). The bound has no minimum in the coordinate of a
+#: feature that only one class has.
 _LONGEST_STEP = 3.0
-#: Newton iterations for a step at most; about five are usual.
+#: Most Newton iterations for a step; about five are usual.
 _MAX_NEWTON_STEPS = 50
 
 
 @dataclass(frozen=True)
 class LongestRow(Statistic):
-    """The largest l1-norm of a row."""
+    """Largest l1-norm of a row."""
 
     additive = False
     in_parts: ClassVar[bool] = True
@@ -55,10 +62,11 @@ class LongestRow(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Correlations(Statistic):
-    """Losses at `w`, and how each feature correlates with the rows' residuals.
+    """Losses at `w`, and correlations of each feature with the rows' residuals.
 
-    ``[loss, *(W- - W+), *(W- + W+)]``, where `W+` sums what asks for a larger coefficient and `W-`
-    what asks for a smaller one. Their difference is the gradient of the summed loss.
+    ``[loss, *(W- - W+), *(W- + W+)]``, where `W+` sums the products of entries and residuals that
+    pull a coefficient up, and `W-` those that pull it down. Their difference is the gradient of the
+    summed loss.
     """
 
     w: Array
@@ -79,7 +87,7 @@ class Correlations(Statistic):
             )
             if weight is not None:
                 losses, g = losses * weight, g * (weight if g.ndim == 1 else weight[:, None])
-            # W- - W+ is the gradient; W- + W+ sums absolute values.
+            # W- - W+ is the gradient; W- + W+ is the sum of the products' absolute values.
             _add_correlations(model, X, g, parts[0, ...], backend)
             _add_correlations(model, map_entries(xp.abs, X), xp.abs(g), parts[1, ...], backend)
             summed += scalar(total(losses, dtype=xp.float64))
@@ -97,12 +105,12 @@ def _add_correlations(model: Any, X: Any, g: Any, out: Any, backend: Backend) ->
 class Boosting(PenalisedSolver):
     """Parallel-update boosting of the log loss, for wide sparse rows.
 
-    Every round is one pass: it sums, for each feature, what asks for a larger coefficient (`W+`)
-    and what asks for a smaller one (`W-`), and moves all coefficients at once, each to the minimum
-    of a bound of the objective that leaves the others out; without a penalty by
+    Every round is one pass. It sums, for each feature, the pulls toward a larger coefficient (`W+`)
+    and toward a smaller one (`W-`), and moves all coefficients at once, each to the minimum of a
+    bound of the objective in which coefficients are separate; without a penalty by
     ``log(W+ / W-) / (2 R)``, where `R` is the largest l1-norm of a row. So the objective falls in
-    every round, with no line search and no learning rate, whatever the number of features. Steps
-    are short where rows are long: scale features to 1 at most, and expect hundreds of rounds.
+    every round, without a line search or a learning rate, whatever the number of features. Steps
+    are short if rows are long: scale features to 1 at most, and expect hundreds of rounds.
 
     It stops once no component of the gradient is larger than `tol`.
 
@@ -135,7 +143,7 @@ class Boosting(PenalisedSolver):
         Raises
         ------
         InvalidParameterError
-            For another loss than the log loss, which the bound is of.
+            For another loss than the log loss: the bound is specific to it.
         """
         if not isinstance(model.loss, LogLoss):
             raise InvalidParameterError(
@@ -150,10 +158,10 @@ class Boosting(PenalisedSolver):
         l1[: model.n_penalised], l2[: model.n_penalised] = self.penalty.l1, self.penalty.l2
         while True:
             total = sums(Correlations(w))[1:].reshape(2, *w.shape) / sums.n_rows
-            steepest = _largest_subgradient(w, total[0] + l2 * w, l1)
+            steepest = float(np.abs(pseudo_gradient(w, total[0] + l2 * w, l1)).max())
             if steepest <= self.tol:
                 return Solution(w, n_iter)
-            # The last pass too sets should_stop.
+            # Before `should_stop`, which the last pass sets as well.
             if n_iter == self.max_iter:
                 message = f"a component of the gradient is still {steepest:.2g}"
                 return Solution(w, n_iter, False, message)
@@ -167,7 +175,7 @@ class Boosting(PenalisedSolver):
 
 
 def _pack_boosting_state(w: Array, n_iter: int, reach: float) -> dict[str, Array]:
-    """Return the checkpoint of a round."""
+    """Return a snapshot of a round as arrays by name."""
     return {"w": w, "n_iter": np.array(float(n_iter)), "reach": np.array(reach)}
 
 
@@ -178,19 +186,13 @@ def _largest_change(model: Any, longest: float) -> float:
     return (longest if model.width == 1 else 2 * longest) or 1.0
 
 
-def _largest_subgradient(w: Array, slope: Array, l1: Array) -> float:
-    """Return the largest component of the subgradient of least norm."""
-    at_zero = np.maximum(np.abs(slope) - l1, 0)
-    return float(np.where(w == 0, at_zero, np.abs(slope + l1 * np.sign(w))).max())
-
-
 def _minimize_bound(
     w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array
 ) -> Array:
     """Return the parameters that minimise the bound, coordinate by coordinate.
 
-    With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` and the
-    penalty at ``w + z / reach``: convex, so that a step that is cut off still lowers it.
+    With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` plus the
+    penalty at ``w + z / reach``. It is convex, so a shortened step still lowers it.
     """
     # The step that would make a coefficient exactly zero.
     to_zero = -reach * w
@@ -198,7 +200,8 @@ def _minimize_bound(
     if l1.any():
         far = np.clip(to_zero, -500, 500)
         at_zero = less * np.exp(far) - more * np.exp(-far)
-        # Which side of zero the minimum lies on, or 0 where the l1 part holds it at zero.
+        # The side of zero on which the minimum lies, or 0 if the l1 part holds it at zero: known
+        # from the derivative at zero, so that Newton's steps below need not cross the kink.
         sign = np.where(np.abs(at_zero) > l1, -np.sign(at_zero), 0.0)
     z = np.zeros_like(w)
     for _ in range(_MAX_NEWTON_STEPS):

@@ -195,7 +195,7 @@ class LeaveOneOutRidge(Solver):
         """Reduce the rows, then read them again for their leave-one-out errors."""
         # No singular value is cut: the least penalty, which is positive, bounds the condition.
         reduced = reduce_rows(
-            model, sums, eps=self.eps, l2=float(self.alphas.min()), cut=0.0, dear=self.sparse
+            model, sums, eps=self.eps, l2=float(self.alphas.min()), cut=0.0, sparse=self.sparse
         )
         n_rows = float(sums.n_rows)
         left_out = LeaveOneOutErrors.of(reduced, self.alphas, model.fit_intercept, n_rows)
@@ -289,8 +289,7 @@ class FoldedReduction(Solver):
             l2 = self._smallest_penalty(first[split], d, model.each.fit_intercept)
             solver = _SplitReduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
             columns.append(Candidate(split, solver, float(weight)))
-        known = _CachedSums(sums, sums.n_rows, first)
-        found = BatchedSolver(tuple(columns)).solve(model, known, None)
+        found = BatchedSolver(tuple(columns)).solve(model, _CachedSums(sums, first), None)
         reduced = [extra["reduced"] for *_, extra in found.extra["columns"]]
         return Solution(np.zeros(0), extra={"reduced": reduced, "n_rows": np.array(n_rows)})
 
@@ -317,7 +316,7 @@ class _SplitReduction(Solver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         # A penalty bounds the condition; without one, tiny singular values must count as zero.
         cut = 0.0 if self.l2 else SINGULAR_CUTOFF
-        reduced = reduce_rows(model, sums, eps=self.eps, l2=self.l2, cut=cut, dear=self.sparse)
+        reduced = reduce_rows(model, sums, eps=self.eps, l2=self.l2, cut=cut, sparse=self.sparse)
         return Solution(np.zeros(0), reduced.n_looks, extra={"reduced": reduced})
 
 

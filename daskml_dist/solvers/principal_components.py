@@ -1,8 +1,9 @@
 """Principal components and singular vectors of all rows.
 
 :class:`CovarianceEigenSolver` computes the covariance in one pass; each block is shifted by a point
-near its mean, against cancellation. :class:`PowerIterations` is for many features: each of its few
-passes computes the product with few vectors (randomised, in a block Krylov space, or by ARPACK).
+near its mean, against cancellation. :class:`PowerIterations` is for many features, whose covariance
+would be too large: each of its passes multiplies the Gram matrix by few vectors, without forming it
+(randomised, in a block Krylov space, or by ARPACK).
 
 References
 ----------
@@ -39,15 +40,15 @@ from daskml_dist.solvers.rows import (
 
 #: Most features for which all eigenvectors are computed, which is then cheap.
 _MAX_FULL_FEATURES = 500
-#: First rows of a block whose mean is its shift: near enough to the block's mean.
+#: Rows at the start of a block whose mean is its shift: near enough to the block's mean.
 _SHIFT_ROWS = 1024
 #: Bytes of a tile of a dense block (2 MiB): it stays in a processor's cache with its product.
 _SCATTER_PIECE_BYTES = 2**21
-#: Least rows of a tile, so that adding its product is cheap beside computing it.
+#: Fewest rows of a tile, so that adding its product is cheap beside computing it.
 _MIN_PIECE_ROWS = 2048
 #: Bytes of a tile of a dense block (2 MiB): a processor's cache holds it for both products.
 _PIECE_BYTES = 1 << 21
-#: Most numbers of a Krylov space that is kept (1 GiB); without it more passes are taken.
+#: Most numbers of a Krylov space that is kept (1 GiB); without one, more passes are needed.
 _MAX_KEPT_NUMBERS = 1 << 27
 #: Ratio of the Cholesky factor's smallest to largest diagonal: below the first QR is used instead,
 #: below the second CholeskyQR is repeated.
@@ -55,7 +56,7 @@ _MIN_CHOLESKY_RATIO, _SAFE_CHOLESKY_RATIO = 1e-6, 1e-2
 #: Share of its length that an image must keep after projections on earlier blocks; else it is
 #: projected again.
 _REORTHOGONALIZE_RATIO = 1e-3
-#: Vectors of ARPACK's subspace for each component, SciPy's default; restarts at most.
+#: Vectors of ARPACK's subspace for each component (SciPy's default), and most restarts.
 _LANCZOS_FACTOR, _MAX_RESTARTS = 2, 100
 
 
@@ -86,6 +87,7 @@ class CovarianceEigenSolver(Solver):
         if not self.centred:
             # Uncentred: the mean product of rows is the covariance plus the mean's square.
             covariance += mean[:, None] * mean[None, :]
+        # Of many features, LAPACK computes the wanted eigenvectors alone.
         d, at = len(covariance), None
         if self.n_components is not None and d > _MAX_FULL_FEATURES:
             at = [d - max(self.n_components, 1), d - 1]
@@ -197,18 +199,18 @@ class PowerIterations(Solver):
     ----------
     n_components : int
     n_oversamples : int
-        Vectors beside these.
+        Further vectors that are iterated.
     n_iter : int
-        Passes before the last of power iterations; fewer where the vectors of all passes can be
-        kept, which tell as much.
+        Power iterations, one pass each, before the last pass. A block Krylov space, made of the
+        vectors of all passes, needs fewer for the same accuracy.
     centred : bool
-        Whether the rows' mean is taken from them first.
+        Whether the rows' mean is subtracted from them.
     seed : int
-        Of the first vectors.
+        Seed of the initial vectors.
     lanczos : bool
-        Find them by ARPACK, a vector a pass.
+        Whether ARPACK finds the vectors, with one vector a pass.
     tol : float
-        Of ARPACK; 0: to the last digits.
+        Tolerance of ARPACK; 0: machine precision.
     """
 
     name = "randomized"
@@ -229,7 +231,7 @@ class PowerIterations(Solver):
         return steps + 2
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Find them."""
+        """Return the right singular vectors as rows; ``extra["values"]`` has squared values / n."""
         d = model.n_features
         shift = self._row_mean(d, sums)
         kept = _KrylovBlocks(self._draw_vectors(d))
@@ -244,8 +246,10 @@ class PowerIterations(Solver):
         return self._extract_vectors(sums, kept, shift)
 
     def _plan_passes(self, d: int) -> tuple[int, int]:
-        """Return the passes before the last, and of how many passes vectors are kept."""
+        """Return the number of passes before the last, and of how many the vectors are kept."""
         width = min(self.n_components + self.n_oversamples, d)
+        # For an error of eps a Krylov space needs O(1 / sqrt(eps)) passes, power iterations
+        # O(1 / eps) (Musco and Musco).
         n_passes = min(self.n_iter, 2 + self.n_iter // 3)
         # Where memory does not hold all blocks, plain power iterations keep the last one.
         if (n_passes + 1) * width * d > _MAX_KEPT_NUMBERS or (n_passes + 1) * width > d:
@@ -253,7 +257,7 @@ class PowerIterations(Solver):
         return n_passes, n_passes + 1
 
     def _row_mean(self, d: int, sums: Sums) -> Array | None:
-        """Return the mean of the rows where it is subtracted from them, or None."""
+        """Return the mean of the rows if it is subtracted from them, else None."""
         if not self.centred:
             return None
         first = GramProducts(np.zeros((d, 0)), squares=False)
@@ -266,23 +270,27 @@ class PowerIterations(Solver):
         values, vectors = kept.best(found[:-1, :-1], k)
         best = fix_vector_signs(vectors.T)
         squares = float(found[-1, 0])
-        own_mean = found[:-1, -1]
-        # The trace about the mean: total squares less those of the mean.
-        variance = max(0.0, squares - float(own_mean @ own_mean))
+        # Of shifted rows: a correction for the rounding of the shift.
+        mean = found[:-1, -1]
+        # The trace of the covariance: mean square minus the square of the mean.
+        variance = max(0.0, squares - float(mean @ mean))
         extra = {
             "values": np.maximum(values, 0.0),
-            "mean": own_mean if shift is None else shift,
+            "mean": mean if shift is None else shift,
             "total": variance if self.centred else squares,
             "variance": variance,
         }
         return Solution(best, n_iter=self.n_iter, extra=extra)
 
     def _draw_vectors(self, d: int) -> Array:
+        """Return random orthonormal vectors to start from."""
         width = 1 if self.lanczos else min(self.n_components + self.n_oversamples, d)
         drawn = np.random.default_rng(self.seed).standard_normal((d, width))
         return orthonormalize(drawn)[0]
 
     def _run_lanczos(self, sums: Sums, first: Array, shift: Array | None) -> Array:
+        """Return eigenvectors of the Gram matrix by ARPACK's restarted Lanczos method."""
+
         def product(v: Array) -> Array:
             return self._multiply_gram(sums, v.reshape(-1, 1), shift)[:, 0]
 
@@ -295,6 +303,7 @@ class PowerIterations(Solver):
         )
 
     def _multiply_gram(self, sums: Sums, vectors: Array, shift: Array | None) -> Array:
+        """Return the Gram matrix of all rows, divided by their number, times some vectors."""
         if shift is None:
             products = GramProducts(vectors, squares=False, bare=True)
             return request_finite_sum(sums, products) / sums.n_rows
@@ -304,6 +313,8 @@ class PowerIterations(Solver):
 
 class _KrylovBlocks:
     """Orthonormal blocks of vectors, one a pass, and their products with each block's image.
+
+    The image of a block is its product with the Gram matrix.
 
     Parameters
     ----------
@@ -318,13 +329,14 @@ class _KrylovBlocks:
     def __init__(self, first: Array) -> None:
         self.last = first
         self._blocks = [first]
-        #: Products of the blocks with what each became.
+        #: For each block but the last, the products of all blocks before it and itself with its
+        #: image.
         self._products: list[list[Array]] = []
 
     def add(self, image: Array, most: int) -> None:
-        """Take another block: what the last one became, but for the blocks that are kept.
+        """Append a block: the image of the last one, made orthonormal to the blocks that are kept.
 
-        `image` is changed.
+        `image` is overwritten. With `most` blocks kept, all are dropped first.
         """
         if len(self._blocks) == most:
             self._blocks, self._products = [], []
@@ -332,7 +344,7 @@ class _KrylovBlocks:
         self.last, least = orthonormalize(image)
         if self._blocks:
             self._products.append(products)
-        # Digits were lost: orthogonalise once more ("twice is enough").
+        # Digits were lost: orthogonalise once more ("twice is enough", Kahan and Parlett).
         if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
             self._project_out(self.last)
             self.last, _ = orthonormalize(self.last)
@@ -355,22 +367,23 @@ class _KrylovBlocks:
             for i, product in enumerate(of_block):
                 inner[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = product
                 inner[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = product.T
-        # Rayleigh-Ritz: eigenvectors of the Gram matrix within the subspace.
-        values, turned = linalg.eigh(inner)
-        turned = turned[:, ::-1][:, :k]
-        vectors = sum(block @ turned[ends[i] : ends[i + 1]] for i, block in enumerate(self._blocks))
+        # Rayleigh-Ritz: eigenvectors of the Gram matrix within the subspace, first in the
+        # coordinates of the blocks.
+        values, ritz = linalg.eigh(inner)
+        ritz = ritz[:, ::-1][:, :k]
+        vectors = sum(block @ ritz[ends[i] : ends[i + 1]] for i, block in enumerate(self._blocks))
         return values[::-1][:k], np.asarray(vectors)
 
 
 def orthonormalize(vectors: Array) -> tuple[Array, float]:
-    """Return orthonormal columns of the same space, and the least of their residual lengths.
+    """Return orthonormal columns of the same space, and the least length of a residual.
 
-    The length is of what a vector has beside all before it. By the Cholesky factor of their
-    products, twice where digits are lost; else by QR.
+    The residual of a vector is its part orthogonal to all before it.
     """
     least = np.inf
     for _ in range(2):
-        # CholeskyQR; repeated where its diagonal shows that digits were lost.
+        # CholeskyQR, which is one product of matrices; repeated if the factor's diagonal shows that
+        # digits were lost, and replaced by QR if too many were.
         factor, failed = linalg.lapack.dpotrf(vectors.T @ vectors)
         diagonal = np.diagonal(factor)
         if failed or not diagonal.min() > _MIN_CHOLESKY_RATIO * diagonal.max():
@@ -386,13 +399,13 @@ def orthonormalize(vectors: Array) -> tuple[Array, float]:
 class ScatterStatistic(Statistic):
     """Sum of ``outer(x - mean, x - mean)``, then the mean, then the weight of the rows.
 
-    Dense rows are taken from a point of their block's, near its mean, so that no digits are lost
-    however far from the origin they lie; what blocks give is merged with their means.
+    A point near the mean of a block is subtracted from its dense rows, so that no digits are lost
+    however far they are from the origin; the blocks' scatters are merged by their means.
 
     Parameters
     ----------
     double : bool
-        Whether the products of float32 rows are made in float64 too, not only added up in it.
+        Whether the products of float32 rows are computed in float64, rather than only summed in it.
     """
 
     double: bool
@@ -420,7 +433,7 @@ class ScatterStatistic(Statistic):
         return float("nan")
 
     def _add_products(self, rows: BatchRows, own: Any, backend: Backend) -> Any:
-        """Add products of some rows with themselves and 1; returns what was taken from them."""
+        """Add products of shifted rows with themselves and with 1; return the shift."""
         near = None if is_sparse(rows.X) else self._estimate_centre(rows.X, backend)
         for at in row_tiles(rows.X, backend, cached=_SCATTER_PIECE_BYTES, at_least=_MIN_PIECE_ROWS):
             X = backend.rows(rows.X, at)
@@ -431,19 +444,19 @@ class ScatterStatistic(Statistic):
         return None if near is None else cast(near, own.dtype)
 
     def _estimate_centre(self, X: Any, backend: Backend) -> Any:
-        """Return a point near some of the rows, in the dtype of the products."""
+        """Return the mean of the first rows, in the dtype of the products."""
         some = to_dense_float64(backend.rows(X, slice(0, min(_SHIFT_ROWS, X.shape[0]))))
         mean = total(some, axis=0) / some.shape[0]
         return mean if self.double else cast(mean, arithmetic_dtype(X))
 
     def merge(self, total: Array, part: Array) -> None:
-        """Add up about the mean of both."""
+        """Merge the scatter of other rows into `total`."""
         if part[-1, 0]:
             _merge_scatter(total, part[:-2], part[-2], float(part[-1, 0]))
 
 
 def _merge_scatter(out: Any, scatter: Any, mean: Any, weight: float) -> None:
-    """Bring the scatter of other rows into `out`, in place."""
+    """Merge the scatter of other rows into `out`, in place."""
     before = float(out[-1, 0])
     after = before + weight
     apart = mean - out[-2, :]

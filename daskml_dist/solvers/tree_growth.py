@@ -1,13 +1,15 @@
 """Growth of a boosted tree, leaf by leaf in the order of gain, on the rows of all trainers.
 
-Histograms are integers, so their sums depend on no order. Each trainer owns a range of the
+Histograms are integers, so their sums do not depend on the order. Each trainer owns a range of the
 features: it gets their summed histograms and finds their best split; then all trainers learn the
-best split of all, and grow the same tree. Of two children only the smaller one's histogram is
-made from rows: the other is the difference from the parent's.
+best split of all features, and grow the same tree. Of two children only the smaller one's histogram
+is computed from rows: the other one is the difference from the parent's.
 
 References
 ----------
-G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017 (leaf-wise
+growth). T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016 (values of
+leaves and gains of splits, equations 5 to 7).
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: `Leaf.found` of a node that is not split.
 _NO_SPLIT = [-1] * 7
-#: int64 numbers of a best split: its gain's bits, 7 that `best_split` found, 4 of categories.
+#: int64 numbers of a best split: the bits of its gain, the 7 of `Leaf.found`, and 4 of categories.
 _SPLIT_FIELDS = 12
 #: Bins are bytes.
 _BIN_NUMBERS = np.arange(256)
-#: Stands for no bound on leaves or on depth.
+#: Stands for no limit on leaves or on depth.
 _NO_LIMIT = 2**31
-#: Leaves whose children are made at once at most, where a bound on leaves will leave some of them.
-_MIN_SPLITS_AT_ONCE = 8
-#: Leaves whose children are made at once where fewer than twice as many more may be split. A sum
-#: of all trainers, or an answer of a GPU, takes longer than the few rows that are parted in vain.
+#: With a limit on leaves, the children of the best leaves are computed together, though some may
+#: not become part of the tree: of 8 leaves, or of 1 / 16 of the splits left if that is more, most
+#: of which will be made.
+_MIN_SPLITS_AT_ONCE, _LIKELY_SHARE = 8, 16
+#: Near the limit of at most half of the splits left, or of 4 leaves: a sum over all trainers, or a
+#: reply of a GPU, takes longer than to partition a few rows in vain.
 _MIN_SPECULATIVE_SPLITS = 4
-#: Where many more leaves may be split, 1 / 16 of them at once: most of these will be split.
-_LIKELY_SHARE = 16
-#: Bytes of the histograms that are made at once at most (4 MiB): a processor's cache holds them.
+#: Most bytes of the histograms that are computed at once (4 MiB): a processor's cache holds them.
 _HISTOGRAM_BYTES = 2**22
 
 
@@ -61,8 +63,9 @@ class TreeParams:
     monotonic_signs : ndarray of int8 of shape (n_features,)
         Monotonic constraints: 1 rising, -1 falling, 0 none.
     interaction_groups : tuple of tuple of int, or None
-        Features that may meet on a way from the root to a leaf.
+        Groups of features that may occur together on a path from the root to a leaf.
     min_hessian : float
+        Least sum of hessians in a leaf.
     """
 
     max_leaf_nodes: int | None
@@ -83,28 +86,29 @@ class Leaf:
     ----------
     depth : int
     at : list of slice
-        Of the index of each of `TreeGrower.lanes`, where its rows are.
+        Range of its rows in each of `TreeGrower.lanes`.
     totals : ndarray of int64 of shape (3,)
         Sums of gradients, hessians and rows.
     value, low, high : float
-        What it answers, and the bounds of what its children may.
+        Its prediction, and the bounds of its children's predictions.
     groups : tuple of int
-        Which groups of features may still be used.
+        Indices of the interaction groups that may still be used.
     path : int
-        Number that its way from the root has.
+        Path from the root, as binary digits after a leading 1: 0 left, 1 right.
     hist : ndarray of int64 of shape (m, n_bins, channels) or None
-        Of the features whose owner this trainer is.
+        Histograms of the features that this trainer owns.
     gain : float
     found : list of int
-        What `best_split` found.
+        Best split: feature, last bin on the left, whether missing values go left, sums of the left
+        child as in `totals`, and whether the split is by categories.
     bitset : ndarray of uint64 of shape (4,) or None
         Categories that go left.
     children : tuple of Leaf
-        Once they are made; they are part of the tree once it is split.
+        Empty until they are computed. They are part of the tree once it is split.
     may : list of bool
         Whether the children may be split.
     number : int
-        Among the tree's nodes.
+        Index among the tree's nodes.
     """
 
     depth: int
@@ -125,16 +129,17 @@ class Leaf:
 
     @property
     def smaller(self) -> int:
-        """Return the number of the child that has fewer rows."""
+        """Return the index (0 left, 1 right) of the child that has fewer rows."""
         left, right = self.children
         return 0 if left.totals[2] < right.totals[2] else 1
 
     def __lt__(self, other: Leaf) -> bool:
+        """Order leaves by falling gain for a heap; of equal gains the older node is first."""
         return (-self.gain, self.number) < (-other.gain, other.number)
 
 
 class TreeBuilder:
-    """Builder of a `Tree` from the nodes of a growing one."""
+    """Builder of a `Tree` from the nodes of a growing one, in the order in which they are added."""
 
     def __init__(self, bins: Bins) -> None:
         self._bins = bins
@@ -143,13 +148,13 @@ class TreeBuilder:
         self._value: list[float] = []
 
     def add_leaf(self, leaf: Leaf) -> None:
-        """Add a node."""
+        """Number a node, and add it as a leaf."""
         leaf.number = len(self._nodes)
         self._nodes.append(leaf)
         self._left.append(leaf.number)
 
     def split_leaf(self, leaf: Leaf) -> None:
-        """Add the children of a node."""
+        """Make a leaf an inner node, and add its children."""
         self._left[leaf.number] = len(self._nodes)
         for child in leaf.children:
             self.add_leaf(child)
@@ -159,6 +164,7 @@ class TreeBuilder:
         nodes, n = self._nodes, len(self._nodes)
         is_leaf = np.zeros(n, bool)
         is_leaf[[leaf.number for leaf in leaves]] = True
+        # A leaf may have a best split that was not made.
         inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
         found = np.array([_NO_SPLIT if leaf is None else leaf.found for leaf in inner]).T
         bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
@@ -189,8 +195,9 @@ class TreeGrower:
     Parameters
     ----------
     rows : OwnRows
-    rooms : sequence of BinnedRows
-        Of each own lane, with gradients in ``extra["packed"]`` (`tree_kernels.pack_gradients`).
+    binned_lanes : sequence of BinnedRows
+        Rows of each own lane, with gradients in ``extra["packed"]``
+        (`tree_kernels.pack_gradients`).
     bins : Bins
     growth : TreeParams
     missing : ndarray of uint8 of shape (n_features,)
@@ -202,17 +209,18 @@ class TreeGrower:
     Attributes
     ----------
     lanes : sequence of TreeRows
-        The rows of the own lanes, as the device takes them, in the leaves of the last tree.
+        The rows of the own lanes on the device, ordered by the leaves of the last tree.
     """
 
     def __init__(
-        self, rows: OwnRows, rooms: Sequence[BinnedRows], bins: Bins, growth: TreeParams,
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], bins: Bins, growth: TreeParams,
         missing: NDArray[np.uint8], constant: bool, device: TreeDevice,
     ) -> None:  # fmt: skip
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
         d = bins.n_features
         self._own = rows.split_ranges(d)[rows.rank]
-        #: Whether histograms stay where they were made.
+        #: Whether histograms stay on the device that computed them; else trainers exchange them
+        #: in host memory, and splits are found there.
         self._histograms_stay = rows.size == 1 or rows.sums_on_device
         self._finder = device if self._histograms_stay else HostTrees()
         self._constant = constant
@@ -222,7 +230,7 @@ class TreeGrower:
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
         shape = d, bins.n_bins, 2 if constant else 3
-        self.lanes = device.open_rows(rooms, shape)
+        self.lanes = device.open_rows(binned_lanes, shape)
         self._all = np.ones(d, np.uint8)
         self._max_splits_at_once = max(
             _MIN_SPLITS_AT_ONCE, _HISTOGRAM_BYTES // (8 * math.prod(shape))
@@ -231,9 +239,7 @@ class TreeGrower:
     def grow(
         self, output: int, mode: int, scales: tuple[float, float], *seed: int
     ) -> tuple[Tree, list[Leaf]]:
-        """Grow a tree on an output's gradients; return it, with values not shrunk, and its
-        leaves.
-        """
+        """Grow a tree on an output's gradients; return it before shrinkage, and its leaves."""
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
         with self._device.guard_memory(sum(lane.n for lane in self.lanes)):
             return self._grow_best_first()
@@ -243,6 +249,7 @@ class TreeGrower:
         open_ = [self._make_root()]
         leaves: list[Leaf] = []
         most = self._growth.max_leaf_nodes or _NO_LIMIT
+        # Without a limit every split with a gain is made: the order below only numbers the nodes.
         if most == _NO_LIMIT:
             self._split_all_leaves(open_[0])
         while open_:
@@ -253,8 +260,7 @@ class TreeGrower:
                 leaves.append(leaf)
                 continue
             if not leaf.children:
-                # Make the children of other likely leaves too: one sum over trainers serves all of
-                # them.
+                # One sum over trainers serves the children of other likely leaves too.
                 self._split_leaves(self._choose_likely_splits([leaf, *open_], left), left)
             self._tree.split_leaf(leaf)
             for child in leaf.children:
@@ -262,25 +268,23 @@ class TreeGrower:
         return self._tree.build_tree(leaves), leaves
 
     def _split_all_leaves(self, root: Leaf) -> None:
-        """Make the children of all leaves that gain by it, where no bound forbids any.
-
-        Those that were made last come first, so that few histograms wait for their turn.
-        """
+        """Compute the children of all leaves whose split has a gain, with no limit on leaves."""
         waiting = [root] if root.gain > 0 else []
         while waiting:
+            # Depth first: the newest leaves are split first, so that few histograms are kept.
             some = waiting[-self._max_splits_at_once :]
             del waiting[-len(some) :]
             self._split_leaves(some, _NO_LIMIT)
             waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
 
     def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
-        """Return the best of the leaves that will probably be split, where `left` more may be.
+        """Return the leaves of the largest gains, which will probably be among the next splits.
 
-        What one sum tells of several leaves need not be waited for several times.
+        `left` is the number of splits that the tree may still make.
         """
-        some_left = min(left, max(_MIN_SPECULATIVE_SPLITS, left // 2))
         most = min(
-            some_left,
+            left,
+            max(_MIN_SPECULATIVE_SPLITS, left // 2),
             max(_MIN_SPLITS_AT_ONCE, left // _LIKELY_SHARE),
             self._max_splits_at_once,
         )
@@ -289,10 +293,12 @@ class TreeGrower:
     # -- nodes ---------------------------------------------------------------------------------
 
     def _make_root(self) -> Leaf:
+        """Return the root with its best split."""
         at = [slice(0, lane.n) for lane in self.lanes]
         hist = self._sum_histograms(
             self._rows.map_lanes(lambda lane: lane.build_root_histogram(*self._packed), self.lanes)
         )
+        # The bins of any one feature sum to the totals of all rows.
         totals = self._rows.sum_trainers(self._device.copy_to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
@@ -307,14 +313,15 @@ class TreeGrower:
         return leaf
 
     def _split_leaves(self, some: Sequence[Leaf], left: int) -> None:
-        """Make the children of some leaves, and find their own best splits.
+        """Compute the children of some leaves, and find the children's best splits.
 
-        `left`: splits that the tree may still make; after the last one nobody asks for these.
+        `left` is the number of splits that the tree may still make: after the last one the
+        children's own splits are not needed.
         """
         growth, depths = self._growth, self._growth.max_depth or _NO_LIMIT
         self._make_children(some)
         tables = self._make_bin_tables(some)
-        # The split tells how many of all rows go left.
+        # With all rows in one lane, the sums of a split have the number of rows that go left.
         has_all_rows = self._rows.size == len(self.lanes) == 1
         tasks = []
         for leaf, table in zip(some, tables, strict=True):
@@ -323,7 +330,7 @@ class TreeGrower:
                 deeper and int(child.totals[2]) >= 2 * growth.min_samples_leaf
                 for child in leaf.children
             ]
-            # The histogram of the smaller child is made from rows.
+            # The histogram of the smaller child is computed from rows.
             side = leaf.smaller if any(leaf.may) else -1
             n_left = int(leaf.children[0].totals[2]) if has_all_rows else None
             tasks.append((leaf.found[0], table, leaf.at, side, n_left))
@@ -341,7 +348,7 @@ class TreeGrower:
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
-                # Nobody asks for the parent's any more.
+                # In place: the parent's histogram is no longer needed.
                 leaf.hist -= own[:, number]
                 small.hist, large.hist = own[:, number], leaf.hist
             self._find_best_splits(
@@ -358,27 +365,28 @@ class TreeGrower:
     def _partition_lane(
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int, int | None]]
     ) -> tuple[Array, list[int]]:
-        """Partition a lane's rows of some leaves; return histograms, and the children's border."""
+        """Partition a lane's rows of some leaves; return histograms, and where right ones begin."""
         some = [
             LeafPartition(feature, table, at[i], side, n) for feature, table, at, side, n in tasks
         ]
         return self.lanes[i].partition_leaves(some, *self._packed)
 
     def _sum_histograms(self, parts: Sequence[Any]) -> Any:
-        """Return the sum of all lanes' histograms, in host memory where trainers sum them there."""
+        """Return the sum of all lanes' histograms, in host memory if trainers sum them there."""
         total, *others = parts
         for part in others:
             total += part
         return total if self._histograms_stay else self._device.copy_to_host(total)
 
     def _make_children(self, some: Sequence[Leaf]) -> None:
-        """Make the children of leaves, as far as their splits alone tell of them."""
+        """Create the children of leaves, with what follows from the splits alone."""
         totals = np.empty((len(some), 2, 3), np.int64)
         totals[:, 0] = [leaf.found[3:6] for leaf in some]
         totals[:, 1] = np.array([leaf.totals for leaf in some]) - totals[:, 0]
         bounds = np.array([(leaf.low, leaf.high) for leaf in some])
         g, h = totals[:, :, 0] * self._scales[0], totals[:, :, 1] * self._scales[1]
-        # Newton step of a leaf: -G / (H + l2), within the monotonic bounds.
+        # Newton step of a leaf: -G / (H + l2) (Chen and Guestrin, equation 5), within the monotonic
+        # bounds. As in scikit-learn, 1e-15 against a division by zero.
         values = -g / (h + self._growth.l2_regularization + 1e-15)
         values = np.minimum(np.maximum(values, bounds[:, :1]), bounds[:, 1:])
         for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
@@ -388,7 +396,7 @@ class TreeGrower:
             leaf.children = left, right
             feature = leaf.found[0]
             if sign := int(self._growth.monotonic_signs[feature]):
-                # A monotonic constraint: descendants stay on their side of the middle.
+                # Monotonic constraint: the descendants' values stay on their side of the middle.
                 middle = (left.value + right.value) / 2
                 lower, upper = (left, right) if sign > 0 else (right, left)
                 lower.high, upper.low = middle, middle
@@ -398,13 +406,14 @@ class TreeGrower:
                 )
                 left.groups = right.groups = kept
             if not self._missing[feature]:
-                # Nothing is known of missing values: they go with most rows.
+                # In training the feature has no missing values: later ones go with most rows.
                 leaf.found[2] = int(left.totals[2] > right.totals[2])
 
     def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
         """Return, for each leaf, a table of which bins of its split feature go left."""
         found = np.array([leaf.found[1:3] for leaf in some])
         tables = (_BIN_NUMBERS <= found[:, :1]).astype(np.uint8)
+        # The bin after the last one holds missing values.
         tables[:, self._bins.max_bins] = found[:, 1]
         for table, leaf in zip(tables, some, strict=True):
             if leaf.bitset is not None:
@@ -416,8 +425,8 @@ class TreeGrower:
     # -- splits --------------------------------------------------------------------------------
 
     def _find_best_splits(self, some: Sequence[Leaf]) -> None:
-        """Find the best split of some leaves, of all trainers' features."""
-        told = np.zeros((self._rows.size, len(some), _SPLIT_FIELDS), np.int64)
+        """Find the best split of some leaves by any trainer's features."""
+        splits = np.zeros((self._rows.size, len(some), _SPLIT_FIELDS), np.int64)
         leaves = [
             SplitLeaf(
                 leaf.hist,
@@ -429,16 +438,16 @@ class TreeGrower:
             )
             for leaf in some
         ]
-        own = told[self._rows.rank]
+        own = splits[self._rows.rank]
         self._finder.find_best_splits(leaves, self._own.start, self._split_facts, self._scales, own)
-        # Ranks fill their own row of a table of zeros, so that a sum gathers it.
+        # All-gather as a sum: each rank fills its own row of a table of zeros.
         if self._rows.size > 1:
-            told = self._rows.sum_trainers(told)
-        gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
-        # Of equal gains the first feature's: ranges are in the order of the ranks.
+            splits = self._rows.sum_trainers(splits)
+        gains = np.ascontiguousarray(splits[:, :, 0]).view(np.float64)
+        # Of equal gains that of the first feature: ranges are in the order of the ranks.
         best = gains.argmax(axis=0)
         for i, leaf in enumerate(some):
-            found = told[best[i], i]
+            found = splits[best[i], i]
             leaf.gain, leaf.found = float(gains[best[i], i]), found[1:8].tolist()
             leaf.bitset = found[8:].copy().view(np.uint64) if leaf.found[6] else None
 
@@ -452,7 +461,7 @@ class TreeGrower:
         if growth.max_features < 1:
             (features,) = np.nonzero(allowed)
             n = max(1, math.ceil(growth.max_features * len(features)))
-            # Features of a node follow from the seed and the path to it, on any trainer.
+            # Hashed from the seed and the path to the node: the same on any trainer.
             drawn = draw_by_hash(features, *self._seed, leaf.path)
             allowed = np.zeros_like(allowed)
             allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
