@@ -195,7 +195,7 @@ def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array
     more = rows.allocate_zeros((len(y), len(classes) // 2 * 2), np.int64)
     for at in iterate_tiles(len(y)):
         slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
-        # An even width marks lines of classes; -1 in its last column adds to no sum.
+        # An even width marks lines of classes; -1 in an unused column adds to no sum.
         slot[at], more[at] = slots[:, 0], -1
         more[at, : len(classes) - 1] = slots[:, 1:]
     return slot, more
