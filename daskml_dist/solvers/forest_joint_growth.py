@@ -599,8 +599,8 @@ class JointGrower:
             return self._finish_nodes(small, *([array] for array in sent[0]))
         received = [self._rows.exchange_arrays(list(arrays)) for arrays in zip(*sent, strict=True)]
         grown = self._finish_nodes(small[rank::size], *received)
-        every = self._rows.gather_arrays(flatten_parts(grown, self._growing))
-        return [unpack_part(every[k % size], k // size) for k in range(len(small))]
+        every = self._rows.gather_arrays(_flatten_parts(grown, self._growing))
+        return [_unpack_part(every[k % size], k // size) for k in range(len(small))]
 
     def _own_node_rows(self, nodes: list[_JointNode]) -> tuple[Array, Array, Array]:
         """Return the lines of some nodes on this trainer: counts by node, bins and lines."""
@@ -729,7 +729,7 @@ class _TopNodes:
         return made
 
 
-def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
+def _flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
     """Return the offsets of several subtrees, and their concatenated arrays."""
     empty = GrownTree.empty(0, growing.growth.n_sums, growing.bounded)
     n = np.array([0, *(len(part.left) for part in grown)], np.int64)
@@ -737,8 +737,8 @@ def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]
     return [n.cumsum(), *(np.concatenate(parts) for parts in arrays)]
 
 
-def unpack_part(arrays: list[Array], k: int) -> GrownTree:
-    """Return the k-th of several subtrees that :func:`flatten_parts` concatenated."""
+def _unpack_part(arrays: list[Array], k: int) -> GrownTree:
+    """Return the k-th of several subtrees that :func:`_flatten_parts` concatenated."""
     ends, *of = arrays
     at = slice(ends[k], ends[k + 1])
     return GrownTree(*(array[at] for array in of))
