@@ -19,6 +19,7 @@ _LATE = {"advise": "planning", "load": "inference", "save": "inference"}
 
 
 def __getattr__(name: str) -> Any:
+    """Import a function when it is first asked for (PEP 562)."""
     if name in _LATE:
         return getattr(import_module(f"daskml_dist.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -194,6 +194,7 @@ class EightBit(Compressor):
         starts = np.arange(0, len(array), self.block_size)
         if not len(starts):
             return Packed((np.empty(0, array.dtype), np.empty(0, np.int8)))
+        # 127 levels on each side of 0: without int8's -128 they are symmetric, and 0 stays 0.
         scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(127)
         # Divided by infinity, all levels of a block are 0. That is for blocks of zeros, and for
         # blocks with NaN or infinity: their scale tells the server, which reports divergence.
@@ -252,6 +253,7 @@ class TopK(Compressor):
         """Return the largest entries by absolute value, and their positions."""
         n = len(array)
         k = min(n, int(np.ceil(self.share * n)))
+        # Selection in linear time; the order of the chosen entries does not matter.
         chosen = np.zeros(n, dtype=bool)
         # NaN sorts as the largest, so that it reaches the server, which reports divergence.
         chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
@@ -371,6 +373,8 @@ class Feedback:
 
     def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
         """Return the packed form of `values`, the gradient sum of the rows `index` (None: all)."""
+        # Karimireddy et al. 2019, algorithm 2: p = g + e is compressed, and e becomes p less what
+        # the server makes of it. The sender decompresses too, so that both have the same numbers.
         # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
         with np.errstate(over="ignore", invalid="ignore"):
             total = self._add_residual(values, index)
@@ -394,6 +398,7 @@ class Feedback:
         self.residual = np.zeros_like(waiting)  # the whole residual is sent now
         if index is None:
             return values + waiting, None
+        # Rows that this step does not touch may wait from earlier ones: they are sent along.
         waiting[index] += values
         rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
         return waiting[rows], rows
@@ -405,6 +410,7 @@ class Feedback:
         return total
 
 
+#: Compressors that ``Run(compression=...)`` may name.
 COMPRESSORS: dict[str, type[Compressor]] = {
     compressor.name: compressor for compressor in (Float16, EightBit, TopK, SignificantlyModified)
 }

@@ -190,6 +190,7 @@ class TreeCalls(Calls):
         self._tree("tree_partition", "tree_answer", n, raw, index, starts, values, n, len(starts))
 
     def _tree(self, source: str, function: str, n: int, *arguments: Any, k: int = 1) -> None:
+        """Launch a kernel of trees over n of its units."""
         at = kernels.launch(function, n, 1, "float32", self._n_sms, k=k)
         self._call(source, "float32", function, at, *arguments)()
 
@@ -269,6 +270,7 @@ class _PredictCalls(Calls):
     """Calls of the kernel of predictions."""
 
     def predict(self, X: Any, arrays: list[Any], out: Any) -> None:
+        """Add the values of the leaves that rows reach to `out`."""
         (n, d), (roots, *_, values) = X.shape, arrays
         at = kernels.launch("tree_predict", n, d, X.dtype, self._n_sms)
         self._call(

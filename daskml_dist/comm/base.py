@@ -328,6 +328,7 @@ class Communicator(ABC):
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]: ...
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
+        """Return this rank's range of the sum of the ranks' arrays."""
         # The plain way, for communicators without a better one: sum all, keep the own range.
         total = self._allreduce(array, np.empty_like(array))
         return total[bounds[self.rank] : bounds[self.rank + 1]].copy()

@@ -350,6 +350,7 @@ class RingOutbox(Outbox):
         return RING_BYTES - (self._head - self._tail)
 
     def _await_room(self) -> None:
+        """Wait until the reader has read some bytes; raise where it is gone."""
         if not self._sleeper.wait_until(self._words, _TAIL_WORD, self._tail + 1):
             raise CommunicationError(describe_lost_connection("sending to", "end of file"))
         self._tail = self._words[_TAIL_WORD]

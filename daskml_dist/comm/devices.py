@@ -186,9 +186,11 @@ class DeviceCommunicator(Communicator):
         return total
 
     def _sum_through_host(self, communicator: Communicator, array: Any) -> Any:
+        """Return a sum over ranks that is made in host memory."""
         return self._backend.to_device(communicator.allreduce(self._backend.to_numpy(array)))
 
     def _sum_by_levels(self, array: Any) -> Any:
+        """Sum within the host on its GPUs, then between the hosts' first ranks; share the sum."""
         try:
             if self._group is not None:
                 array = self._group.all_reduce(array)
@@ -239,9 +241,11 @@ class DeviceCommunicator(Communicator):
         return data
 
     def _copy_to_host(self, arrays: list[Any]) -> Arrays:
+        """Return arrays in host memory."""
         return [a if is_host(a) else self._backend.to_numpy(a) for a in arrays]
 
     def _count_traffic(self) -> None:
+        """Add up the bytes of all transports."""
         within = 0 if self._group is None else self._group.bytes_moved
         parts = [self._host] if self._firsts is None else [self._host, self._firsts]
         sent, received = self._met

@@ -290,6 +290,7 @@ class SharedGroup(Communicator):
         return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+        """Give arrays to a lower rank, or take those of a higher one, in a turn of all ranks."""
         message = [] if to is None else pack_array_parts(arrays)
         had = self._exchange_messages([message], [] if source is None else [source])
         return [] if source is None else unpack_arrays(had[source])
@@ -604,6 +605,7 @@ class TwoLevelGroup(Communicator):
         return data
 
     def _count_traffic(self) -> None:
+        """Add up the bytes of both levels."""
         parts: list[Communicator] = [self._peers]
         parts += [p for p in (self._local, self._first) if p is not None]
         self.bytes_sent = sum(part.bytes_sent for part in parts)

@@ -145,6 +145,7 @@ class PeerGroup(Communicator):
             raise CommunicationError(describe_lost_connection("sending to", error)) from error
 
     def _receive(self, rank: int, array: NDArray[Any]) -> None:
+        """Fill an array with the next bytes of a rank."""
         self._in[rank].read_into(array.data.cast("B"))
         self.bytes_received += array.nbytes
 
@@ -270,6 +271,7 @@ class PeerGroup(Communicator):
         return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+        """Give arrays to a lower rank, or take those of a higher one."""
         if to is not None and (sending := self._send([to], *_pack_frame(arrays))) is not None:
             sending.result()
         return [] if source is None else self._receive_arrays(source)
@@ -286,11 +288,13 @@ class PeerGroup(Communicator):
         return data
 
     def _receive_frame(self, rank: int) -> NDArray[np.uint8]:
+        """Return the next frame of a rank, without its length."""
         length = np.empty(1, dtype="<i8")
         self._receive(rank, length)
         return self._receive_bytes(rank, int(length[0]))
 
     def _receive_arrays(self, rank: int) -> Arrays:
+        """Return the arrays of the next frame of a rank."""
         return unpack_arrays(self._receive_frame(rank))
 
     def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:

@@ -19,14 +19,17 @@ from numpy.typing import NDArray
 
 #: Blocks whose rows are shuffled together, where memory allows.
 SHUFFLED_BLOCKS = 8
-#: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.
+#: Runs of neighbouring rows in a batch: enough that its rows are a fair sample of the group.
+#: Smaller batches are drawn row by row.
 RUNS_PER_BATCH = 256
-#: Rows of a run at most, and runs of a pass at least, where each row is a step of its own.
+#: Rows of a run at most, and runs of a pass at least, where each row is a step of its own: rows of
+#: a run follow each other, and alike neighbours in a row bias the steps.
 _MAX_RUN_IN_TURN, _MIN_RUNS_IN_TURN = 16, 2048
 
-#: Rows whose positions are worked out at once: several batches' where these are small.
+#: Rows whose positions are computed at once (512 KiB of int64), for several small batches: a call
+#: of NumPy for each would take longer than the batch.
 _POSITIONS_AHEAD = 1 << 16
-#: Rows of a run from which on batches are given as runs.
+#: Rows of a run from which batches are given as runs (`RowRuns`) instead of row numbers.
 _LONG_RUN_ROWS = 16
 
 
@@ -80,13 +83,13 @@ class Segment:
 
     @property
     def drawn(self) -> int:
-        """Number that its rows are drawn by."""
+        """Return the number of the block by which its rows are drawn."""
         return self.block if self.drawn_as is None else self.drawn_as
 
 
 @dataclass(frozen=True)
 class LaneSpec:
-    """A logical worker of the maths: its number and its rows.
+    """Lane, a logical worker of the maths: its number and its rows.
 
     Parameters
     ----------
@@ -122,7 +125,7 @@ def count_pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: fl
 
 
 class LaneRows:
-    """The batches of one lane, as rows of blocks.
+    """Batches of one lane, as rows of blocks.
 
     Parameters
     ----------
@@ -158,6 +161,7 @@ class LaneRows:
         self._size = group or SHUFFLED_BLOCKS
         self.segments = spec.segments
         self._held = [count_held_out_rows(segment, fraction) for segment in spec.segments]
+        #: Held-out rows, and the others, of segments whose split was drawn.
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None
         self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
@@ -269,9 +273,11 @@ class LaneRows:
 
 
 class _GroupOrder:
-    """Positions of a group's order, as rows of blocks.
+    """Order in which a pass takes the rows of a group of segments, as rows of blocks.
 
-    The order is one of whole runs of rows; rows that make no whole run come last.
+    Rows to train on have positions, numbered through the segments. What is permuted are whole runs
+    of `run` positions, so that the permutation is `run` times smaller than the rows; positions that
+    make no whole run come last.
     """
 
     def __init__(

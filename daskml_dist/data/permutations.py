@@ -1,4 +1,9 @@
-"""Permutations of row numbers that take no memory: computed for any rows, anywhere."""
+"""Permutations of row numbers that take no memory: computed for any rows, anywhere.
+
+Permutation importance gives each row the value of another one. With a permutation that is a
+function, each worker computes where the values of its rows come from, and nobody holds an array of
+all row numbers; the inverse is as cheap.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
+#: Rounds of the Feistel network. Four make a strong pseudo-random permutation of ideal functions
+#: (Luby and Rackoff 1988); halves of a few bits, with a plain hash, need more to look random.
 _FEISTEL_ROUNDS = 10
 
 

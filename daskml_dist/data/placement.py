@@ -1,4 +1,10 @@
-"""Placement: the rows of each lane, and the worker that runs it."""
+"""Placement: the rows of each lane, and the worker that runs it.
+
+Two aims are at odds. A pass takes as long as the lane of most rows, so lanes should be even; and a
+block that goes to another worker is sent over the network. By default no block moves (a lane for
+each thread of each worker with rows); with a given number of lanes they are even, their bounds move
+to block bounds nearby, and each goes to the worker that holds most of its rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,8 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.blocks import BlockInfo
 
-#: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
+#: A lane's boundary moves to a block's boundary that is nearer than this share of a lane: lanes are
+#: then at most half as long again as even ones, and fewer blocks are needed by two workers.
 _SNAP_SHARE = 0.25
 
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.row_checks import RowShape
 
-#: Rows up to which they are few: never cut into pieces.
+#: Rows up to which they are few: for them checks and copies, not the model, take most of the time.
 MAX_FEW_ROWS = 256
+#: Dtypes that models take as they are.
 FLOAT_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 

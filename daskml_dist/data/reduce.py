@@ -50,7 +50,8 @@ from daskml_dist.data.conversion import as_array_block
 S = TypeVar("S")
 Array = NDArray[Any]
 
-#: Blocks whose summaries one task merges: of one pass, and of many at least.
+#: Summaries that one task merges, of one pass; and at least, where each block has summaries of many
+#: passes, which take memory as they wait.
 _FAN_IN, _LEAST_FAN_IN = 16, 4
 
 
@@ -67,7 +68,7 @@ def reduce_parts(
 
 @dataclass(frozen=True, eq=False)
 class ReductionPass:
-    """One pass over a collection, which is made alone or together with others.
+    """Pass over a collection, which is made alone or together with others.
 
     Parameters
     ----------

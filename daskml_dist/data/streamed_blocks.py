@@ -35,7 +35,8 @@ from daskml_dist.data.block_errors import make_reading_error
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-#: Bytes from which a bundle takes no more blocks: it moves, spills and is made again as one.
+#: Bytes from which a bundle takes no more blocks (16 MiB): it moves, spills and is made again as
+#: one.
 _MAX_BUNDLE_BYTES = 2**24
 #: Least number of bundles for each thread, where the bytes of a block are not known.
 _BUNDLES_PER_THREAD = 8
@@ -236,7 +237,7 @@ _WAIT_SLICE_SECONDS = 0.2
 
 
 class BlockStream(Generic[T]):
-    """The blocks of one lane, by number; used by one thread.
+    """Blocks of one lane, by number, read ahead in the order of the passes; used by one thread.
 
     Parameters
     ----------
@@ -269,9 +270,12 @@ class BlockStream(Generic[T]):
         self._ahead = ahead
         self._executor = executor
         self._check = check
+        #: Groups that were not looked at yet.
         self._groups: Iterator[list[int]] = iter(())
+        #: Groups of which some blocks are read ahead, and these reads.
         self._coming: deque[list[int]] = deque()
         self._reads: dict[int, Future[T]] = {}
+        #: Blocks of the group in use.
         self._open: dict[int, Future[T]] = {}
 
     def seek(self, pass_: int) -> None:
@@ -305,6 +309,7 @@ class BlockStream(Generic[T]):
         self._read_ahead()
 
     def _next_group(self) -> list[int]:
+        """Return the group that comes next."""
         return self._coming.popleft() if self._coming else next(self._groups)
 
     def _read_ahead(self) -> None:
@@ -323,14 +328,17 @@ class BlockStream(Generic[T]):
                 self._reads[n] = self._read(n)
 
     def _read(self, number: int) -> Future[T]:
+        """Start to make a block."""
         return self._executor.submit(self._load, number)
 
     def _forget(self, number: int) -> None:
+        """Drop a block that is not needed; a read that has begun ends by itself."""
         read = self._reads.pop(number, None)
         if read is not None:
             read.cancel()
 
     def _result(self, read: Future[T]) -> T:
+        """Wait for a block, as long as that makes sense."""
         since = time.monotonic()
         while True:
             try:

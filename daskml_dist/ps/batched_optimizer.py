@@ -1,4 +1,8 @@
-"""Steps of many models at once, each column by its own rate and penalty."""
+"""Steps of many models at once, each column by its own rate and penalty.
+
+Candidates of a search that differ in rate and penalty alone are columns of one matrix, so that the
+rows are read once for all. Each column takes the same steps as its model would alone.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,11 @@ from daskml_dist.schedules import Constant
 
 @dataclass(frozen=True, eq=False)
 class BatchedOptimizer(Optimizer):
-    """An optimizer over columns that do not know of each other.
+    """Optimizer of columns that are models of their own.
 
-    What a fit calls its learning rate is the number of passes done, from which each column's own
-    schedule tells its rate. A penalty of strength 1 says which rows are penalised.
+    The fit's schedule is the number of passes done: it comes in the place of the learning rate, and
+    each column's own schedule turns it into a rate. The fit's penalty has strength 1, and only says
+    which rows are penalised.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Packed
 
-#: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
+#: Number of a lane, the rows (None: all) that its gradient belongs to, and the gradient.
 LaneGradient = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
 #: Payload of a control call and of its answer: plain values, arrays, and snapshots under "blob".
@@ -30,7 +30,7 @@ class ServerStatus(IntEnum):
 
 @dataclass(slots=True)
 class ServerRequest:
-    """A push, a pull, or both in one message.
+    """Push, pull, or both in one message.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class ServerRequest:
 
 @dataclass(slots=True)
 class ServerReply:
-    """The answer to a pull.
+    """Answer to a pull.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class ServerReply:
 
 
 def make_ok_answer(**answer: Any) -> CallPayload:
-    """Answer to a control call that went well."""
+    """Return the answer to a control call that went well."""
     return {"status": int(ServerStatus.OK), **answer}
 
 

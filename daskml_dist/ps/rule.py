@@ -154,7 +154,7 @@ class UpdateRule:
 
     Parameters
     ----------
-    groups : tuple of Group
+    groups : tuple of ParameterGroup
         All rows of the parameters, in order.
     schedule : Schedule
     steps_per_pass : float

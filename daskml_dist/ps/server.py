@@ -44,7 +44,7 @@ from daskml_dist.ps.snapshots import (
 
 
 class ParameterServer:
-    """One shard, its policy's gate and (on the first server of a fit) the ledger.
+    """Server of one shard, with its policy's gate and, on the first server of a fit, the ledger.
 
     Thread-safe: every public method takes the lock.
 
@@ -315,7 +315,7 @@ class ParameterServer:
     # -- the client ----------------------------------------------------------------------------
 
     def pause(self, generation: int) -> AvailableSnapshots:
-        """Refuse every message of an earlier generation, and tell what could be gone on from.
+        """Refuse every message of an earlier generation; return where the server could continue.
 
         All callers who wait are told that their generation is stale.
         """
@@ -351,7 +351,7 @@ class ParameterServer:
             answer()
 
     def stand_by(self, generation: int) -> None:
-        """Go on keeping snapshots, of the server of a new generation."""
+        """Keep snapshots from now on of the server of a new generation."""
         with self._lock:
             self.generation, self._paused = standby_generation(generation), False
 
@@ -374,7 +374,7 @@ class ParameterServer:
                 self.ledger.stop()
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
-        """Go on with rows of larger values; see :meth:`Shard.rescale`."""
+        """Adapt feature scales to rows of larger values; see :meth:`Shard.rescale`."""
         with self._lock:
             if self.shard is not None:
                 self.shard.rescale(largest, norm)
@@ -390,7 +390,8 @@ class ParameterServer:
             return None if self.shard is None else self.shard.published()
 
 
-#: Answers that are ready; given once the server's lock is free again.
+#: Answers that are ready. They are given without the server's lock, since a reply may take long, or
+#: call the server again.
 ReadyAnswers = list[Callable[[], Any]]
 
 

@@ -322,6 +322,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         return self.user_col, self.item_col
 
     def _check_fitted(self, X: Any = None) -> None:
+        """Raise where there are no factors yet."""
         if not hasattr(self, "user_factors_"):
             raise make_not_fitted_error(self)
 

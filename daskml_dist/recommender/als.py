@@ -373,6 +373,7 @@ class ALS(BaseRecommender):
         )
 
     def _check_params(self) -> None:
+        """Raise where a parameter has no meaning."""
         for name in ("rank", "max_iter", "cg_steps"):
             check_count(name, getattr(self, name))
         check_number("reg_param", self.reg_param)

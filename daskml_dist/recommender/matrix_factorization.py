@@ -276,6 +276,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     # -- training -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:
+        """Return the loss of the parameter `loss`."""
         # Losses of regression and of classification are both taken, by their names; `get_loss`
         # checks a name within one kind.
         named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss

@@ -23,7 +23,8 @@ from daskml_dist.solvers.keyed import EntrySide
 
 Array = NDArray[Any]
 
-#: Ids of a part by which ranges are cut.
+#: Ids of a part that are sampled to cut ranges: with a thousand, a part's share of a range is known
+#: to a thousandth of its entries.
 _SAMPLE_IDS = 1024
 
 
@@ -103,11 +104,12 @@ class KeyTable:
 
 @dataclass(frozen=True, eq=False)
 class EntryParcel:
-    """Share that some ranges have in some parts, on one side.
+    """Pieces of some parts for some ranges, on one side: what goes from one worker to another.
 
     Parameters
     ----------
-    pieces : dict of range to list of (part, Piece)
+    pieces : dict of int to list of (int, EntryPiece)
+        By the number of the range, with the number of each piece's part.
     """
 
     pieces: dict[int, list[tuple[int, EntryPiece]]]
@@ -349,16 +351,16 @@ def build_block(
 
 @dataclass(frozen=True, eq=False)
 class KeyedBlock(Block):
-    """All entries of the row keys of a lane, as a CSR matrix. Its `rows` are `indices`.
+    """Block of all entries of the row keys of a lane, as a CSR matrix, whose `indices` are `rows`.
 
     Parameters
     ----------
-    side : Side
+    side : EntrySide
     lane : int
     column_cuts : ndarray
         Last id of each lane's range of column keys, but the last lane's.
     ids : ndarray of shape (n,)
-        What the user calls the row keys; sorted.
+        Ids of the row keys, sorted.
     strengths : ndarray of float64 of shape (2, n)
         Of each row key, the sum of the values of all entries whose first, and second, key it is.
     indptr : ndarray of int64 of shape (n + 1,)

@@ -240,6 +240,7 @@ class LinearStepsFamily(Family):
         return both_ways * max(steps * work.passes // every if every else 1, 1) * place.trainers
 
     def _settings(self, estimator: Any) -> Settings:
+        """Return the checked settings of an estimator, kept for the present plan."""
         kept = self._kept
         if kept is not None and kept[0]() is estimator:
             return kept[1]
@@ -247,6 +248,7 @@ class LinearStepsFamily(Family):
         return settings
 
     def _model(self, estimator: Any, rows: RowsShape) -> LinearModel:
+        """Return the model that an estimator would train on rows of a shape."""
         fit_intercept = bool(estimator._all_params()["fit_intercept"])
         return LinearModel(
             estimator._loss(), rows.n_features, rows.n_classes, fit_intercept, touches=rows.entries
