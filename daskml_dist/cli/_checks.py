@@ -22,6 +22,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
+from daskml_dist.cli._places import start_cluster
+
 #: Prefix of the line of output that holds the finding of a check's process.
 _FINDING_PREFIX = "daskml_dist finding: "
 _BUSY = "Is the machine very busy? Give the check longer: --limit 300."
@@ -114,19 +116,9 @@ def _check_inline_fit() -> Finding:
 
 def _check_cluster_fit(**options: Any) -> Finding:
     """Check a fit on a cluster of this machine, started with the options of a `LocalCluster`."""
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(
-            n_workers=2,  # the fewest that exchange gradients with each other
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            **options,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        address, seconds = cluster.scheduler_address, _time_small_fit(client)
+    # Two workers are the fewest that exchange gradients with each other.
+    with start_cluster(2, **options) as client:
+        address, seconds = client.scheduler.address, _time_small_fit(client)
     return Finding("ok", f"a small fit on two worker processes at {address}: {seconds:.2f} s")
 
 

@@ -34,20 +34,28 @@ def open_client(arguments: argparse.Namespace) -> Iterator[Any]:
     if not (arguments.workers or arguments.scheduler):
         yield None
         return
+    address = arguments.scheduler
+    with connect_client(address) if address else start_cluster(arguments.workers) as client:
+        yield client
+
+
+@contextmanager
+def start_cluster(n_workers: int, **options: Any) -> Iterator[Any]:
+    """Yield a client of a new cluster of worker processes on this machine.
+
+    `options` are further ones of a `LocalCluster`.
+    """
     from distributed import Client, LocalCluster
 
-    if arguments.scheduler:
-        with connect_client(arguments.scheduler) as client:
-            yield client
-        return
     # Only this machine reaches the scheduler, which runs all code that it is sent. The dashboard
     # has any free port (0), as Dask's own, 8787, may be taken.
     with (
         LocalCluster(
-            n_workers=arguments.workers,
+            n_workers=n_workers,
             threads_per_worker=1,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
+            **options,
         ) as cluster,
         Client(cluster) as client,
     ):

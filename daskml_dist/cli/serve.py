@@ -127,6 +127,7 @@ def _read_token(file: str | None) -> str | None:
 
     An argument with the token itself would be shown to all users of the machine, by `ps`.
     """
+    # The first line alone, since editors end a file with a line break.
     if file is None:
         told = os.environ.get(_TOKEN)
     else:

@@ -32,6 +32,11 @@ def make_curves_html(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def number_or_nan(value: Any) -> float:
+    """Return a value of a record as a float; NaN, which leaves a gap in a line, for None."""
+    return math.nan if value is None else float(value)
+
+
 def _is_number(value: Any) -> bool:
     """Return whether a value of a record can be drawn."""
     return value is not None and math.isfinite(value)

@@ -477,6 +477,7 @@ def _find_version_file(folder: Any, name: str, version: str) -> Path:
 
 def _save_in_any_format(model: Any, aside: Path) -> None:
     """Write a model in the first format that can hold it; raise the first one's error if none."""
+    # skops first, which scikit-learn's users can read too; networks need safetensors.
     why: ModelFileError | None = None
     for suffix in load_formats():
         try:

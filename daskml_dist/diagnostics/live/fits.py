@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from daskml_dist.diagnostics.curves import COLOURS, LEAST_SPAN
+from daskml_dist.diagnostics.curves import COLOURS, LEAST_SPAN, number_or_nan
 from daskml_dist.diagnostics.live.heartbeats import Pulses
 from daskml_dist.diagnostics.status import estimate_seconds_left
 
@@ -187,14 +187,16 @@ class RecentFits:
 def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
     """Return columns over the passes of a fit, NaN where there is no value."""
     records = [] if fit is None else list(fit.records)
-    table = {key: [_number(record.get(key)) for record in records] for key in ("pass", *_COLUMNS)}
+    table = {
+        key: [number_or_nan(record.get(key)) for record in records] for key in ("pass", *_COLUMNS)
+    }
     # Points below and above each value, which keep the axis from a height of nearly nothing.
     for name in LEVELS:
         half = [LEAST_SPAN / 2 * abs(value) for value in table[name]]
         table[f"{name}_low"] = [v - h for v, h in zip(table[name], half, strict=True)]
         table[f"{name}_high"] = [v + h for v, h in zip(table[name], half, strict=True)]
     for way in ("pushed", "pulled"):
-        table[f"mb_{way}"] = [_number(record.get(f"bytes_{way}")) / 1e6 for record in records]
+        table[f"mb_{way}"] = [number_or_nan(record.get(f"bytes_{way}")) / 1e6 for record in records]
     table["rows_per_second"] = [
         record["rows"] / record["seconds"] if record["seconds"] > 0 else math.nan
         for record in records
@@ -270,8 +272,3 @@ def make_rung_table(fit: Fit | None) -> dict[str, list[Any]]:
         "candidate": [candidate for _, candidate in lines],
         "colour": [COLOURS[bracket % len(COLOURS)] for bracket, _ in lines],
     }
-
-
-def _number(value: Any) -> float:
-    """Return a value as a float; NaN for None."""
-    return math.nan if value is None else float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from daskml_dist.diagnostics.curves import COLOURS
+from daskml_dist.diagnostics.curves import COLOURS, number_or_nan
 from daskml_dist.diagnostics.plots.canvas import (
     get_axes,
     get_history,
@@ -96,7 +96,7 @@ def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float]
             f"The fit {name!r} has recorded no {y!r}; val_score needs early_stopping=True, "
             "eval_score fit(..., eval_set=(X, y)), and any of them a whole pass."
         )
-    values = [_or_nan(record.get(y)) for record in records]
+    values = [number_or_nan(record.get(y)) for record in records]
     if over == "pass":
         return [record["pass"] for record in records], values
     if over == "bytes":
@@ -142,7 +142,7 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
         colour = COLOURS[number % len(COLOURS)]
         passes = [record["pass"] for record in history.records]
         for key, style in (("mean", "-"), ("max", "--")):
-            values = [_or_nan(record.get(f"staleness_{key}")) for record in history.records]
+            values = [number_or_nan(record.get(f"staleness_{key}")) for record in history.records]
             ax.plot(passes, values, style, marker=".", color=colour, label=f"{name}, {key}")
     ax.set_xlabel("pass")
     ax.set_ylabel("staleness (versions)")
@@ -196,11 +196,6 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
     whole_numbers(ax)
     ax.legend()
     return ax
-
-
-def _or_nan(value: Any) -> float:
-    """Return a value as a float; NaN, which leaves a gap in a line, for None."""
-    return float("nan") if value is None else float(value)
 
 
 def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
@@ -265,9 +260,11 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("seconds since training began")
     ax.set_ylabel("lane")
     ax.set_ylim(-0.5, len(seatings[0]["workers"]) - 0.5)
+    # matplotlib warns of an axis of length 0, as of a fit without a measurable time.
     ax.set_xlim(0.0, max(extra["seconds"], 1e-9))
     from matplotlib.ticker import MaxNLocator
 
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    # Below the axes, which bars fill.
     ax.legend(title="worker", loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize="small")
     return ax

@@ -69,6 +69,7 @@ def search_results(
         )
     # Candidates of a list of grids need not have all parameters.
     values = [_list_values([c[name] for c in candidates if name in c]) for name in names]
+    # Index of the best candidate by its value, or pair of values.
     best = _find_best(candidates, names, means)
     ax = get_axes(ax, "search_results")
     if len(names) == 1:

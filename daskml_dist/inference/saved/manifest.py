@@ -244,6 +244,7 @@ def _encode_label(label: Any) -> Any:
 
 def _describe_training(estimator: Any) -> dict[str, Any]:
     """Return facts of the last fit, if it left a history; of an ensemble, sums of its members'."""
+    # Of a pipeline the last step: the others make no passes.
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
     history: Any = getattr(last, "history_", None)

@@ -53,6 +53,7 @@ def write(estimator: Any) -> bytes:
             ".safetensors. Save it as .skops."
         )
     writer = Writer(find_replacements(estimator))
+    # A copy: attributes that a file does not hold are taken out of it, not of the estimator.
     state: dict[str, Any] = {**estimator.__getstate__()}  # type: ignore[dict-item]
     # A torch module's parameters and buffers go into the file under their own names.
     module_tensors = estimator._take_tensors(state) if hasattr(estimator, "_take_tensors") else {}
@@ -170,6 +171,7 @@ def _find_public_class(name: str) -> type | None:
 
 def _compute_checksums(tensors: Mapping[str, NDArray[Any]], state_json: str) -> dict[str, str]:
     """Return the checksum of each tensor (dtype, shape and bytes), and of the state's JSON text."""
+    # Of dtype and shape too, since the same bytes may be another array.
     checksums = {
         f"tensor {name}": compute_checksum(
             f"{array.dtype.str}{list(array.shape)}".encode() + array.tobytes()

@@ -165,6 +165,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
         if values.ndim == 1:
             columns[name] = arrow.array(values)
             continue
+        # Columns of Arrow have one dimension: several values a row are a list of fixed size.
         width = int(np.prod(values.shape[1:]))
         flat = arrow.array(np.ascontiguousarray(values).ravel())
         columns[name] = arrow.FixedSizeListArray.from_arrays(flat, width)
