@@ -327,7 +327,7 @@ class ScoredColumns:
         collection: Collection,
     ) -> S:
         """Return the merged summary of all rows, by one tree reduction."""
-        summary: S = self.reduce_to_score(summarise, merge, collection, _return_unchanged)
+        summary: S = self.reduce_to_score(summarise, merge, collection, lambda whole: whole)
         return summary
 
     def reduce_to_score(
@@ -394,10 +394,6 @@ class ScoredColumns:
                 f"({widths[0]}!={widths[1]}). Pass one column of each for every target."
             )
         return ScoredRows(truth, prediction, weight)
-
-
-def _return_unchanged(summary: S) -> S:
-    return summary
 
 
 def _summarise_block(

@@ -304,7 +304,8 @@ class _IndicatorCounts:
 
     def make_rows_of_kinds(self) -> StandInRows:
         """Return one row of each kind, with the scores by row: they depend on the counts only."""
-        both, has, given = _unpack_row_counts(self.kinds)
+        mask = (1 << _COUNT_BITS) - 1
+        both, has, given = (self.kinds >> i * _COUNT_BITS & mask for i in (2, 1, 0))
         at = np.arange(self.labels.shape[1])
         # A row has the first `has` labels; it is given the first `both` of these, and then labels
         # directly behind those that it has.
@@ -328,8 +329,10 @@ def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) 
     both = y_true & y_pred
     # Products with the weights sum over rows, by label; the sums below are over labels, by row.
     hits, has, given = (weight @ of.astype(weight.dtype) for of in (both, y_true, y_pred))
-    counts = (of.sum(axis=1, dtype=np.int64) for of in (both, y_true, y_pred))
-    kinds, found = np.unique(_pack_row_counts(*counts), return_inverse=True)
+    packed = np.zeros(len(y_true), np.int64)
+    for of in (both, y_true, y_pred):
+        packed = (packed << _COUNT_BITS) | of.sum(axis=1, dtype=np.int64)
+    kinds, found = np.unique(packed, return_inverse=True)
     by_label = np.stack([hits, given - hits, has - hits])
     return _IndicatorCounts(by_label, kinds, _sum_by_kind(found, weight, len(kinds)))
 
@@ -346,15 +349,6 @@ def _sum_by_kind(at: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]
     sums = np.zeros(n, weight.dtype)
     np.add.at(sums, at, weight)
     return sums
-
-
-def _pack_row_counts(both: Any, has: Any, given: Any) -> NDArray[np.int64]:
-    return np.asarray((both << 2 * _COUNT_BITS) | (has << _COUNT_BITS) | given)
-
-
-def _unpack_row_counts(kinds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    mask = (1 << _COUNT_BITS) - 1
-    return kinds >> 2 * _COUNT_BITS, kinds >> _COUNT_BITS & mask, kinds & mask
 
 
 # --- scikit-learn's scores of indicators, by the few rows that stand for all -----------------

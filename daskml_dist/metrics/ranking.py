@@ -295,13 +295,18 @@ def reduce_to_run(collection: Collection, limit: int | None) -> ScoreRun:
 
 
 def _make_block_run(rows: ScoredRows, limit: int | None) -> ScoreRun:
-    if rows.y_pred.ndim != 1:
-        raise InvalidDataError(
-            f"y_score has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
-            "example y_score[:, 1]."
-        )
+    _check_one_column(rows.y_pred, "y_score")
     check_weights_nonnegative(rows.weights)
     return make_score_run(rows.y_true, rows.y_pred, rows.weights, limit)
+
+
+def _check_one_column(scores: NDArray[Any], name: str) -> None:
+    """Raise `InvalidDataError` for scores in several columns."""
+    if scores.ndim != 1:
+        raise InvalidDataError(
+            f"{name} has {scores.shape[1]} columns. Pass that of the positive label, for example "
+            f"{name}[:, 1]."
+        )
 
 
 def _find_column_labels(y_true: Any, n_columns: int | None) -> NDArray[Any]:
@@ -469,11 +474,7 @@ def _reduce_calibration_curve(
 
 
 def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
-    if rows.y_pred.ndim != 1:
-        raise InvalidDataError(
-            f"y_prob has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
-            "example y_prob[:, 1]."
-        )
+    _check_one_column(rows.y_pred, "y_prob")
     _check_unit_interval(rows.y_pred)
     labels, at = find_unique_labels(rows.y_true)
     _check_two_labels(labels)

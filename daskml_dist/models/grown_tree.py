@@ -77,7 +77,10 @@ class GrownTree:
 
     def compacted(self) -> GrownTree:
         """Return the tree of the nodes that the root still reaches, renumbered depth-first."""
-        order = _walk_depth_first(self.left)
+        from daskml_dist.backends.tree_predict import walk_subtree
+
+        # Siblings adjacent, then the left one's subtree.
+        order: Array = walk_subtree(self.left, 0)
         # Inverse permutation: the new index of each node that is kept.
         new_index = np.empty(len(self.left), np.int32)
         new_index[order] = np.arange(len(order), dtype=np.int32)
@@ -116,14 +119,6 @@ class GrownTree:
                 break
             collapsed.append(node)
         return self._collapse_nodes(np.array(collapsed, np.int64))
-
-
-def _walk_depth_first(left: Array) -> Array:
-    """Return the root and the nodes below it, siblings adjacent, the left one's subtree first."""
-    from daskml_dist.backends.tree_predict import walk_subtree
-
-    order: Array = walk_subtree(left, 0)
-    return order
 
 
 def join_subtrees(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:

@@ -39,7 +39,7 @@ from daskml_dist.models.base import (
     Part,
     StepModel,
 )
-from daskml_dist.models.row_models import encode_labels
+from daskml_dist.models.row_models import encode_labels, encode_signs
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             return y.astype(dtype, copy=False)
         if self.width > 1:
             return encode_labels(y, classes, np.int32)
-        # In place, without temporaries: 0 and 1 become -1 and +1.
-        signs = np.asarray(y == classes[1]).astype(dtype)
-        signs *= 2
-        signs -= 1
-        return signs
+        return encode_signs(y == classes[1], dtype)
 
     def of_target(self, target: int) -> LinearModel:
         """Return the single-output model of one of several targets."""
@@ -382,9 +378,7 @@ class SignedClasses(LinearModel):
         dtype : numpy dtype of the fit
         """
         assert classes is not None
-        if len(classes) == 2:
-            return np.where(y == classes[1], 1, -1).astype(dtype)
-        return np.where(y[:, None] == classes, 1, -1).astype(dtype)
+        return encode_signs(y == classes[1] if len(classes) == 2 else y[:, None] == classes, dtype)
 
 
 @dataclass(frozen=True)
@@ -393,7 +387,7 @@ class SignedLabels(LinearModel):
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return signs, given label indicators of 0 and 1."""
-        return np.where(y > 0, 1, -1).astype(dtype)
+        return encode_signs(y > 0, dtype)
 
 
 #: Bytes of a block of rows (1 MiB): it and its weighted copy stay in a core's L2 cache.

@@ -31,7 +31,7 @@ from daskml_dist.models.base import (
     StagedModel,
     StepModel,
 )
-from daskml_dist.models.row_models import encode_labels
+from daskml_dist.models.row_models import encode_labels, encode_signs
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class MLP(StagedModel, ColumnModel):
 
         That of the last columns also has all further parameters.
         """
-        return MLPColumns(self, self.sizes, ACTIVATIONS[self.activation], start, stop)
+        return MLPColumns(self, start, stop)
 
     def rows_of_columns(self, start: int, stop: int) -> slice:
         """Return the slice of the parameters' rows that belongs to some adjacent columns."""
@@ -228,11 +228,7 @@ class MLP(StagedModel, ColumnModel):
             return column.astype(dtype, copy=False)
         if not self.several and self.n_outputs > 1:
             return encode_labels(y, classes, np.int32)
-        # In place, without temporaries: 0 and 1 become -1 and +1.
-        signs = np.asarray(y == (1 if self.several else classes[-1])).astype(dtype)
-        signs *= 2
-        signs -= 1
-        return signs
+        return encode_signs(y == (1 if self.several else classes[-1]), dtype)
 
     def raw(self, w: Any, X: Any, backend: Backend) -> Any:
         """Return the raw outputs of rows, of shape (n,) for one output, else (n, n_outputs)."""
@@ -477,16 +473,11 @@ class MLPColumns(StepModel, ColumnPart):
     ----------
     model : MLP
         The whole model.
-    sizes : tuple of int
-        As of `model`.
-    activation : Activation
     start, stop : int
         Range of the columns.
     """
 
-    model: Any
-    sizes: tuple[int, ...]
-    activation: Activation
+    model: MLP
     start: int
     stop: int
 
@@ -495,29 +486,32 @@ class MLPColumns(StepModel, ColumnPart):
 
     def __post_init__(self) -> None:
         first, *others = self.model.parameters.parts
-        parts = [Part(first.name, (self.stop - self.start, self.sizes[1]))]
+        parts = [Part(first.name, (self.stop - self.start, self.model.sizes[1]))]
         parts += others if self._is_last else []
         object.__setattr__(self, "parameters", Parameters(tuple(parts)))
 
     @property
+    def _activation(self) -> Activation:
+        return ACTIVATIONS[self.model.activation]
+
+    @property
     def _is_last(self) -> bool:
         """Return whether the shard has the last columns."""
-        return self.stop == self.sizes[0]
+        return self.stop == self.model.sizes[0]
 
     @property
     def has_head(self) -> bool:  # type: ignore[override]
         """Return whether there are hidden layers, so that further layers follow the first."""
-        return len(self.sizes) > 2
+        return len(self.model.sizes) > 2
 
     @property
     def _later(self) -> range:
         """All layers but the first."""
-        return range(1, len(self.sizes) - 1)
+        return range(1, len(self.model.sizes) - 1)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return the targets encoded as by the whole model."""
-        encoded: NDArray[Any] = self.model.encode(y, classes, dtype)
-        return encoded
+        return self.model.encode(y, classes, dtype)
 
     def identity(self) -> dict[str, Any]:
         """Return the facts of the whole model, and the columns."""
@@ -525,8 +519,8 @@ class MLPColumns(StepModel, ColumnPart):
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Return the part's rows of the whole model's initial parameters."""
-        rng, width = np.random.RandomState(seed), self.sizes[1]
-        bound = self.activation.bound_of(*self.sizes[:2])
+        rng, width = np.random.RandomState(seed), self.model.sizes[1]
+        bound = self._activation.bound_of(*self.model.sizes[:2])
         w = np.zeros(self.parameters.shape, dtype)
         # Draw and discard the weights of the columns before, to advance the stream.
         for first in range(0, self.start * width, _DRAWS_AT_ONCE):
@@ -544,11 +538,11 @@ class MLPColumns(StepModel, ColumnPart):
     @property
     def _n_weights(self) -> int:
         """Number of the shard's weights, which are the first of its parameters."""
-        return (self.stop - self.start) * self.sizes[1]
+        return (self.stop - self.start) * self.model.sizes[1]
 
     def _layer(self, w: Any) -> tuple[Any, Any]:
         """Return views of the first layer's weights, and of its intercepts in the last part."""
-        shape, own = (self.stop - self.start, self.sizes[1]), self._n_weights
+        shape, own = (self.stop - self.start, self.model.sizes[1]), self._n_weights
         weights = namespace(w).reshape(w[:own, 0], shape)
         return weights, w[own : own + shape[1], 0] if self._is_last else None
 
@@ -569,7 +563,7 @@ class MLPColumns(StepModel, ColumnPart):
 
     def _behind(self, w: Any) -> Any:
         """Return the parameters of the further layers."""
-        return w[self._n_weights + self.sizes[1] :, ...]
+        return w[self._n_weights + self.model.sizes[1] :, ...]
 
     def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Return the summed loss and its gradient with respect to `total`.
@@ -579,14 +573,14 @@ class MLPColumns(StepModel, ColumnPart):
         # Without hidden layers the products are the raw outputs.
         if not self.has_head:
             return self.model.loss_gradient(total, rows, backend)
-        self.activation.apply(total)
+        self._activation.apply(total)
         later, layers = self._behind(w), self._later
         output, memory = self.model.forward(later, total, layers, rows, backend)
         loss, slope = self.model.loss_gradient(output, rows, backend)
         slope = self.model.backward(
             later, memory, slope, self._behind(out), layers, rows, backend, wants_input=True
         )
-        self.activation.pull_back(slope, total)
+        self._activation.pull_back(slope, total)
         return loss, slope
 
     def head_sums(
@@ -595,12 +589,9 @@ class MLPColumns(StepModel, ColumnPart):
         """Return the whole model's `validation_sums`, given the sum of all parts' products."""
         raw = total
         if self.has_head:
-            self.activation.apply(total)
+            self._activation.apply(total)
             raw, _ = self.model.forward(self._behind(w), total, self._later, rows, backend)
-        sums: NDArray[np.float64] = self.model.scored(
-            raw[:, 0] if raw.shape[1] == 1 else raw, rows, backend
-        )
-        return sums
+        return self.model.scored(raw[:, 0] if raw.shape[1] == 1 else raw, rows, backend)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Raise NotImplementedError: a part alone has no loss."""

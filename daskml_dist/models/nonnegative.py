@@ -122,7 +122,9 @@ class MultiplicativeUpdates:
         A row ends after `most` updates, or after one that changes no weight by more than `tol`
         times its largest weight. So its weights do not depend on the rows beside it.
         """
-        W = self._make_equal_weights(X)
+        # Equal weights, such that W @ H has each row's sum of entries.
+        entries = self._sum_entries(X)[:, None] / (total(self.sizes) + _SMALLEST_DIVISOR)
+        W = entries * ones((1, self.across.shape[1]), entries.dtype, like=entries)
         if isinstance(X, CSRRows) and self.beta == 1:
             return self._update_compiled(X, W, most, tol)
         xp = namespace(W)
@@ -136,11 +138,6 @@ class MultiplicativeUpdates:
             if not float(xp.max(active)):
                 break
         return W
-
-    def _make_equal_weights(self, X: Any) -> Any:
-        """Return equal weights for each row, such that ``W @ H`` has the row's sum of entries."""
-        scale = self._sum_entries(X)[:, None] / (total(self.sizes) + _SMALLEST_DIVISOR)
-        return scale * ones((1, self.across.shape[1]), scale.dtype, like=scale)
 
     def _sum_entries(self, X: Any) -> Any:
         """Return the sum of each row's entries."""

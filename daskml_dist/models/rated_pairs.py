@@ -25,6 +25,7 @@ from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scala
 from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel, distinct
 from daskml_dist.models.bins import hash_numbers
+from daskml_dist.models.row_models import encode_signs
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class RatedPairs(StepModel):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return ratings; for losses of classification +1 for ratings above 0 and else -1."""
         if self.loss.kind == "classification":
-            return np.where(y > 0, 1, -1).astype(dtype)
+            return encode_signs(y > 0, dtype)
         return y.astype(dtype, copy=False)
 
     def prepare(self, X: Any, dtype: Any) -> Any:

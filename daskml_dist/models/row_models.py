@@ -74,6 +74,15 @@ class Unlabelled(Model):
         return y
 
 
+def encode_signs(is_positive: Any, dtype: DTypeLike) -> NDArray[Any]:
+    """Return +1 where a mask is True, and -1 elsewhere."""
+    # In place, without temporaries: 0 and 1 become -1 and +1.
+    signs = np.asarray(is_positive).astype(dtype)
+    signs *= 2
+    signs -= 1
+    return signs
+
+
 def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """Return the position of each label among the sorted classes.
 

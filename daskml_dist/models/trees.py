@@ -282,9 +282,9 @@ class RawTrees:
 
         nodes = self.trees.nodes
         add_tree_values(
-            self.numbered(X), self.trees.roots, first, last, self.trees.n_per_iteration,
-            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
-            nodes.bitsets, self._values, out,
+            _number_categories(self.trees, X), self.trees.roots, first, last,
+            self.trees.n_per_iteration, nodes.feature, nodes.threshold, nodes.left,
+            nodes.missing_left, nodes.category, nodes.bitsets, self._values, out,
         )  # fmt: skip
 
     def _add_masked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
@@ -313,10 +313,6 @@ class RawTrees:
     @cached_property
     def _values(self) -> NDArray[np.float64]:
         return np.ascontiguousarray(self.trees.nodes.value[:, 0])
-
-    def numbered(self, X: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows with categories as indices, unknown ones as missing."""
-        return _number_categories(self.trees, X)
 
 
 @dataclass(eq=False)
