@@ -47,6 +47,7 @@ class ReassignmentSchedule:
         `before` are the parameters before the call.
         """
         self.n_since += n_rows
+        # As in scikit-learn: at once while a centroid has no row, else after `every` rows.
         if self.n_since < self.every and (self._model.parts(before)[0] > 0).all():
             return False
         self.n_since = 0

@@ -524,73 +524,76 @@ def _make_label_metric(
 
 
 balanced_accuracy_score = _make_label_metric(
-    theirs.balanced_accuracy_score, "Mean recall of the labels."
+    theirs.balanced_accuracy_score, "Return the mean recall of the labels."
 )
 
 
 class_likelihood_ratios = _make_label_metric(
-    theirs.class_likelihood_ratios, "Positive and negative likelihood ratio of two labels."
+    theirs.class_likelihood_ratios,
+    "Return the positive and the negative likelihood ratio of two labels.",
 )
 
 
 classification_report = _make_label_metric(
     theirs.classification_report,
-    "Table of precision, recall and F1 of each label.",
+    "Return a table of precision, recall and F1 of each label.",
     _score_with_supports,
 )
 
 
 cohen_kappa_score = _make_label_metric(
-    theirs.cohen_kappa_score, "Agreement of two columns of labels, beyond that of chance."
+    theirs.cohen_kappa_score, "Return the agreement of two columns of labels beyond chance."
 )
 
 
-f1_score = _make_label_metric(theirs.f1_score, "Harmonic mean of precision and recall.")
+f1_score = _make_label_metric(theirs.f1_score, "Return the harmonic mean of precision and recall.")
 
 
 fbeta_score = _make_label_metric(
-    theirs.fbeta_score, "Weighted harmonic mean of precision and recall."
+    theirs.fbeta_score, "Return the weighted harmonic mean of precision and recall."
 )
 
 
 hamming_loss = _make_label_metric(
-    theirs.hamming_loss, "Share of the rows whose label is not predicted."
+    theirs.hamming_loss, "Return the share of the labels that are wrongly predicted."
 )
 
 
 jaccard_score = _make_label_metric(
-    theirs.jaccard_score, "Rows that truly have and are given a label, of those that do either."
+    theirs.jaccard_score,
+    "Return the Jaccard index: the hits of a label over the rows that have or are given it.",
 )
 
 
 matthews_corrcoef = _make_label_metric(
-    theirs.matthews_corrcoef, "Correlation of true and predicted labels."
+    theirs.matthews_corrcoef, "Return the correlation of true and predicted labels."
 )
 
 
 multilabel_confusion_matrix = _make_label_metric(
     theirs.multilabel_confusion_matrix,
-    "Confusion matrix of each label against the rest; of indicators, of each label.",
+    "Return the confusion matrix of each label against the rest.",
 )
 
 
 precision_recall_fscore_support = _make_label_metric(
     theirs.precision_recall_fscore_support,
-    "Precision, recall, F score and number of rows of each label.",
+    "Return precision, recall, F score and number of rows of each label.",
     _score_with_supports,
 )
 
 
 precision_score = _make_label_metric(
-    theirs.precision_score, "Share of the rows given a label that truly have it."
+    theirs.precision_score, "Return the share of the rows given a label that truly have it."
 )
 
 
 recall_score = _make_label_metric(
-    theirs.recall_score, "Share of the rows of a label that are given this label."
+    theirs.recall_score, "Return the share of the rows of a label that are given this label."
 )
 
 
 zero_one_loss = _make_label_metric(
-    theirs.zero_one_loss, "Share of the rows whose label is not predicted."
+    theirs.zero_one_loss,
+    "Return the share of the rows whose label (multilabel: any label) is wrongly predicted.",
 )

@@ -443,7 +443,7 @@ top_k_accuracy_score = make_metric_function(
     theirs.top_k_accuracy_score,
     _reduce_top_k_accuracy,
     SCORE_COLUMNS,
-    "Share of the rows whose label is among those of the k best scores.",
+    "Return the share of the rows whose label is among those of the k best scores.",
     of="Labels, of shape (n_rows,), and scores of each, of shape (n_rows, n_classes), in the order "
     "of the sorted labels; or, of two, of the larger alone.",
     module=__name__,

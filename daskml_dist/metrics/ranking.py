@@ -413,16 +413,18 @@ def _make_curve_metric(source: Callable[..., Any], summary: str) -> Callable[...
 
 
 det_curve = _make_curve_metric(
-    theirs.det_curve, "False positive and false negative rates by threshold."
+    theirs.det_curve, "Return false positive and false negative rates by threshold."
 )
 
 
 precision_recall_curve = _make_curve_metric(
-    theirs.precision_recall_curve, "Precision and recall by threshold."
+    theirs.precision_recall_curve, "Return precision and recall by threshold."
 )
 
 
-roc_curve = _make_curve_metric(theirs.roc_curve, "False and true positive rates by threshold.")
+roc_curve = _make_curve_metric(
+    theirs.roc_curve, "Return false and true positive rates by threshold."
+)
 
 
 # --- calibration curve -----------------------------------------------------------------------
@@ -538,7 +540,7 @@ calibration_curve = make_metric_function(
     sklearn.calibration.calibration_curve,
     _reduce_calibration_curve,
     _CALIBRATION_COLUMNS,
-    "Share of positive rows and mean probability in bins of the probability.",
+    "Return the share of positive rows and the mean probability, in bins of the probability.",
     of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"),
     module=__name__,
     own=(_THRESHOLDS_OPTION[0], 'As in :func:`roc_curve`; for `strategy` "quantile" alone.'),

@@ -269,10 +269,7 @@ def r2_score(
     0.7321
     """
     options = {"multioutput": multioutput, "force_finite": force_finite}
-    finish = partial(_finish_r2, options)
-    return _score_by_moments(
-        theirs.r2_score, finish, y_true, y_pred, sample_weight, options, compute
-    )
+    return _score_by_moments(theirs.r2_score, y_true, y_pred, sample_weight, options, compute)
 
 
 @suggest_arguments
@@ -303,11 +300,9 @@ def explained_variance_score(
     >>> round(float(explained_variance_score(y_true, y_pred)), 4)
     0.75
     """
+    metric = theirs.explained_variance_score
     options = {"multioutput": multioutput, "force_finite": force_finite}
-    finish = partial(_finish_explained_variance, options)
-    return _score_by_moments(
-        theirs.explained_variance_score, finish, y_true, y_pred, sample_weight, options, compute
-    )
+    return _score_by_moments(metric, y_true, y_pred, sample_weight, options, compute)
 
 
 class _ErrorMoments(NamedTuple):
@@ -321,36 +316,32 @@ class _ErrorMoments(NamedTuple):
 
 def _score_by_moments(
     metric: Callable[..., Any],
-    finish: Callable[[_ErrorMoments], Any],
     y_true: Any,
     y_pred: Any,
     sample_weight: Any,
     options: dict[str, Any],
     compute: bool,
 ) -> Any:
-    """Return scikit-learn's metric of rows in memory, or `finish` of the moments of lazy ones."""
+    """Return R^2 or explained variance: `metric` is scikit-learn's function of it."""
     rows = y_true, y_pred, sample_weight
     if not has_lazy_input(*rows):
         return _score_in_memory(metric, *rows, **options)
     _check_multioutput(options["multioutput"], variance=True)
     collection = TARGET_COLUMNS.align(*rows)
+    finish = partial(_finish_moments, metric is theirs.r2_score, options)
     return TARGET_COLUMNS.reduce_to_score(
         _sum_block_moments, _add_summaries, collection, finish, compute=compute
     )
 
 
-def _finish_r2(options: dict[str, Any], moments: _ErrorMoments) -> Any:
-    if moments.n_rows < 2:
+def _finish_moments(is_r2: bool, options: dict[str, Any], moments: _ErrorMoments) -> Any:
+    if is_r2 and moments.n_rows < 2:
         return _warn_undefined_score("R^2")
     check_weight_total(moments.targets.weight)
-    # Residual over total sum of squares; `targets.squares` is taken about the mean of y_true.
-    return _compute_explained_share(moments.squares, moments.targets.squares, **options)
-
-
-def _finish_explained_variance(options: dict[str, Any], moments: _ErrorMoments) -> Any:
-    check_weight_total(moments.targets.weight)
-    # As R^2, but about the errors' own mean: a constant error does not count.
-    return _compute_explained_share(moments.errors.squares, moments.targets.squares, **options)
+    # Residual over total sum of squares. Those of explained variance are taken about the errors'
+    # own mean, so that a constant error does not count.
+    residual = moments.squares if is_r2 else moments.errors.squares
+    return _compute_explained_share(residual, moments.targets.squares, **options)
 
 
 def _sum_block_moments(rows: ScoredRows) -> _ErrorMoments:
@@ -459,24 +450,24 @@ def _make_mean_metric(
 
 mean_absolute_percentage_error = _make_mean_metric(
     theirs.mean_absolute_percentage_error,
-    "Mean of the absolute errors, each as a share of the true number.",
+    "Return the mean of the absolute errors, each as a share of the true number.",
 )
 
 
 mean_pinball_loss = _make_mean_metric(
-    theirs.mean_pinball_loss, "Mean loss of a predicted quantile."
+    theirs.mean_pinball_loss, "Return the mean pinball loss of a predicted quantile."
 )
 
 
 mean_squared_log_error = _make_mean_metric(
     theirs.mean_squared_log_error,
-    "Mean of the squared differences of the logarithms of 1 + y.",
+    "Return the mean of the squared differences of the logarithms of 1 + y.",
 )
 
 
 root_mean_squared_log_error = _make_mean_metric(
     theirs.root_mean_squared_log_error,
-    "Square root of the mean squared logarithmic error of each target.",
+    "Return the square root of the mean squared logarithmic error of each target.",
     np.sqrt,
     theirs.mean_squared_log_error,
 )
@@ -499,7 +490,9 @@ def _find_block_max_error(rows: ScoredRows) -> float:
     return float(_measure_absolute_errors(rows.y_true, rows.y_pred).max())
 
 
-max_error = _make_deviance_metric(theirs.max_error, _reduce_max_error, "Largest absolute error.")
+max_error = _make_deviance_metric(
+    theirs.max_error, _reduce_max_error, "Return the largest absolute error."
+)
 
 
 def _average_tweedie_deviance(
@@ -578,28 +571,28 @@ def _compute_potential(y: Floats, power: float) -> Floats:
 mean_tweedie_deviance = _make_deviance_metric(
     theirs.mean_tweedie_deviance,
     _average_tweedie_deviance,
-    "Mean deviance of Tweedie's distributions of a power.",
+    "Return the mean deviance of Tweedie distributions of a given power.",
 )
 
 
 mean_poisson_deviance = _make_deviance_metric(
     theirs.mean_poisson_deviance,
     partial(_average_tweedie_deviance, power=1),
-    "Mean deviance of Poisson distributions, of counts.",
+    "Return the mean deviance of Poisson distributions, for counts.",
 )
 
 
 mean_gamma_deviance = _make_deviance_metric(
     theirs.mean_gamma_deviance,
     partial(_average_tweedie_deviance, power=2),
-    "Mean deviance of gamma distributions, which relative errors make.",
+    "Return the mean deviance of gamma distributions, which depends on relative errors.",
 )
 
 
 d2_tweedie_score = _make_deviance_metric(
     theirs.d2_tweedie_score,
     _reduce_d2_tweedie,
-    "Share of the deviance from the mean that is predicted.",
+    "Return the share of the deviance from the mean that is predicted.",
 )
 
 
@@ -803,7 +796,7 @@ def _sum_distinct_values(values: Floats, weights: Floats) -> tuple[Floats, Float
 median_absolute_error = _make_target_metric(
     theirs.median_absolute_error,
     _reduce_median_error,
-    "Median of the absolute errors.",
+    "Return the median of the absolute errors.",
     _QUANTILE_NOTES,
 )
 
@@ -811,7 +804,7 @@ median_absolute_error = _make_target_metric(
 d2_absolute_error_score = _make_target_metric(
     theirs.d2_absolute_error_score,
     _reduce_d2_pinball,
-    "Share of the absolute error of the median that is predicted.",
+    "Return 1 minus the absolute error over that of the median of y_true.",
     _QUANTILE_NOTES,
 )
 
@@ -819,6 +812,6 @@ d2_absolute_error_score = _make_target_metric(
 d2_pinball_score = _make_target_metric(
     theirs.d2_pinball_score,
     _reduce_d2_pinball,
-    "Share of the pinball loss of the quantile that is predicted.",
-    _QUANTILE_NOTES + "The loss of the quantile is the least that any one number has.\n",
+    "Return 1 minus the pinball loss over that of the quantile of y_true.",
+    _QUANTILE_NOTES + "No other constant has a smaller pinball loss than the quantile.\n",
 )

@@ -251,7 +251,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     def _check_params(self) -> None:
         check_count("n_components", self.n_components)
         check_count("n_init", self.n_init)
-        if self.max_iter != 0:
+        if self.max_iter != 0:  # 0: the initial mixture
             check_count("max_iter", self.max_iter, "0")
         check_one_of("covariance_type", self.covariance_type, _COVARIANCE_TYPES)
         check_one_of("init_params", self.init_params, _INIT_METHODS)
@@ -323,6 +323,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         )
         self.converged_, self.lower_bound_ = bool(converged), float(bound)
         self.lower_bounds_ = list(map(float, solution.extra.get("bounds", [bound])))
+        # The meaning of the arrays, whatever the parameter is set to later.
         self._kind = kind
         self.n_features_in_ = d
 
@@ -384,11 +385,12 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     def bic(self, X: Any, sample_weight: Any = None) -> float:
         """Return the Bayesian information criterion (lower is better); see :meth:`score`."""
         total, weight = self._sum_and_weight(X, sample_weight)
-        # The weight of the rows takes the place of their number.
+        # -2 log L + p log n (Schwarz 1978), with the weight of the rows in place of n.
         return -2 * total + self._count_parameters() * float(np.log(weight))
 
     def aic(self, X: Any, sample_weight: Any = None) -> float:
         """Return the Akaike information criterion (lower is better); see :meth:`score`."""
+        # -2 log L + 2 p (Akaike 1974)
         return -2 * self._sum_and_weight(X, sample_weight)[0] + 2 * self._count_parameters()
 
     def sample(self, n_samples: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -425,7 +427,8 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     def _count_parameters(self) -> int:
         """Return the number of free parameters of the model."""
-        # Covariances by their kind, then means, then weights, which sum to 1.
+        # A symmetric covariance has d (d + 1) / 2 of them. To it come the means, and the weights,
+        # of which one follows from the others, since they sum to 1.
         k, d = self.means_.shape
         of_kind: dict[str, int] = {
             "full": k * d * (d + 1) // 2,

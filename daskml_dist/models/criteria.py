@@ -1,4 +1,10 @@
-"""Split criteria of the trees of forests: the sums that they need, node values and impurities."""
+"""Split criteria of the trees of forests: the sums that they need, node values and impurities.
+
+References
+----------
+L. Breiman, J. H. Friedman, R. A. Olshen and C. J. Stone, "Classification and regression trees",
+Wadsworth 1984.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +87,7 @@ class EntropyCriterion(Criterion):
     of_classes = True
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        # p * log2(p) is 0 for p = 0.
+        # p * log2(p) is 0 for p = 0. No logarithm is positive: abs negates their sum, without -0.0.
         logs = np.log2(means, out=np.zeros_like(means), where=means > 0)
         return np.asarray(np.abs((means * logs).sum(axis=1)) / n_outputs)
 
@@ -115,6 +121,7 @@ class PoissonCriterion(Criterion):
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Return the mean of ``y * log(y / mean)``, from the means of ``y * log(y)`` and y."""
+        # Rounding may make it negative.
         logs = np.log(means, out=np.zeros_like(means), where=means > 0)
         return np.asarray(np.maximum(term - (means * logs).sum(axis=1), 0.0) / n_outputs)
 

@@ -1,4 +1,4 @@
-"""Rows without targets, as clusters, components and mixtures are found in."""
+"""Models that only prepare rows and targets, for solvers by sums; and encodings of labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskml_dist.models.base import Model
 
 @dataclass(frozen=True)
 class Baskets(Model):
-    """Rows without a target, in the dtype that they have.
+    """Rows of items without targets, in their own dtype (frequent patterns).
 
     Parameters
     ----------
@@ -33,23 +33,23 @@ class Baskets(Model):
 
 @dataclass(frozen=True)
 class TreeRowsModel(Model):
-    """Rows of trees: no arithmetic is done with them, so any value goes.
+    """Rows and targets of trees. Values are only compared, so rows may hold NaN and infinity.
 
     Parameters
     ----------
     n_features : int
     columns : tuple of ndarray
-        Sorted labels of each of several outputs; empty where there is one, and in regression.
+        Sorted labels of each of several outputs; empty for one output, and in regression.
     """
 
     n_features: int
     columns: tuple[NDArray[Any], ...] = ()
     takes_missing: ClassVar[bool] = True
-    #: Trainers may keep to a share of the cores.
+    #: So that trainers are pinned to their share of the cores.
     starts_threads: ClassVar[bool] = False
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return the targets in float64, with labels as their numbers."""
+        """Return the targets in float64, with labels as their indices."""
         if self.columns:
             found = [np.searchsorted(c, of) for c, of in zip(self.columns, y.T, strict=True)]
             return np.column_stack(found).astype(np.float64)
@@ -60,7 +60,7 @@ class TreeRowsModel(Model):
 
 @dataclass(frozen=True)
 class Unlabelled(Model):
-    """Rows without targets.
+    """Rows without targets (clusters, components, mixtures).
 
     Parameters
     ----------
@@ -94,6 +94,7 @@ def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> N
     dtype : dtype
         Of the result, of integers.
     """
+    # Consecutive integers need no search: the position is the difference from the first.
     if classes.dtype.kind in "iu" and y.dtype.kind in "iu":
         first, last = int(classes[0]), int(classes[-1])
         if last - first == len(classes) - 1 and last <= np.iinfo(np.int64).max:

@@ -81,6 +81,7 @@ class DocumentFit:
         """
         from daskml_dist.backends import topic_kernels
 
+        # The bound holds for any gamma; the E-step finds that of the largest bound.
         gamma, out = self.gamma_of(X, np.exp(log_topics)), np.empty((X.shape[0], 2))
         rows = np.arange(X.shape[0])
         topic_kernels.write_bounds(
@@ -103,6 +104,7 @@ def topics_bound(components: Array, prior: float) -> float:
 
     E[log p(beta | eta)] - E[log q(beta | lambda)] (Hoffman et al., section 2.1).
     """
+    # Two Dirichlet log-densities under q: their exponents, then their normalising constants.
     score = ((prior - components) * log_expectations(components)).sum()
     score += (gammaln(components) - gammaln(prior)).sum()
     score += (gammaln(prior * components.shape[1]) - gammaln(components.sum(axis=1))).sum()
@@ -120,6 +122,7 @@ def check_counts(counts: NDArray[Any]) -> None:
 
 def counts_of(X: Any) -> Any:
     """Return rows of counts as CSR, after checking them."""
+    # A document has few of all words: dense rows too are read by their entries.
     counts = X if sparse.issparse(X) else sparse.csr_array(X)
     check_counts(counts.data)
     return counts

@@ -130,6 +130,7 @@ class Trees:
         roots = np.concatenate([[0], np.cumsum([len(tree.feature) for tree in trees])])
         bitsets = np.concatenate([[0], np.cumsum([len(tree.bitsets) for tree in trees])])
         parts = {f.name: [getattr(tree, f.name) for tree in trees] for f in fields(Tree)}
+        # Indices of nodes and bitsets are shifted by the numbers of those before.
         parts["left"] = [a + at for a, at in zip(parts["left"], roots, strict=False)]
         parts["category"] = [
             np.where(a < 0, a, a + at) for a, at in zip(parts["category"], bitsets, strict=False)
@@ -153,6 +154,7 @@ class Trees:
         at = slice(*self.roots[number : number + 2])
         # All fields but the last, `bitsets`, have an entry for each node.
         parts = {f.name: getattr(self.nodes, f.name)[at] for f in fields(Tree)[:-1]}
+        # A tree's bitsets are adjacent, in the order of its nodes.
         used = parts["category"][parts["category"] >= 0]
         parts["left"] = (parts["left"] - at.start).astype(np.int32)
         first = int(used.min()) if len(used) else 0
@@ -245,6 +247,7 @@ class RawTrees:
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return raw predictions of shape (n,), or (n, n_outputs) for several outputs."""
         check_dense_rows(X)
+        # Boosting: every tree adds to the baseline (Friedman 2001, algorithm 1).
         found = np.empty((len(X), len(self.baseline)))
         found[:] = self.baseline
         self.add(X, 0, len(self.trees), found)
@@ -357,6 +360,7 @@ def _number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
     X = np.array(X, np.float64)
     for j in np.flatnonzero(bins.categorical):
         edges = bins.edges[j]
+        # Behind the last category: any index will do, since the comparison below fails.
         at = np.searchsorted(edges, X[:, j])
         at[at == len(edges)] = 0
         X[:, j] = np.where(edges[at] == X[:, j], at, np.nan) if len(edges) else np.nan
