@@ -25,12 +25,12 @@ Parameters
 {names} : dask Array, Series or DataFrame, or array-like
     {columns}
 sample_weight : like `{first}`, or a float, or None
-    Where scikit-learn's function takes weights.{options}{own}
+    Only if scikit-learn's function takes weights.{options}{own}
 
 Returns
 -------
 object
-    What :func:`{source}` returns of the same rows in memory.
+    The result of :func:`{source}` for the same rows in memory.
 
 Raises
 ------
@@ -39,7 +39,7 @@ InvalidTypeError
 InvalidParameterError
     An option has no meaning here.
 InvalidDataError
-    The columns cannot be aligned, hold NaN or what has no score; the weights sum to zero.
+    The columns cannot be aligned, hold NaN or values without a score; the weights sum to zero.
 {notes}"""
 
 

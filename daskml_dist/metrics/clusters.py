@@ -79,15 +79,15 @@ def silhouette_score(
     ----------
     X : dask Array or DataFrame, or array-like or sparse, of shape (n_rows, n_features)
     labels : dask Array or Series, or array-like, of shape (n_rows,)
-        Clusters of the rows.
+        Cluster of each row.
     metric : str or callable, default="euclidean"
-        Of :func:`sklearn.metrics.pairwise_distances`; "precomputed" is for rows in memory.
+        A metric of :func:`sklearn.metrics.pairwise_distances`; "precomputed" only in memory.
     sample_size : int, optional
-        Rows that are drawn, and compared with each other: up to 2**24 rows those that scikit-learn
-        draws. By default all of rows in memory, and of a Dask collection all for "sqeuclidean" and
-        "cosine", else `SAMPLE_SIZE`, 10,000, where it has more.
+        Number of rows that are drawn and compared with each other (up to 2**24 rows the sample is
+        scikit-learn's). By default all rows in memory; of a Dask collection all rows for
+        "sqeuclidean" and "cosine", else at most 10,000.
     random_state : int, RandomState or None
-        Draws the rows.
+        Seed of the sample.
     **kwds
         Options of the metric.
 
@@ -150,7 +150,7 @@ def silhouette_samples(
     X, labels, metric, **kwds
         As of :func:`silhouette_score`.
     sample_size, random_state
-        Rows of a Dask collection that each row is compared with.
+        Of the sample with which each row of a Dask collection is compared.
 
     Returns
     -------

@@ -120,22 +120,22 @@ def roc_auc_score(
     Raises
     ------
     InvalidParameterError
-        An argument has no meaning here.
+        An argument is invalid, or has no meaning for such labels.
     InvalidDataError
         The columns cannot be aligned, hold NaN, or have more labels than columns; the weights are
         negative or sum to zero.
 
     Notes
     -----
-    Each block becomes its distinct scores, sorted, with the weight of either label at each, and
-    those are merged. Beyond `max_thresholds` neighbours are summed into bins, each with a nearly
-    equal share p of the positive and n of the negative weight. Within a bin either order is
-    possible, so half the sum of p * n over the bins is the error that one such step may make. Bins
-    of several blocks overlap, and rows that lie in overlapping bins may be out of order as well.
-    The bound holds all that: it is half the difference between the scores with every positive row
-    at the upper end of its bin and every negative one at the lower, and the other way round. As a
-    bin has about ``1 / max_thresholds`` of either label, it is about
-    ``levels / max_thresholds``, levels being how often runs were merged (each time up to 16).
+    Each block is reduced to its sorted distinct scores with the weight of both labels at each, a
+    run, and runs are merged. Beyond `max_thresholds` scores, neighbours are summed into bins of
+    about equal shares p of the positive and n of the negative weight. The order within a bin is
+    lost, so one such step may err by half the sum of p * n over the bins. Bins of several blocks
+    overlap, and rows in overlapping bins may be out of order as well. The bound includes all of
+    this: it is half the difference between the score with every positive row at the upper end of
+    its bin and every negative one at the lower, and the score with the ends exchanged. As a bin has
+    about ``1 / max_thresholds`` of each label, the bound is about ``levels / max_thresholds``,
+    where levels is the number of times that runs were merged (up to 16 at a time).
 
     Examples
     --------
@@ -205,8 +205,8 @@ def average_precision_score(
     y_score : dask Array, Series or DataFrame, or array-like
         Of the shape of `y_true`, higher for the positive label.
     average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
-        Of indicators, as in :func:`roc_auc_score`. Of three labels or more in one column, which
-        are for rows in memory, as in scikit-learn.
+        For indicators, as in :func:`roc_auc_score`. Three labels or more in one column are scored
+        for rows in memory only, as in scikit-learn.
     pos_label : label, default=1
         The positive one; of indicators it is 1.
     sample_weight, max_thresholds, return_bound
@@ -228,11 +228,11 @@ def average_precision_score(
 
     Notes
     -----
-    Made from the runs of :func:`roc_auc_score`. The bound is half the difference between the most
-    and the least favourable order within bins. To it comes what positive rows of one bin may gain
-    from being counted together: at most the sum over bins of p * p / P, where p is the share of
-    the positive weight in the bin and P that in the bin and above. All in all it is about
-    ``20 / max_thresholds``.
+    Computed from the runs of :func:`roc_auc_score`. The bound is half the difference between the
+    most and the least favourable order within bins, plus half of what the score may gain because
+    the positive rows of a bin are counted together: at most the sum over bins of p * p / P, where p
+    is the share of the positive weight in the bin, and P that in the bin and above. Altogether it
+    is about ``20 / max_thresholds``.
 
     Examples
     --------
@@ -377,10 +377,10 @@ _THRESHOLDS_OPTION = (
 _CURVE_NOTES = """
 Notes
 -----
-One pass makes the runs of :func:`daskml_dist.metrics.roc_auc_score`. Up to `max_thresholds`
-distinct scores the curve is exact. Of more, neighbours are summed into bins, each a threshold; a
-point's share of either label is then off by ``2 * levels / max_thresholds`` at most, levels being
-how often runs were cut: once, and once for each time that up to 16 were merged.
+One pass computes the runs of :func:`daskml_dist.metrics.roc_auc_score`. Up to `max_thresholds`
+distinct scores the curve is exact. Of more, neighbours are summed into bins, each a threshold: a
+point's share of either label is then wrong by at most ``2 * levels / max_thresholds``, where levels
+is the number of times that runs were binned: once, plus once for each merge of up to 16 runs.
 """
 
 

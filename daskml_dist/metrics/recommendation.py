@@ -41,10 +41,10 @@ def precision_at_k(
     Parameters
     ----------
     held_out : pandas.DataFrame or dask DataFrame
-        Of columns `user_col` and `item_col`: the items that are right for each user. A pair that
-        comes several times counts once.
+        Has columns `user_col` and `item_col`: the relevant items of each user. A pair that occurs
+        several times counts once.
     recommended : pandas.DataFrame or dask DataFrame
-        Of columns `user_col`, `item_col` and `score_col`, as
+        Has columns `user_col`, `item_col` and `score_col`, as
         :meth:`~daskml_dist.recommender.ALS.recommend` makes it; each pair once.
     k : int, default=10
     user_col, item_col, score_col : str
@@ -58,7 +58,7 @@ def precision_at_k(
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        `k` is no number of items; a frame lacks a column; nothing is held out.
+        `k` is not a positive integer; a frame lacks a column; nothing is held out.
 
     Examples
     --------

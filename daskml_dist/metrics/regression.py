@@ -30,7 +30,7 @@ from daskml_dist.data.column_statistics import (
     SKETCH_SIZE,
     ColumnSketch,
     WeightedMoments,
-    merge_sketches,
+    merge_column_sketches,
     sketch_columns,
 )
 from daskml_dist.data.reduce import add_arrays
@@ -718,8 +718,7 @@ def _sketch_block(rows: ScoredRows, alpha: float | None) -> _SketchedRows:
 
 def _merge_sketched_rows(parts: list[_SketchedRows]) -> _SketchedRows:
     n_rows, sketches, sums = zip(*parts, strict=True)
-    merged = [merge_sketches(list(column)) for column in zip(*sketches, strict=True)]
-    return _SketchedRows(sum(n_rows), merged, add_arrays(list(sums)))
+    return _SketchedRows(sum(n_rows), merge_column_sketches(sketches), add_arrays(list(sums)))
 
 
 def _collect_bracketed_values(

@@ -337,8 +337,8 @@ def make_scorer(
         Takes ``(y_true, y_pred, sample_weight=None)``; of :mod:`daskml_dist.metrics` where rows
         may be Dask collections.
     response_method : str or sequence of str, default="predict"
-        Of ``"predict"``, ``"predict_proba"`` and ``"decision_function"``; the first one that the
-        estimator has.
+        One or several of ``"predict"``, ``"predict_proba"`` and ``"decision_function"``; the first
+        one that the estimator has is used.
     greater_is_better : bool, default=True
         False negates the metric.
     **kwargs
@@ -347,7 +347,7 @@ def make_scorer(
     Returns
     -------
     Scorer
-        With scikit-learn's ``set_score_request``.
+        Has scikit-learn's ``set_score_request``.
 
     Raises
     ------
@@ -383,13 +383,13 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     Parameters
     ----------
     scoring : str or callable
-        A name of scikit-learn's, or what `make_scorer` (scikit-learn's too) returned, or any
-        function ``(estimator, X, y)``.
+        One of scikit-learn's names, a scorer of `make_scorer` (scikit-learn's too), or any function
+        of ``(estimator, X, y)``.
 
     Returns
     -------
     callable
-        Of a name, a new one each time.
+        For a name a new scorer each time.
 
     Raises
     ------

@@ -257,7 +257,7 @@ class BatchedStepLinear(StepModel):
 
     def __post_init__(self) -> None:
         each = self.each
-        # Columns of one model are adjacent, and those of one split.
+        # The columns of a model are adjacent, and so are the models of a split.
         n_columns = len(self.splits) * each.width
         parts = [Part("coef", (each.n_features, n_columns))]
         if each.fit_intercept:

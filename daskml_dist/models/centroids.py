@@ -64,7 +64,7 @@ class Reassignment:
     def low(self, counts: _Array) -> NDArray[np.bool_]:
         """Return a mask of the centroids that are to be reassigned, those of the lowest counts."""
         low: NDArray[np.bool_] = counts < min(self.ratio, 1.0) * counts.max()
-        # Of too many only those of the lowest counts.
+        # If they are too many, only those of the lowest counts.
         if low.sum() > self.most:
             low[np.argsort(counts)[self.most :]] = False
         return low

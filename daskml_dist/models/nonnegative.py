@@ -65,14 +65,14 @@ def multiply_by_ratio(
 
 @dataclass(frozen=True, eq=False)
 class MultiplicativeUpdates:
-    """Updates of the weights of rows, given the components, and sums for those of the components.
+    """Updates of the weights of rows, given the components, and sums for updates of the latter.
 
     Parameters
     ----------
     across : array of shape (n_features, k)
         Transposed components, on the device and in the dtype of the rows.
     beta : float
-        Of the divergence.
+        Parameter of the divergence: 2 Frobenius, 1 Kullback-Leibler, 0 Itakura-Saito.
     l1, l2 : float
         Penalties on a row's weights, and on half their squares.
     backend : Backend

@@ -32,7 +32,7 @@ from daskml_dist.models.row_models import encode_signs
 class FactorModel(Model):
     """Factors of each user and item, whose product is a rating or a preference.
 
-    With biases the last entry of a user's or item's vector is its bias, which is added to the mean
+    If `biased`, the last entry of a user's or item's vector is its bias, which is added to the mean
     of all ratings.
 
     Parameters

@@ -89,10 +89,10 @@ def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> N
     Parameters
     ----------
     y : ndarray of shape (n,)
-        Of `classes` alone.
+        Each of them one of `classes`.
     classes : ndarray of shape (n_classes,)
     dtype : dtype
-        Of the result, of integers.
+        Dtype of the result.
     """
     # Consecutive integers need no search: the position is the difference from the first.
     if classes.dtype.kind in "iu" and y.dtype.kind in "iu":

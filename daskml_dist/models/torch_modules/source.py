@@ -203,7 +203,7 @@ def explain_errors(what: str) -> Iterator[None]:
 
 
 def _suggest_remedy(text: str) -> str:
-    """Return the likely remedy of an error of torch, which is told by words of its message."""
+    """Return the likely remedy of an error of torch, recognised by words of its message."""
     # The first match counts: words that many errors have come last.
     if "Expected more than 1 value per channel" in text:
         return (

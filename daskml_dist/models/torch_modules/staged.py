@@ -75,8 +75,7 @@ class TorchChain(TorchModel, StagedModel):
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
         """Return the sum of the weighted losses, and its gradient with respect to the output."""
         torch = load_torch()
-        # A leaf of its own: the graph of the last stage ends here, and `backward` goes on from the
-        # gradient.
+        # A new leaf: the last stage's graph is left, and `backward` takes up the gradient there.
         leaf = to_tensor(output).detach().requires_grad_()
         device = None if is_host(output) else leaf.device
         criterion = self._criterion(leaf)
