@@ -230,6 +230,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
     def _keep(self, X: Any) -> None:
         """Keep the first row, of which a sample for lazy results is made."""
         super()._keep(X)
+        # A row of the data: transformers may refuse a made-up one, of unknown categories, say.
         row = copy.copy(X[:1])
         if is_dataframe_like(X):  # as plain values, so that model files need no pandas
             dtypes = row.dtypes.astype(str)
@@ -387,10 +388,12 @@ def _find_positions(rows: Any, columns: Any) -> list[int]:
 
 def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
     """Return the positions of columns of a dataframe."""
+    # pandas itself resolves names, numbers, slices and masks, here to positions.
     by_position = load_pandas().Series(every, index=rows.columns)
     values = [columns] if isinstance(columns, str | int | np.integer) else columns
     if isinstance(values, slice):
         ends = [values.start, values.stop]
+        # As in pandas and scikit-learn a slice of names includes its end, one of numbers does not.
         by_name = any(isinstance(end, str) for end in ends)
         return list(by_position.loc[values] if by_name else by_position.iloc[values])
     if len(values) and all(isinstance(value, str) for value in values):

@@ -45,7 +45,7 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
         return np.zeros(n, bool)
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
-    # A mask, numbers or names of columns; objects must all be names.
+    # A mask, numbers or names of columns. Of an array of objects all have to be names.
     features = np.asarray(given)
     if features.size == 0:
         return np.zeros(n, bool)
@@ -111,7 +111,7 @@ def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categorie
     categories: Categories = {}
     for name in X.columns[mask]:
         column = X[name]
-        if not _is_category(column.dtype):
+        if not _is_category(column.dtype):  # a column of other values that a mask or name selects
             column = column.astype("category")
         values = _read_categories(column, max_bins)
         try:
@@ -220,7 +220,7 @@ def _resolve_cst_by_name(
     estimator: Any, given: dict[Any, Any], n_features: int
 ) -> NDArray[np.int8]:
     """Return the monotonic constraint of each feature, given a dict by names of features."""
-    names = getattr(estimator, "feature_names_in_", None)
+    names = getattr(estimator, "feature_names_in_", None)  # set when inputs were checked
     if names is None:
         raise InvalidParameterError(
             f"{type(estimator).__name__} was not fitted on data with feature names. Pass "

@@ -342,8 +342,14 @@ class StackingMixin(NamedMembersMixin):
         """Return lazy predictions of each row by the fits that have not seen it, side by side."""
         fits = []
         cv = _fix_random_state(self.cv)
+        # Members with the same arguments of fit share their splits, since a splitter may pass over
+        # the rows to count labels.
+        shared: dict[Any, Splits] = {}
         for member, params in zip(members, given, strict=True):
-            splits = Splits(self, X, y, None, params, cv)
+            key = tuple((name, id(value)) for name, value in params.items())
+            if key not in shared:
+                shared[key] = Splits(self, X, y, None, params, cv)
+            splits = shared[key]
             fits.append(fit_folds(member, splits, few))
         several = is_classifier(self) and isinstance(self.classes_, list)
         # Members are fitted to the positions of labels among the classes, not to the labels.

@@ -136,6 +136,7 @@ def partial_dependence(
         "grid_resolution": grid_resolution, "categorical_features": categorical_features,
         "feature_names": feature_names,
     }  # fmt: skip
+    # 1. The recursion, where it is possible: it gives weighted means over the training rows.
     tree_model = None
     if kind == "average" and sample_weight is None:
         tree_model = _find_recursion_estimator(estimator, method)
@@ -149,6 +150,7 @@ def partial_dependence(
             estimator if tree_model is None else tree_model, X, features, method=method,
             custom_values=custom_values, sample_weight=sample_weight, **options,
         )  # fmt: skip
+    # 2. The grid.
     features = [features] if isinstance(features, str | int) else list(features)
     custom = dict(custom_values or {})
     grid = _make_grid(
@@ -166,6 +168,7 @@ def partial_dependence(
     )  # fmt: skip
     if tree_model is not None:
         return one_row_result
+    # 3. Predictions at all points of the grid.
     n_outputs = one_row_result["average" if kind == "average" else "individual"].shape[0]
     predictor = _GridPredictor(
         estimator, grid.columns, _list_grid_points(grid.axes), response_method,
@@ -378,7 +381,8 @@ def _make_grid(
             "X holds 0 sample(s) in all its blocks: there is nothing to average. Check the filter "
             "or the path that made the collection."
         )
-    sketches = {j: one.sketch for j, one in summaries.items() if one.values is None}
+    # Columns of many values: points between two percentiles. Others: their distinct values.
+    sketches = {j: column.sketch for j, column in summaries.items() if column.values is None}
     ends = _find_percentiles(collection, sketches, np.asarray(percentiles, np.float64))
     axes: list[Array] = []
     for feature, j in zip(features, columns, strict=True):
@@ -563,7 +567,7 @@ def _count_in_ranges(searches: list[Any], index: int, X: Any, y: Any, w: Any) ->
     rows, found = read_rows(X, index), []
     for j, _, _, _, low, high in searches:
         values = _get_column_values(rows, j)
-        inside = values[(values >= low) & (values <= high)]
+        inside = values[(values >= low) & (values <= high)]  # NaN is neither below nor inside
         found.append((int((values < low).sum()), *np.unique(inside, return_counts=True)))
     return found
 

@@ -136,6 +136,7 @@ def permutation_importance(
             collection, estimator, X, y, scoring, n_repeats, random_state, sample_weight,
             max_samples,
         )  # fmt: skip
+    # 1. A pass that counts rows and bytes; it gathers the columns too if all fit the budget.
     budget = parse_bytes(column_memory)
     summary = _summarize_data(collection, budget)
     n = int(summary.counts.sum())
@@ -146,12 +147,13 @@ def permutation_importance(
         estimator, tuple(known_scores.values()), target, starts,
         [PermutedRows(n, n_drawn, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
-    # Each pass scores the blocks with each column of one group permuted; the first pass also
-    # scores them as they are.
+    # 2. A pass for each group of columns, which scores the blocks with each of these permuted; the
+    # first such pass also scores them as they are.
     baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
     for group in _group_columns(summary, budget):
         columns = summary.columns
         if columns is None:
+            # The group's whole columns, gathered in a pass of its own.
             columns = _join_columns(
                 reduce_parts(collection, partial(_take_group, group), concatenate_lists)
             )
@@ -162,6 +164,7 @@ def permutation_importance(
         )
         baseline = block_sums if not parts else baseline
         parts.append(sums)
+    # 3. Importances: the score as it is, less the score with the column permuted.
     permuted = np.concatenate(parts)  # of shape (n_features, n_repeats, n_scores, _MAX_SUMS)
     results = {
         name: _make_bunch(
@@ -309,6 +312,7 @@ def _compute_r2(sums: Sums) -> float:
     weight, residual, deviation, squares = sums
     # Total sum of squares around the weighted mean of the scored rows.
     total = squares - deviation**2 / weight
+    # Equal targets: 1 for perfect predictions, else 0, as scikit-learn's force_finite.
     return 1 - residual / total if total > 0 else float(residual == 0)
 
 
@@ -402,10 +406,10 @@ class _GatheredColumns:
 
 def _summarize_data(collection: Collection, budget: int) -> _DataSummary:
     """Read all blocks once; gather their columns too where these are known to fit the budget."""
-    known = collection.nbytes
+    known = collection.nbytes  # None where Dask does not know shapes or dtypes
     gather = collection.kind == "memory" or (known is not None and sum(known) <= budget)
     blocks = reduce_parts(collection, partial(_summarize_block, gather), concatenate_lists)
-    blocks.sort(key=lambda block: block[0])
+    blocks.sort(key=lambda block: block[0])  # reduced in any order
     filled = [block for block in blocks if block[1]]
     if not filled:
         raise InvalidDataError(

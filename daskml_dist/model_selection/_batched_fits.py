@@ -114,6 +114,7 @@ def fit_batched(
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
+    # Scores as functions of the sums that a batch makes of its rows; None for others.
     known = {name: find_batched_score(estimators[0], given) for name, given in scoring.items()}
     given = collection, splits.roles, classes, weighted, train_score, list_score_parts(known)
     fits: list[list[BatchedFit | FailedCandidate]]
@@ -309,6 +310,7 @@ def _group_pipelines(estimators: Sequence[Any]) -> list[list[int]]:
     """Return the numbers of pipelines, in groups with the same transformers and parameters."""
     groups: dict[str, list[int]] = {}
     for number, pipeline in enumerate(estimators):
+        # By values of parameters, not by identity: each candidate has transformers of its own.
         key = [
             (name, type(step), step if isinstance(step, str) else step.get_params())
             for name, step in pipeline.steps[:-1]
@@ -346,7 +348,7 @@ def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
         return None
     if isinstance(given, str) and given in {*RANKINGS, *CLASS_RANKINGS}:
         return partial(_score_by_ranking, name=given)
-    if n_best := find_top_k(given):
+    if n_best := find_top_k(given):  # k of a top-k accuracy
         return partial(_score_by_top_k, n_best=n_best)
     scorer = SCORERS.get(given) if isinstance(given, str) else given
     if isinstance(scorer, Scorer) and scorer.is_of_label_pairs:
@@ -438,7 +440,7 @@ class BatchedScorer:
                 fit.error, "A fit", self._known, len(self._roles) > 1, self._error_score,
                 fit.seconds,
             )  # fmt: skip
-        if self._features is not None:
+        if self._features is not None:  # a batch sees arrays, and no names of columns
             fit.estimator.feature_names_in_ = self._features
         begin, scores = time.perf_counter(), []
         for role in self._roles:
@@ -552,6 +554,7 @@ def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
     elif splits.trained is not None and splits.trained.labels is not None:
         labels = splits.trained.labels
     else:
+        # A stratified splitter has found the labels, by which it orders the rows.
         codes = splits.rows.codes
         codes = codes.codes if isinstance(codes, ThinnedCodes) else codes
         known = codes.order.labels if isinstance(codes, FoldsByPlace | FoldsByRange) else None

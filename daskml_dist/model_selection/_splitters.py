@@ -84,7 +84,7 @@ class DaskSplitter(NamedParameters):
         X, y, groups = convert_foreign(X, y, groups)
         rows_of_X = X
         if isinstance(y, str):
-            rows_of_X, y, _ = take_named_columns(X, y, None)
+            rows_of_X, y, _ = take_named_columns(X, y, None)  # X without the column of y
         if not any(map(is_dask, (X, y, groups))):
             with translate_errors():
                 yield from super().split(X, y, groups)  # type: ignore[misc]
@@ -415,6 +415,7 @@ def train_test_split(
     else:
         splitter = StratifiedShuffleSplit(1, random_state=random_state, **sizes)
         rows = splitter.assign_rows(arrays, stratify)
+    # As scikit-learn: training rows and test rows of the first array, then of the second, ...
     sides = rows.take_side(0, TRAIN), rows.take_side(0, TEST)
     return [side[i] for i in range(len(arrays)) for side in sides]
 
@@ -427,7 +428,7 @@ def _split_in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) ->
     n_train, n_test = resolve_sizes(n_rows, test_size, train_size)
     stops = np.array([n_train, n_train + n_test])
     codes = FoldsByRange(RowOrder(_find_block_starts(counts)), stops, 3, n_rows)
-    roles = TableRoles(np.array([[TRAIN], [TEST], [0]], np.int8))
+    roles = TableRoles(np.array([[TRAIN], [TEST], [NEITHER]], np.int8))
     return RowsOfSplits(arrays, columns, codes, roles)
 
 
