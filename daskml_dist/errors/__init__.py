@@ -36,8 +36,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daskml_dist.errors.base import DaskMLDistError
-
 __all__ = [
     "CheckpointError",
     "CommunicationError",
@@ -66,6 +64,20 @@ __all__ = [
     "as_ours",
     "is_consequence",
 ]
+
+
+class DaskMLDistError(Exception):
+    """Base of every error that the package raises."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        # Some built-in errors, such as OSError and its subclasses, have C fields of their own, and
+        # only their `__new__` may make the object. Dask's unpickling calls `__new__`, and sends a
+        # plain Exception where that fails. `__base__` is the base whose layout the class has.
+        super().__init_subclass__(**more)
+        layout_base: Any = cls.__base__
+        while layout_base.__module__ != "builtins":
+            layout_base = layout_base.__base__
+        cls.__new__ = layout_base.__new__  # type: ignore[method-assign]
 
 
 class InvalidParameterError(DaskMLDistError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sklearn.exceptions
 
-from daskml_dist.errors.base import DaskMLDistError
+from daskml_dist.errors import DaskMLDistError
 
 
 class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):

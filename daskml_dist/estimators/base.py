@@ -34,11 +34,11 @@ from daskml_dist.errors.sklearn_errors import make_not_fitted_error, translate_s
 from daskml_dist.errors.suggestions import suggest_parameter
 from daskml_dist.estimators import estimator_mixin
 from daskml_dist.estimators.callback_list import callback_list
+from daskml_dist.estimators.choosing_place import plan
 from daskml_dist.estimators.inherited_docs import inherit_documentation
 from daskml_dist.inference.row_mapping import iterate_results, map_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
-from daskml_dist.planning.advising import plan
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import FitJob

@@ -28,12 +28,12 @@ from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows
+from daskml_dist.estimators.choosing_place import choose_client
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import get_penalty
-from daskml_dist.planning.advising import choose_client
 from daskml_dist.policies import POLICIES, get_policy
 from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.ps.rule import OuterStep, UpdateRule

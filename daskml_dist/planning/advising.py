@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dask
-
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import check_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -26,7 +24,7 @@ from daskml_dist.planning.places import Place, cluster_place, inline_place
 from daskml_dist.planning.plan import Choice, Plan, format_bytes, format_seconds
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.supposed import simulate_choice
-from daskml_dist.training.job import AUTO, INLINE, find_default_client
+from daskml_dist.training.job import INLINE, find_default_client
 
 logger = logging.getLogger(__name__)
 
@@ -270,40 +268,11 @@ def _explain_best(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -
     )
 
 
-def plan(self: Any, X: Any, y: Any = None, *, client: Any = None) -> Plan:
-    """Estimate where :meth:`fit` runs fastest, and its time and memory at each place.
+def is_sooner_inline(estimator: Any, collection: Collection, X: Any, client: Any) -> bool:
+    """Return whether a fit ends sooner in this process, by costs that are known already.
 
-    Parameters
-    ----------
-    X, y, client
-        As in :meth:`fit`; X is dense, and the number of its rows known.
-
-    Returns
-    -------
-    Plan
-        See :func:`daskml_dist.planning.advise`, which also tells what is raised.
-
-    Examples
-    --------
-    >>> from daskml_dist.linear_model import SGDClassifier
-    >>> plan = SGDClassifier().plan(X, y)  # doctest: +SKIP
-    >>> plan.best.fit(X, y)  # doctest: +SKIP
+    Nothing is measured: that would take longer than most of the fits that it decides about.
     """
-    return advise(X, self, y, client=client)
-
-
-def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
-    """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``."""
-    if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
-        client = AUTO
-    if not isinstance(client, str) or client != AUTO:
-        return client
-    # Rows that lie on workers, or go to a GPU, are not moved to this process.
-    if collection.kind != "memory" or getattr(estimator, "device", "cpu") == "gpu":
-        return None
-    current = find_default_client(collection)
-    if current is None:
-        return INLINE
     try:
         family = find_family(estimator)
         family.check(estimator)
@@ -311,15 +280,7 @@ def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = 
     except (InvalidParameterError, InvalidDataError) as error:
         # Parameters and rows that are not valid are refused by the fit itself, in its own words.
         logger.info("No plan, so the current client trains: %s", error)
-        return None
-    return INLINE if _is_sooner_inline(estimator, family, rows, current) else None
-
-
-def _is_sooner_inline(estimator: Any, family: Family, rows: RowsShape, client: Any) -> bool:
-    """Return whether a fit ends sooner in this process, by costs that are known already.
-
-    Nothing is measured: that would take longer than most of the fits that it decides about.
-    """
+        return False
     here = inline_place(family.lanes(estimator))
     costs = load_known_costs(family, estimator, here, rows) or Costs(family.usual)
     seconds = _expected_seconds(estimator, family, rows, here, costs)

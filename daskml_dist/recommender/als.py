@@ -26,6 +26,7 @@ from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.callback_list import callback_list
+from daskml_dist.estimators.choosing_place import choose_client, plan
 from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.parameters.checks import (
     check_count,
@@ -36,7 +37,6 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.planning.advising import choose_client, plan
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.recommender._scores import find_id_positions
 from daskml_dist.solvers.als import ALSSolver, build_ratings

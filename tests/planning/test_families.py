@@ -19,10 +19,10 @@ from daskml_dist.cluster import KMeans
 from daskml_dist.decomposition import PCA
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.choosing_place import choose_client
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.planning import Costs, families
-from daskml_dist.planning.advising import choose_client
 from daskml_dist.planning.families import find_family
 from daskml_dist.planning.families.factors import _estimate_distinct
 from daskml_dist.planning.places import imagine_place
