@@ -246,12 +246,19 @@ def is_consequence(error: BaseException) -> bool:
 # Importing scikit-learn takes over a second, and workers train without it: this one error, which
 # is scikit-learn's too, is made where somebody asks for it.
 if TYPE_CHECKING:
-    from daskml_dist.errors.not_fitted import NotFittedError
+    from sklearn.exceptions import NotFittedError as _NotFittedError
+
+    class NotFittedError(DaskMLDistError, _NotFittedError):
+        """The estimator was asked to predict before it was fitted."""
+
 else:
 
     def __getattr__(name: str) -> Any:
+        """Make the one error that is scikit-learn's too, where scikit-learn may be loaded."""
         if name != "NotFittedError":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from daskml_dist.errors.not_fitted import NotFittedError
+        from sklearn.exceptions import NotFittedError
 
-        return NotFittedError
+        doc = "The estimator was asked to predict before it was fitted."
+        bases, facts = (DaskMLDistError, NotFittedError), {"__module__": __name__, "__doc__": doc}
+        return globals().setdefault(name, type(name, bases, facts))

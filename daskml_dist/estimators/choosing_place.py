@@ -1,4 +1,4 @@
-"""Where a fit runs: as its user says, or as the planner chooses.
+"""Choice of where a fit runs: by its user, or by the planner.
 
 The planner simulates fits and stands above them; it is loaded where it is asked for alone.
 """

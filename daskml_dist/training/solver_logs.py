@@ -1,4 +1,4 @@
-"""What a solver continues from after a loss, or in a later part of its fit.
+"""Points and logs from which a solver continues after a loss, or in a later part of its fit.
 
 `SolverPoint` is the state after an iteration, `SumLog` the sums over all rows since the last saved
 state, which a solver takes again in place of reading the rows.
