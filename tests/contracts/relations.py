@@ -98,6 +98,7 @@ _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
 _BOOSTED = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")  # leaves count rows
 _LEAVING_ONE_OUT = ("RidgeCV", "RidgeClassifierCV")  # of a repeated row the others stay
+_COUNTING_CATEGORIES = ("CategoricalNB",)  # those of rows of weight 0 as well, as scikit-learn
 # A covariance has two axes of columns, and its triangular factor changes altogether. What is drawn
 # belongs to places of columns, or of classes. Of equal splits a tree takes the first column's.
 _belongs_to_columns = _either(
@@ -279,7 +280,8 @@ RELATIONS: dict[str, Relation] = {
     ),
     "weights are rows": Relation(
         _repeat,
-        lambda s: s.weighted and s.name.split()[0] not in (*_BOOSTED, *_LEAVING_ONE_OUT),
+        lambda s: s.weighted
+        and s.name.split()[0] not in (*_BOOSTED, *_LEAVING_ONE_OUT, *_COUNTING_CATEGORIES),
         _rows_repeated,
         weight="whole",
     ),
