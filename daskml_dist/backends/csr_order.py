@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: Entries from which compiled counting is worth loading numba for.
+#: Entries from which compiled counting sorts are worth loading numba for (half a second).
 MIN_COMPILED_ENTRIES = 1 << 18
 
 
 class Entries(NamedTuple):
-    """Some entries, whose rows and columns are told by codes of their own.
+    """Part of the entries of a matrix, with codes of its own for their rows and columns.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Entries(NamedTuple):
     column_of: NDArray[np.int32]
 
 
-#: Makes all entries, some at a time, in the same order whenever it is called.
+#: Function that yields all entries, part by part, in the same order whenever it is called.
 Source = Callable[[], Iterable[Entries]]
 
 
@@ -55,7 +55,7 @@ def sort_into_csr(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
     """Return entries as a CSR matrix; duplicates stay apart, in their order.
 
-    Beside `some` and what is returned there are some rows' entries once more at a time.
+    Besides the entries and the result, memory for the entries of some rows is needed at a time.
 
     Parameters
     ----------

@@ -11,10 +11,16 @@ from daskml_dist.backends.base import SparseRows
 
 
 class TouchedColumns:
-    """Search for the columns of batches, in memory that is used again. Used by one thread."""
+    """Search for the columns that batches touch, in memory that is reused. Used by one thread.
+
+    A batch touches few of many columns, so nothing here may cost as much as all columns: marks are
+    set and cleared for touched columns alone.
+    """
 
     def __init__(self) -> None:
+        #: Marks of all columns, all False between two calls.
         self._seen = np.empty(0, dtype=np.bool_)
+        #: Number of each column of `_numbered`, the columns that were numbered last.
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
 
@@ -109,7 +115,7 @@ def add_csr_gradient(
         Name of the loss's kernel.
     X : CSRRows
     touched : TouchedColumns
-        Which have found the columns that the rows touch.
+        Object that has found the columns that the rows touch.
     y, weight : ndarray of shape (n,)
     w, out : ndarray of shape (n_touched, width)
     parameters : tuple of float
@@ -119,6 +125,8 @@ def add_csr_gradient(
     from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 
     block, columns = X.X, X.columns
+    # None, so that the caller takes the plain way: another loss, dense steps, several outputs, or
+    # dtypes for which the loop would be compiled once more.
     same = X.dtype == y.dtype == w.dtype == out.dtype
     if kernel is None or kernel not in LOSSES_AT_ROW:
         return None

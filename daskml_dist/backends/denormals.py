@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-#: Of each kind of processor: 32-bit word of C's ``fenv_t`` that holds the mode, and its bits
-#: (x86-64: MXCSR, results and operands; 64-bit ARM: FPCR, both in one).
+#: By the kind of processor, the 32-bit word of C's ``fenv_t`` that holds the mode, and its bits
+#: (x86-64: FTZ and DAZ of MXCSR, for results and operands; 64-bit ARM: FZ of FPCR, for both).
 _MODE_WORDS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
 
-# As large as any system's, and larger.
+#: C's ``fenv_t``, with more room (256 bytes) than any system's has.
 _Environment = ctypes.c_uint32 * 64
 
 

@@ -31,7 +31,7 @@ def device_memory(what: str, remedy: str) -> Iterator[None]:
 
 
 class MovedOnce:
-    """A backend that remembers what it has moved, for as long as nobody changes it on the host.
+    """Backend that remembers which arrays it has moved; valid as long as no array changes.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class MovedOnce:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # With the arrays themselves: another must not get the same id.
+        # By `id`, with the arrays themselves: a collected array's id could be given to another.
         self._moved: dict[int, tuple[Any, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -55,8 +55,9 @@ class MovedOnce:
         return self._moved[id(array)][1]
 
 
+#: Values of an estimator's ``device``.
 DEVICES = ("auto", "cpu", "gpu")
-#: How a GPU may store features; None: as they are.
+#: Dtypes in which a GPU may store features; None: their own.
 STORED = (None, "float16", "bfloat16")
 
 #: Module and class of each device's backend.

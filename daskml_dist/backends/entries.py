@@ -17,7 +17,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-#: What arrays call functions that Python has without an import.
+#: Names in array libraries of Python's built-in functions.
 _ARRAY_FUNCTIONS = {"abs": "abs", "max": "maximum", "min": "minimum"}
 
 
@@ -40,6 +40,8 @@ def lift_to_arrays(function: Callable[..., Any], xp: Any) -> Any:
     """Return a function of single entries as one of arrays."""
     own: Any = function
     names = own.__globals__
+    # The same code object with other globals: helpers of the package are lifted too, `math` and its
+    # functions become those of the array library.
     found: dict[str, Any] = {
         name: xp.where if value is where else lift_to_arrays(value, xp)
         for name, value in find_helpers(function).items()

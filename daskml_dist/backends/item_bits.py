@@ -1,4 +1,8 @@
-"""Rows of baskets on the host: what is bought in them, and the rows of each item as bits."""
+"""Rows of baskets on the host: their items, and the rows of each item as bits.
+
+The support of a set of items is the number of rows that have them all. With a bit for each row and
+item (a vertical layout), 64 rows are counted by an AND of words and a population count.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from daskml_dist.backends.row_slices import row_slices
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
-#: Bytes of dense rows that are looked at together.
+#: Bytes of dense rows that are read together (1 MiB), in a cache.
 _CACHED_BYTES = 1 << 20
-#: Words of all items that a tile of rows is to have, so that a processor's cache holds them; and
-#: words of one item at least and at most.
+#: Words of all items in a tile of rows (1 MiB), so that a processor's cache holds them for all
+#: candidates; and words of one item at least and at most.
 _TILE_WORDS, _MIN_ITEM_WORDS, _MAX_ITEM_WORDS = 1 << 17, 64, 1024
-#: Words of two items that are compared in the time in which a pair of one row is counted.
+#: Words of two items that are compared in the time in which a pair of one row is counted: the
+#: ratio by which `add_pair_counts` chooses between rows and bits.
 _WORDS_A_PAIR = 8
 
 

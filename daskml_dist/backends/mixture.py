@@ -1,4 +1,9 @@
-"""Rows and normal distributions: their log-densities, and the moments of each component's rows."""
+"""Rows and normal distributions: their log-densities, and the moments of each component's rows.
+
+An E-step of expectation maximisation (Dempster, Laird and Rubin 1977) in one pass: responsibilities
+of a slice of rows are computed, used for the moments, and dropped. Rows are taken relative to a
+shift near their mean, so that squares of large coordinates lose no digits.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,8 @@ import numpy as np
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.backends.row_slices import row_slices
 
-#: Numbers of a tile that a core's cache holds, and its rows.
+#: Numbers of a tile that a core's cache holds (512 KiB of float64); rows of it at least and at
+#: most.
 _ENTRIES_AT_ONCE, _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = 1 << 16, 64, 1024
 #: Products of rows and components from which compiled loops are worth loading numba for.
 _MIN_COMPILED_PRODUCTS = 1 << 20
@@ -46,6 +52,8 @@ def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
     """
     found = []
     for c in range(means.shape[0]):
+        # The factor F of the precision, F F' : |(x - mean) F|**2 is the squared Mahalanobis
+        # distance.
         apart = near - means[c, ...]
         apart = apart * factors[c, ...] if factors.ndim == 2 else apart @ factors[c, ...]
         found.append(constants[c] - total(apart * apart, axis=1) / 2)

@@ -10,7 +10,7 @@ from daskml_dist.backends.namespace import cast, is_host, namespace, total, zero
 
 #: Products of coefficients from which compiled loops are worth loading numba for.
 _MIN_COMPILED_PRODUCTS = 1 << 16
-#: What is added to the diagonal for the first coefficients, of its sum.
+#: Ridge of the first coefficients, as a share of the trace of the Gram matrix.
 _START_RIDGE = 1e-6
 
 
@@ -62,6 +62,8 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
     xp = namespace(W)
     # All rows take the same sweep side by side; rows that have converged are multiplied by 0.
     going = zeros((W.shape[0],), W.dtype, like=W) + 1
+    # Cyclic coordinate descent (Hsieh and Dhillon 2011): the minimum along coefficient t is at
+    # w_t - slope_t / gram_tt, clipped at 0.
     for _ in range(most):
         change, largest = going * 0, going * 0
         for t in range(gram.shape[0]):

@@ -18,6 +18,7 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry
 
+#: LLVM's fast-math flags of sums whose order does not matter; NaN and infinity keep their meaning.
 _REORDERED = {"contract", "reassoc", "nsz"}
 
 

@@ -79,9 +79,11 @@ def can_compile_steps(dtype: Any, optimizer: Any, step: Step) -> bool:
     return host_update.can_compile_update(optimizer, step)
 
 
-#: Bytes of scaled rows of which the symmetric product is made at once.
+#: Bytes of scaled rows of which the symmetric product is made at once (512 KiB): they are still in
+#: the L2 cache when BLAS reads them.
 _SCALED_BYTES = 1 << 19
 
+#: BLAS's matrix product of each dtype.
 _GEMM = {np.dtype(np.float32): blas.sgemm, np.dtype(np.float64): blas.dgemm}
 
 
@@ -132,9 +134,10 @@ def rows_per_hessian(X: NDArray[Any]) -> int:
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
 
 
-#: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
+#: Bytes of dense rows that go through NumPy's operations together (1 MiB), in a cache.
 _BLOCK_BYTES = 1 << 20
-#: Steps of a fit that gather their rows at most, and entries of these.
+#: Steps of a fit that copy their rows at most, and entries of these rows; later ones read the rows
+#: in place by compiled loops, which are worth loading by then.
 _MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
 _MIN_MOVED_ENTRIES = 1 << 26

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
 
-#: Bits of a place in a batch, beside which a number must fit into 63.
+#: Bits of a place in a batch (16 million entries), beside which a number must fit into the 63 bits
+#: of a key that is not negative.
 _PLACE_BITS = 24
 
 

@@ -1,4 +1,8 @@
-"""Board: memory in which the members of a team put their gradients, and flags that say so."""
+"""Buffers in which the members of a team put their gradients, and flags that say so.
+
+Compiled loops meet here without Python between their steps: they know the addresses of the places
+and the flags of all members, and wait by looking at the flags.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class SharedBuffer(ABC):
-    """Places of the gradients of a team, for loops that numba compiles.
+    """Buffer of the gradients of a team, for loops that numba compiles.
 
     A member writes those of its own lanes, or their sum, raises its flag to the number of the
     turn, and waits until all flags have that number. Two places of each take turns: who has begun
@@ -25,8 +29,8 @@ class SharedBuffer(ABC):
     all_at : ndarray of int64 of shape (2, n)
         Addresses of all gradients, in the order in which they are added up.
     others : ndarray of int64 of shape (n_others, 3)
-        Of each other member: addresses of its flag and of the one that says that it sleeps, and the
-        descriptor of the bell that wakes it.
+        For each other member, the addresses of its flag and of the flag that says that it sleeps,
+        and the descriptor of the pipe that wakes it.
     patience : int
         Nanoseconds to wait for others in a loop.
     yields : bool
@@ -51,7 +55,7 @@ class SharedBuffer(ABC):
         rank: int = 0,
         size: int = 0,
     ) -> None:
-        #: As compiled loops take them.
+        #: Arguments of compiled loops.
         self.numbers: tuple[Any, ...] = own, own_at, all_at, others, patience, yields
         self.lanes, self.rank, self.size = lanes, rank, size
 
@@ -70,7 +74,7 @@ class SharedBuffer(ABC):
 
 
 class LocalBuffer(SharedBuffer):
-    """Board of one member, who meets nobody.
+    """Buffer of a team of one member, who waits for nobody.
 
     Parameters
     ----------

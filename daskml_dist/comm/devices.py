@@ -23,12 +23,12 @@ from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.comm.packing import make_malformed_error
 from daskml_dist.errors import CommunicationError
 
-#: The first NCCL that has the calls of nccl4py: 2.23.
+#: Oldest version of NCCL that has the calls of nccl4py, 2.23, in NCCL's own numbers.
 _OLDEST_NCCL = 22300
 
 
 class DeviceGroup(Protocol):
-    """The GPUs of one host, which add and share arrays among themselves."""
+    """Group of the GPUs of one host, which add and share arrays among themselves."""
 
     #: Bytes sent, and as many received, by this rank.
     bytes_moved: int
@@ -46,7 +46,8 @@ class DeviceGroup(Protocol):
         """End in order, all ranks; may be called twice, and after :meth:`abort`."""
 
 
-#: Makes the group of a host from this rank's place in it, its size, its identifier and the bound.
+#: Function that makes the group of a host, from this rank's place in it, the number of its ranks,
+#: NCCL's identifier of the group, and the bound of its waits.
 MakeGroup = Callable[[int, int, bytes, Wait], DeviceGroup]
 
 
@@ -192,6 +193,8 @@ class DeviceCommunicator(Communicator):
     def _sum_by_levels(self, array: Any) -> Any:
         """Sum within the host on its GPUs, then between the hosts' first ranks; share the sum."""
         try:
+            # Each host's sum is on all its GPUs; its first rank adds the sums of other hosts, and
+            # only then the others need the new one.
             if self._group is not None:
                 array = self._group.all_reduce(array)
             if self._firsts is not None:
@@ -317,7 +320,10 @@ def _open_group(
     identify: Callable[[], bytes],
     make: MakeGroup,
 ) -> tuple[DeviceGroup | None, str]:
-    """Return this host's group, and why there is none: all ranks have theirs, or none has."""
+    """Return this host's group, and why there is none: all ranks have theirs, or none has.
+
+    It is a collective of all ranks: each makes both all-gathers, whatever failed on it before.
+    """
     ranks = next(ranks for ranks in route.hosts if host.rank in ranks)
     group, failure, own = None, "", b""
     if host.rank == ranks[0] and len(ranks) > 1:

@@ -19,16 +19,17 @@ from daskml_dist.errors import CommunicationError
 
 #: Values of NCCL's ncclResult_t.
 _SUCCESS, _IN_PROGRESS = 0, 7
-#: Seconds to look without sleeping, longer than a small all-reduce; then between two looks.
+#: Seconds for which a wait yields without sleeping, longer than a small all-reduce takes; and the
+#: seconds of each sleep after that.
 _SPIN_SECONDS, _NAP_SECONDS = 1e-3, 1e-4
-#: Module of nccl4py that imports torch, at the first call with an array.
+#: Module of nccl4py that imports torch at the first call with an array (`_hide_torch_interop`).
 _TORCH_DOOR = "nccl.core.interop.torch"
 #: Seconds for NCCL to end a communicator, before it is given up.
 _GOODBYE_SECONDS = 5.0
 
 
 class NcclGroup:
-    """A communicator of NCCL that never blocks: each wait is ours, and has its bound.
+    """Group of GPUs that sum by NCCL, whose calls never block: each wait here has a bound.
 
     Parameters
     ----------

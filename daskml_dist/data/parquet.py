@@ -146,7 +146,7 @@ def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
     return found
 
 
-#: Names that a task goes by at most.
+#: References from one task to the next that are followed at most, so that a circle ends.
 _MAX_ALIASES = 8
 _Parts = list[tuple[Any, Any, Any]]
 

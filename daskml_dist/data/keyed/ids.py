@@ -14,11 +14,12 @@ from daskml_dist.errors import InvalidDataError
 
 Array = NDArray[Any]
 
-#: Integers are looked up in a table of their range where it is at most this many times as long.
+#: Integers are looked up in a table of their range where it is at most this many times as long: a
+#: look-up is one read of memory, where a search makes some twenty.
 _MAX_TABLE_RATIO = 8
-#: Kinds of objects that can be sorted.
+#: Kinds of objects that can be sorted, in the words of pandas' `infer_dtype`.
 _SORTABLE_KINDS = ("string", "integer", "bytes", "boolean", "empty")
-#: Kinds of objects that are times.
+#: Kinds of objects that are times, likewise.
 _TIME_KINDS = ("datetime", "datetime64", "date")
 #: Integers up to which float64 holds all.
 _LARGEST_EXACT_FLOAT = 2**53
