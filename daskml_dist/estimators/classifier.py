@@ -134,10 +134,10 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
             For several labels, (n_rows, n_labels).
         """
         self._check_fitted(X)
-        write, dtype, n_outputs = self._labels_written()
+        write, dtype, n_outputs = self._make_label_writer()
         return self._map_raw_predictions(write, X, dtype, n_outputs)
 
-    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+    def _make_label_writer(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         """Return a picklable function that writes labels, their dtype and number of columns.
 
         The number is None for labels of one dimension.
@@ -146,7 +146,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
             return _write_positive, np.dtype(np.int64), len(self.classes_)
         return partial(_write_labels, self.classes_), self.classes_.dtype, None
 
-    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+    def _make_hit_counter(self) -> Callable[..., NDArray[np.float64]]:
         """Return a picklable function that sums the weight of all rows and that of correct ones."""
         return _count_rows_all_right if self._several else partial(_count_right, self.classes_)
 
@@ -163,7 +163,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         float
         """
         self._check_fitted()
-        total, hits = self._sum_over_blocks(self._hits_counted(), X, y, sample_weight)
+        total, hits = self._sum_over_blocks(self._make_hit_counter(), X, y, sample_weight)
         check_some_weight(total)
         return float(hits / total)
 

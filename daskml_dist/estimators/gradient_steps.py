@@ -2,8 +2,9 @@
 
 `BaseSteps._train` is the course of every such fit: check the inputs, open a `FitJob` over the rows,
 summarise them, make the model, plan lanes and steps, train, and set the fitted attributes. Hooks in
-between (`_rated`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that adapt the
-plan to the rows. `stream` instead plans by the first rows that come, and learns call by call.
+between (`_adapt_rate_to_rows`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that
+adapt the plan to the rows. `stream` instead plans by the first rows that come, and learns call by
+call.
 """
 
 from __future__ import annotations
@@ -274,14 +275,14 @@ class BaseSteps(BaseOnRows):
         threads = settings.policy.uses_threads
         job.lay_out_lanes(settings.max_iter, bytes_per_lane=1 if threads else None)
         settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
-        settings, model = self._rated(job, settings, model)
+        settings, model = self._adapt_rate_to_rows(job, settings, model)
         fit = job.plan_steps(settings, model, initial)
         # A fit that goes on keeps its rates: a pilot would start it anew.
         if settings.calibrates and settings.auto_rate and initial is None:
             return self._calibrate_rates(job, fit, settings)
         return fit
 
-    def _rated(
+    def _adapt_rate_to_rows(
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
         """Return settings and model, adapted to the scale of the rows; unchanged by default."""

@@ -206,7 +206,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
 
-    def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
+    def _fit_more_rows(self, X: Any, sample_weight: Any = None) -> Self:
         """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
         if not hasattr(self, "n_features_in_"):
             return self._fit_lazy(X, None, sample_weight)
@@ -287,9 +287,9 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         -------
         array, CSR matrix or dask Array
         """
-        return self._inverted(X)
+        return self._inverse_transformed(X)
 
-    def _inverted(self, X: Any, **options: Any) -> Any:
+    def _inverse_transformed(self, X: Any, **options: Any) -> Any:
         """Return the rows before :meth:`transform`; scikit-learn's `options` as there."""
         if options.get("copy") is None and (few := unscale_few_rows(self, X)) is not None:
             return few
@@ -466,7 +466,7 @@ class CopyingTransformer(BlockTransformer):
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
         """Undo :meth:`transform`, with its `copy`; lazily where X is a Dask collection."""
-        return self._inverted(X, copy=copy)
+        return self._inverse_transformed(X, copy=copy)
 
 
 def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:

@@ -225,15 +225,15 @@ class TreesClassifier(BaseClassifier):
         # Raw predictions hold the class shares of all outputs side by side.
         return [0, *np.cumsum(self.n_classes_).tolist()]
 
-    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+    def _make_label_writer(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         if self.n_outputs_ == 1:
-            return super()._labels_written()
+            return super()._make_label_writer()
         write = partial(_write_output_labels, self.classes_, self._output_ends)
         return write, np.result_type(*self.classes_), self.n_outputs_
 
-    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+    def _make_hit_counter(self) -> Callable[..., NDArray[np.float64]]:
         if self.n_outputs_ == 1:
-            return super()._hits_counted()
+            return super()._make_hit_counter()
         return partial(_count_all_hits, self.classes_, self._output_ends)
 
     def predict_proba(self, X: Any) -> Any:

@@ -139,7 +139,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         """Return the last fit's parameters, or zeros with the intercept of the mean target."""
-        last = self._last_fit(model)
+        last = self._find_warm_start(model)
         if last is not None or not self.fit_intercept:
             return last
         # The optimum for coefficients of zero: from an intercept of 0, a log link would first have

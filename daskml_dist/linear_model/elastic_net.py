@@ -200,7 +200,7 @@ class ElasticNet(BaseLeastSquares):
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         # The optimum is the same from any start, found in fewer cycles from a near one.
-        return self._last_fit(model)
+        return self._find_warm_start(model)
 
 
 class Lasso(ElasticNet):

@@ -129,7 +129,9 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         survey = rows.survey
         shape = survey.n_features + bool(self.fit_intercept), survey.n_targets or 1
         # A warm start takes the last scales along with the coefficients, where both suit.
-        goes_on = self.warm_start and hasattr(self, "coef_") and self._matrix().shape == shape
+        goes_on = (
+            self.warm_start and hasattr(self, "coef_") and self._join_coefficients().shape == shape
+        )
         scales = np.atleast_1d(self.scale_) if goes_on else np.ones(shape[1])
         targets = zip(survey.of_each_target, scales, strict=True)
         problems = [self._problem_of_target(rows, target, scale) for target, scale in targets]
@@ -155,5 +157,5 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         return model, solver
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
-        last = self._last_fit(model)
+        last = self._find_warm_start(model)
         return None if last is None else model.centred(last)

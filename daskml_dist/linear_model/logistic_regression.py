@@ -268,4 +268,4 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         return model, self._solver()(penalty, int(self.max_iter), float(self.tol))
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
-        return self._last_fit(model)
+        return self._find_warm_start(model)

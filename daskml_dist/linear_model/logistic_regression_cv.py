@@ -113,6 +113,7 @@ class _LogisticPaths:
 
     def refit(self, candidate: Any, number: int) -> Solution:
         """Return the fit of a candidate to all rows, started at the mean of its splits' fits."""
+        # The optima of overlapping rows are near each other: few iterations are left.
         fit = self._make_fit(candidate, self._n_splits)
         fit = replace(fit, start=self.w[:, number].mean(axis=0))
         return candidate_solution(self._stack(self.model, BatchedSolver((fit,))), 0)
@@ -408,10 +409,11 @@ class LogisticRegressionCV(LinearClassifier):
         self, stack: BatchedModels, label_weights: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
         """Return the weight of each class, given the summed weights of all rows by label."""
-        from daskml_dist.model_selection._batched_fits import resolve_class_weights
-
         if self.class_weight is None:
             return None
+        from daskml_dist.model_selection._batched_fits import resolve_class_weights
+
+        # "balanced" is of all rows, as in scikit-learn, and not of the training rows of a split.
         classes = stack.rows.classes
         assert classes is not None
         return resolve_class_weights(self.class_weight, classes, lambda: label_weights)
@@ -509,6 +511,7 @@ class LogisticRegressionCV(LinearClassifier):
     def _ratios(self) -> NDArray[np.float64]:
         """Return the shares of l1 to try."""
         given = self.l1_ratios
+        # scikit-learn's older way: the name of the penalty.
         if given is None:
             return np.array([1.0 if self.penalty == "l1" else 0.0])
         return np.ravel(np.asarray(given, np.float64))

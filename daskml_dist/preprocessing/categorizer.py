@@ -293,6 +293,7 @@ class DummyEncoder(_FrameTransformer):
         InvalidDataError
             `X` is no frame, or a column has no categories that are known.
         """
+        # Categories of a lazy frame that are known lie in its metadata: nothing is computed.
         frame, pandas = self._remember_columns(X), load_pandas()
         chosen = _select_columns(frame, self.columns, of_texts=False)
         for name in chosen:
@@ -306,6 +307,7 @@ class DummyEncoder(_FrameTransformer):
         self.categorical_columns_ = chosen
         self.non_categorical_columns_ = [n for n in self.columns_ if n not in chosen]
         self._keep_categories({name: frame[name].dtype for name in chosen})
+        # A frame without rows has all columns of the result.
         self.transformed_columns_ = np.asarray(list(self._transform(frame.iloc[:0])), object)
         return self
 
@@ -431,5 +433,5 @@ def _join_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
 def _convert_column(column: Any, dtype: Any) -> Any:
     """Return a column with the categories of a dtype; other values are missing."""
     pandas = load_pandas()
-    codes = dtype.categories.get_indexer(column)
+    codes = dtype.categories.get_indexer(column)  # -1, the code of a missing value, if unknown
     return pandas.Series(pandas.Categorical.from_codes(codes, dtype=dtype), index=column.index)

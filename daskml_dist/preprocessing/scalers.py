@@ -91,7 +91,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         X, sample_weight = convert_to_host(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
-            return self._fit_more(X, sample_weight)
+            return self._fit_more_rows(X, sample_weight)
         with explain_row_errors(X):
             preprocessing.StandardScaler.partial_fit(self, self._plain(X), y, sample_weight)
         return self
@@ -161,7 +161,7 @@ class _ExtremesScaler(BlockTransformer):
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` calls scikit-learn's `fit`, which calls this with rows in memory.
         if is_dask(X := convert_to_host(X)):
-            return self._fit_more(X)
+            return self._fit_more_rows(X)
         fitted: Self = super().partial_fit(self._plain(X), y)
         return fitted
 

@@ -341,10 +341,13 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         else:
             skip = self.get_params(deep=False)
             self.__dict__.update({k: v for k, v in vars(whole).items() if k not in skip})
-        encode = _encode_by_numbers if self.target_type_ == "continuous" else _encode_by_labels
-        self.target_mean_, self.encodings_ = encode(
-            sums, self.categories_, self.smooth, self.target_type_, self.classes_
-        )
+        if self.target_type_ == "continuous":
+            encoded = _encode_by_numbers(sums, self.categories_, self.smooth)
+        else:
+            encoded = _encode_by_labels(
+                sums, self.categories_, self.smooth, self.target_type_, self.classes_
+            )
+        self.target_mean_, self.encodings_ = encoded
 
     def _set_categories(self, sums: TargetSums) -> None:
         """Set the attributes that all encoders have, by scikit-learn's fit to made-up rows."""
@@ -431,7 +434,7 @@ def _find_target_type(target_type: str, sums: TargetSums) -> tuple[str, NDArray[
 
 
 def _encode_by_numbers(
-    sums: TargetSums, categories: list[Any], smooth: Any, kind: str, classes: Any
+    sums: TargetSums, categories: list[Any], smooth: Any
 ) -> tuple[Any, list[Any]]:
     """Return the mean of a continuous target, and the encoding of each category."""
     ((n_rows, mean, squares),) = sums.total
@@ -448,7 +451,11 @@ def _encode_by_numbers(
 def _encode_by_labels(
     sums: TargetSums, categories: list[Any], smooth: Any, kind: str, classes: Any
 ) -> tuple[Any, list[Any]]:
-    """Return the share of each class, and for each class the encoding of each category."""
+    """Return the share of each class, and for each class the encoding of each category.
+
+    Of two classes only the second has encodings.
+    """
+    # The labels of a fold may be fewer than the classes of all rows.
     columns = np.searchsorted(classes, sums.labels)
     means = np.zeros(max(2, len(classes)))  # y of a single value has no second class
     means[columns] = sums.total[0] / sums.total.sum()

@@ -175,6 +175,7 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
             )
         if self.penalty not in ("l1", "l2"):
             raise InvalidParameterError(f"penalty={self.penalty!r}: use one of ['l1', 'l2'].")
+        # liblinear's other choice, Crammer and Singer's, is one problem over all classes.
         if self.multi_class != "ovr":
             raise InvalidParameterError(
                 f'multi_class={self.multi_class!r}: use "ovr", or LogisticRegression for one '
@@ -278,6 +279,7 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         penalty = self._make_penalty(rows, "l2")
         model = LinearModel(self._loss(), survey.n_features, 0, bool(self.fit_intercept))
         limits = int(self.max_iter), float(self.tol)
+        # A loss with kinks has no gradient at its optimum, by which L-BFGS could stop.
         if self.loss == "epsilon_insensitive":
             return model, TubeNewton(penalty, *limits, float(self.epsilon), survey.target_spread)
         return model, get_solver("lbfgs")(penalty, *limits)

@@ -80,18 +80,18 @@ class BaseLinear(BaseOnRows):
         dense: NDArray[Any] = np.asarray(self.coef_.toarray())
         return dense if self._classification or len(dense) > 1 else dense[0]
 
-    def _matrix(self) -> NDArray[Any]:
+    def _join_coefficients(self) -> NDArray[Any]:
         """Return the parameters as one matrix of shape (n_features + fit_intercept, width)."""
         coef = np.atleast_2d(self._dense_coef()).T
         if not self._all_params()["fit_intercept"]:
             return coef
         return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
 
-    def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
+    def _find_warm_start(self, model: LinearModel) -> NDArray[Any] | None:
         """Return the last fit's parameters if `warm_start` is set and their shape suits."""
         if not self._all_params()["warm_start"] or not hasattr(self, "coef_"):
             return None
-        w = self._matrix()
+        w = self._join_coefficients()
         return w if w.shape == model.shape else None
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:

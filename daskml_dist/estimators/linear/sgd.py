@@ -239,7 +239,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             few_entries=has_few_entries(survey.n_rows, survey.n_features),
         )
 
-    def _rated(
+    def _adapt_rate_to_rows(
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
         """Choose a rate by the size of the first rows, which the model keeps, if there is no pilot.
@@ -278,7 +278,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             return state.w
         # A coef_ that the user has changed counts; one that is unchanged must not be rounded by a
         # shift back and forth.
-        w = self._matrix()
+        w = self._join_coefficients()
         model = self._last_model
         return state.w if np.array_equal(w, model.uncentred(state.w)) else model.centred(w)
 
