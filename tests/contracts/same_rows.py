@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
