@@ -334,16 +334,18 @@ def _fit_batched(
 # --- out-of-bag scores -----------------------------------------------------------------------
 
 
-def _sum_oob_answers(bagged: BaggedRows, fitted: list[Any], n_classes: int | None) -> list[Delayed]:
-    """Return for each block, lazily, the result of `_sum_block_oob_answers`."""
+def _sum_oob_predictions(
+    bagged: BaggedRows, fitted: list[Any], n_classes: int | None
+) -> list[Delayed]:
+    """Return for each block, lazily, the result of `_sum_block_oob_predictions`."""
     # A function without arguments that returns the tuple, so that it is sent to workers once.
     shared = share_in_graph(partial(tuple, (fitted, bagged.features, bagged.draws, n_classes)))
-    predict = delayed(_sum_block_oob_answers, pure=False)
+    predict = delayed(_sum_block_oob_predictions, pure=False)
     blocks = zip(bagged.rows.parts, bagged.starts, strict=True)
     return [predict(shared, int(start), X, weight) for (X, _, weight), start in blocks]
 
 
-def _sum_block_oob_answers(
+def _sum_block_oob_predictions(
     shared: Any, first: int, X: Any, weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return sums of the predictions of members for rows that they have not drawn.
@@ -374,11 +376,13 @@ def _sum_block_oob_answers(
     return sums, n_members
 
 
-def _score_oob_answers(
-    bagged: BaggedRows, answers: list[Delayed], n_classes: int | None
+def _score_oob_predictions(
+    bagged: BaggedRows, predictions: list[Delayed], n_classes: int | None
 ) -> tuple[float, int]:
     """Return the accuracy, or R^2, of the predictions, and the number of rows without any."""
-    parts = [(block, y, None) for block, (_, y, _) in zip(answers, bagged.rows.parts, strict=True)]
+    parts = [
+        (block, y, None) for block, (_, y, _) in zip(predictions, bagged.rows.parts, strict=True)
+    ]
     # Without inputs, which are other rows than these blocks.
     rows = replace(bagged.rows, parts=parts, inputs=(None, None, None))
     sums = reduce_parts(rows, partial(_sum_block_scores, n_classes), _add_block_scores)
@@ -390,13 +394,15 @@ def _score_oob_answers(
         return float((1 - squared_errors / moments.squares).item()), int(n_without)
 
 
-def _sum_block_scores(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) -> Any:
+def _sum_block_scores(
+    n_classes: int | None, index: int, predictions: Any, y: Any, weight: Any
+) -> Any:
     """Return a block's sums for the score and the number of rows without predictions.
 
     Of a classifier (rows, rows without, right ones); of a regressor moments of the targets, and
     (rows without, squared errors). None for no rows.
     """
-    sums, n_members = answers
+    sums, n_members = predictions
     y = as_column(y, name="y", index=index)
     if not len(y):
         return None
@@ -422,12 +428,12 @@ def _add_block_scores(parts: list[Any]) -> Any:
     return moments, sums
 
 
-def _average_oob_answers(answers: tuple[Any, Any]) -> NDArray[np.float64]:
+def _average_oob_predictions(predictions: tuple[Any, Any]) -> NDArray[np.float64]:
     """Return the out-of-bag shares of classes of a block's rows, or their mean predictions.
 
     Of rows that every member drew shares are NaN and means 0, as in scikit-learn.
     """
-    sums, n_members = answers
+    sums, n_members = predictions
     with np.errstate(divide="ignore", invalid="ignore"):
         if sums.ndim == 2:
             return np.asarray(sums / sums.sum(axis=1)[:, None])
@@ -624,8 +630,8 @@ class BaggingMixin(OnBlocks):
     def _set_oob_attributes(self, bagged: BaggedRows) -> None:
         """Set the out-of-bag score, and the lazy predictions that it is of."""
         n_classes = self.n_classes_ if is_classifier(self) else None
-        answers = _sum_oob_answers(bagged, self.estimators_, n_classes)
-        self.oob_score_, n_without = _score_oob_answers(bagged, answers, n_classes)
+        predictions = _sum_oob_predictions(bagged, self.estimators_, n_classes)
+        self.oob_score_, n_without = _score_oob_predictions(bagged, predictions, n_classes)
         if n_without:
             warnings.warn(
                 f"Some inputs ({n_without}) do not have OOB scores. This probably means too few "
@@ -633,8 +639,8 @@ class BaggingMixin(OnBlocks):
                 stacklevel=user_stack_level(),
             )
         row_shape = () if n_classes is None else (n_classes,)
-        average = delayed(_average_oob_answers, pure=False)
-        averages = [average(block) for block in answers]
+        average = delayed(_average_oob_predictions, pure=False)
+        averages = [average(block) for block in predictions]
         name = "oob_prediction_" if n_classes is None else "oob_decision_function_"
         setattr(self, name, join_lazy_blocks(averages, bagged.rows, np.empty((0, *row_shape))))
 
