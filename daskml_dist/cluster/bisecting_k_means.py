@@ -129,6 +129,7 @@ class BisectingKMeans(BaseCentroidSolver):
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centroids(solution, model, rows)
+        # Kept: prediction descends the same splits.
         leaves, nodes = solution.extra["leaves"], solution.extra["nodes"]
         # A tree of m splits has 1 + 2 m nodes; `nodes` are the leaves, in the order of clusters.
         labels = np.zeros(1 + 2 * len(leaves.split), np.int32)
@@ -176,6 +177,7 @@ class _TreeDescent:
     labels: NDArray[np.int32]
 
     def __call__(self, X: Any) -> NDArray[Any]:
+        # The nodes of rows as in the fit, where they say which rows a split is of.
         backend = get_backend("cpu")
         rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))
         labels: NDArray[Any] = self.labels[self.leaves.make(None, rows, backend)]

@@ -258,6 +258,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
                 "X holds no word: all its counts are 0. Look at the vocabulary of the vectorizer "
                 "that made it."
             )
+        # Unnormalised, as in scikit-learn.
         self.components_ = solution.w
         self.exp_dirichlet_component_ = np.exp(log_expectations(solution.w))
         self.n_batch_iter_ = getattr(self, "n_batch_iter_", 1) + int(solution.extra["n_updates"])

@@ -471,6 +471,7 @@ def _reduce_calibration_curve(
         labels, sums = _CALIBRATION_COLUMNS.reduce(summarise, _merge_bins, collection)
     positive = labels == _find_positive_label(labels, pos_label)
     rows, probabilities = sums.sum(axis=0).T
+    # Empty bins have no point on the curve.
     some = rows != 0
     return sums[positive, :, 0].sum(axis=0)[some] / rows[some], probabilities[some] / rows[some]
 

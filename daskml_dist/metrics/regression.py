@@ -428,6 +428,7 @@ def _average_of_blocks(
     _check_multioutput(multioutput)
     # One made-up row: scikit-learn raises for a bad option before any block is read.
     call_sklearn_metric(source, [1.0], [1.0], **options)
+    # By target: a transform such as the root comes before the average over targets.
     each = partial(source, multioutput="raw_values", **options)
     means = average_block_means(each, TARGET_COLUMNS, y_true, y_pred, sample_weight)
     return _average_outputs(transform(means), multioutput)
@@ -708,6 +709,7 @@ def _sketch_block(rows: ScoredRows, alpha: float | None) -> _SketchedRows:
     check_weights_nonnegative(rows.weights)
     values = _select_values(rows, alpha is None)
     sums = np.array([rows.weights.sum()])
+    # The loss of the predictions, in the same pass.
     if alpha is not None:
         loss = partial(theirs.mean_pinball_loss, alpha=alpha, multioutput="raw_values")
         sums = sum_block_metric(loss, rows)
@@ -788,7 +790,7 @@ def _merge_bracketed_values(parts: list[list[_BracketedValues]]) -> list[_Bracke
 def _sum_distinct_values(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """Return the sorted distinct values, and the summed weight of each."""
     distinct, at = np.unique(values, return_inverse=True)
-    # Without any value `bincount` returns integers.
+    # Of no values at all `bincount` returns integers.
     return distinct, np.bincount(at, weights, len(distinct)).astype(np.float64, copy=False)
 
 
