@@ -189,7 +189,8 @@ def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
             await asyncio.sleep(1.0)
             return ["all of it"]
 
-    fleet: Any = SimpleNamespace(_client=Slow(), _is_alive=lambda address: True)
+    membership = SimpleNamespace(is_there=lambda address: True)
+    fleet: Any = SimpleNamespace(_client=Slow(), _membership=membership)
     seat: Any = SimpleNamespace(future=SimpleNamespace(status="finished"), address="")
     assert RunActors._gather_results(fleet, [seat]) == ["all of it"]
     assert len(asked) == 1

@@ -25,11 +25,10 @@ from typing import Any, TypeVar
 import numpy as np
 from distributed import Client
 
-from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
-from daskml_dist.dask_internals.cluster import submit_tasks, wait_for_actor
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.dask_internals.cluster import submit_tasks
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -44,26 +43,23 @@ from daskml_dist.streaming.cluster.calls import Call, StreamLayout, deal_rows
 from daskml_dist.streaming.cluster.worker import LaneHost
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.run_actors import BUSY, EarlyHost, WorkerUnreachableError
+from daskml_dist.training.client.run_actors import (
+    ActorCalls,
+    EarlyHost,
+    Host,
+    WorkerUnreachableError,
+)
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.host import ServerHost, ServerOutcome
+from daskml_dist.training.worker.host import ServerOutcome
 from daskml_dist.training.worker.servers import count_fit_servers
 
 #: Seconds that all actors together may take to close; they are cancelled then in any case.
 _CLOSE_SECONDS = 2.0
 
 
-class _StreamActor:
-    """An actor on a worker: a server, or the host of some lanes; `proxy` is None until it runs."""
-
-    def __init__(self, kind: type, address: str, future: Any) -> None:
-        self.kind, self.address, self.future = kind, address, future
-        self.proxy: Any = None
-
-
-class StreamActors:
+class StreamActors(ActorCalls):
     """Actors of one generation of a stream: its servers, and a host of lanes on each worker.
 
     Once a method raises `WorkerUnreachableError`, :meth:`close` it and open another generation.
@@ -95,17 +91,16 @@ class StreamActors:
         first: int,
         membership: Membership,
     ) -> None:
-        self._client = client
+        super().__init__(client, membership, fit.run.timeout)
         self._fit = fit
         self._states, self._first_step = states, first
-        self._membership = membership
         self._early = EarlyHost(client)
-        self._servers: list[_StreamActor] = []
-        self._hosts: list[_StreamActor] = []
+        self._servers: list[Host] = []
+        self._hosts: list[Host] = []
         #: Lanes of each host.
         self._lanes: list[frozenset[int]] = []
         #: Pending answers to each call whose loss was not received yet, with the hosts.
-        self._pending: list[list[tuple[_StreamActor, Any]]] = []
+        self._pending: list[list[tuple[Host, Any]]] = []
         #: Number of calls that were sent to each host, which learns them in this order.
         self._n_sent: list[int] = []
         self.sent = self.learned = 0
@@ -134,8 +129,9 @@ class StreamActors:
         for number in range(count_fit_servers(self._fit)):
             address = addresses[number % len(addresses)]
             future = self._early.start_host(address, f"{self.run_id}-{number}")
-            self._servers.append(_StreamActor(ServerHost, address, future))
-        self._await_proxies(self._servers)
+            self._servers.append(Host(number, address, future))
+        for server in self._servers:
+            self._await_proxy(server)
         # The fit holds the parameters, so it is sent to the running actors: the scheduler would
         # keep the arguments of a task in its memory.
         begin_args = [
@@ -159,52 +155,17 @@ class StreamActors:
             tasks[f"{LaneHost.__name__}-{self.run_id}-{rank}"] = LaneHost, arguments
         pins = dict(zip(tasks, addresses, strict=False))
         futures = submit_tasks(self._client, tasks, dict(pins), list(tasks))
-        self._hosts = [_StreamActor(LaneHost, pins[key], futures[key]) for key in tasks]
-        self._await_proxies(self._hosts)
+        self._hosts = [
+            Host(rank, pins[key], futures[key], kind=LaneHost) for rank, key in enumerate(tasks)
+        ]
+        for host in self._hosts:
+            self._await_proxy(host)
         # State of lane 0 goes to all hosts: lanes without a state of their own start from it.
         load_args = [
             ({n: state for n, state in self._states.items() if n in lanes or n == 0},)
             for lanes in self._lanes
         ]
         self._ask_each(self._hosts, "load", load_args)
-
-    def _await_proxies(self, actors: Sequence[_StreamActor]) -> None:
-        """Wait until actors run, and keep their proxies; raise where one cannot start."""
-        for actor in actors:
-            what = f"worker {actor.address} to begin its part"
-            deadline = Deadline(
-                what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS
-            )
-            while actor.proxy is None:
-                with suppress(TimeoutError):
-                    actor.proxy = self._get_proxy(actor)
-                    break
-                self._check_alive(actor)
-                if not deadline.lasts():
-                    raise WorkerUnreachableError(
-                        actor.address, f"no answer within {self._fit.run.timeout:g} s"
-                    )
-
-    def _get_proxy(self, actor: _StreamActor) -> Any:
-        """Return the proxy of an actor; raise `TimeoutError` while it does not run."""
-        try:
-            return wait_for_actor(
-                self._client, actor.future, actor.kind, actor.address, CHECK_SECONDS
-            )
-        except (TimeoutError, DaskMLDistError):
-            raise
-        except Exception as error:
-            if self._membership.is_there(actor.address) and actor.future.status == "error":
-                raise
-            # An error of the actor's constructor is the user's; any other one may be a lost worker.
-            raise WorkerUnreachableError(actor.address, repr(error)) from error
-
-    def _check_alive(self, actor: _StreamActor) -> None:
-        """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
-        if actor.future.status in {"lost", "cancelled"}:
-            raise WorkerUnreachableError(actor.address, "lost")
-        if not self._membership.is_there(actor.address):
-            raise WorkerUnreachableError(actor.address, "stopped answering, or lost")
 
     def close(self) -> None:
         """Close and cancel all actors, also of lost workers; a second call does nothing."""
@@ -230,56 +191,41 @@ class StreamActors:
 
     # -- calling the actors' methods -----------------------------------------------------------
 
-    def _ask(self, actors: Sequence[_StreamActor], method: str, *args: Any) -> list[Any]:
+    def _ask(self, actors: Sequence[Host], method: str, *args: Any) -> list[Any]:
         """Call a method of several actors at once; return their answers."""
         return self._ask_each(actors, method, [args] * len(actors))
 
     def _ask_each(
-        self, actors: Sequence[_StreamActor], method: str, args: Sequence[tuple[Any, ...]]
+        self, actors: Sequence[Host], method: str, args: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """Call a method of several actors at once, each with its arguments; return the answers."""
         pairs = zip(actors, args, strict=True)
         return self._await_answers([(m, self._call_method(m, method, *a)) for m, a in pairs])
 
-    def _call_method(self, actor: _StreamActor, method: str, *args: Any) -> Any:
-        """Call an actor's method without waiting; return the pending answer."""
-        try:
-            return getattr(actor.proxy, method)(*args)
-        except (OSError, RuntimeError) as error:
-            raise WorkerUnreachableError(actor.address, repr(error)) from error
-
-    def _await_answers(self, pending: Sequence[tuple[_StreamActor, Any]]) -> list[Any]:
+    def _await_answers(self, pending: Sequence[tuple[Host, Any]]) -> list[Any]:
         """Return the answers of pending method calls, in their order."""
-        return [self._await_answer(actor, answer, pending) for actor, answer in pending]
+        return [self._await_together(actor, answer, pending) for actor, answer in pending]
 
-    def _await_answer(
-        self, actor: _StreamActor, answer: Any, others: Sequence[tuple[_StreamActor, Any]]
-    ) -> Any:
+    def _await_together(self, actor: Host, answer: Any, others: Sequence[tuple[Host, Any]]) -> Any:
         """Return the answer of a pending method call.
 
         It raises `WorkerUnreachableError` as soon as the actor or one of the `others` is lost: an
         actor that waits for a lost one in a collective step would not answer.
         """
-        since = time.monotonic()
-        while True:
-            try:
-                return answer.result(timeout=CHECK_SECONDS)
-            except DaskMLDistError as error:
-                if is_consequence(error):  # another actor was lost, and it is not known which
-                    raise WorkerUnreachableError("", f"{actor.address}: {error}") from error
-                raise
-            except TimeoutError:
-                self._check_alive(actor)
-            except (OSError, RuntimeError) as error:
-                raise WorkerUnreachableError(actor.address, repr(error)) from error
+
+        def check_others() -> None:
             for other, other_answer in others:
                 if other_answer.done() and other is not actor:
-                    self._await_answer(other, other_answer, ())  # raises if that actor failed
-                self._check_alive(other)
-            if time.monotonic() - since > self._fit.run.timeout:
-                raise WorkerUnreachableError(
-                    actor.address, f"no answer within {self._fit.run.timeout:g} s"
-                )
+                    self._await_together(other, other_answer, ())  # raises if that actor failed
+                self._check_host(other)
+
+        try:
+            deadline = time.monotonic() + self._timeout
+            return self._await_answer(actor, answer, deadline, check_others)
+        except DaskMLDistError as error:
+            if is_consequence(error):  # another actor was lost, and it is not known which
+                raise WorkerUnreachableError("", f"{actor.address}: {error}") from error
+            raise
 
     # -- learning ------------------------------------------------------------------------------
 

@@ -174,9 +174,7 @@ class TrainingRun:
         self._log = log
         self._awake = threading.Event()
         there = self._membership = rows.membership
-        self._actors = RunActors(
-            client, fit, early, there.is_there, there.begins_new_work, self._awake.set
-        )
+        self._actors = RunActors(client, fit, early, there, self._awake.set)
         self._generations = Generations(
             client, fit, placement, rows, self._membership, self._actors, early
         )

@@ -1,9 +1,10 @@
 """Actors and tasks of a run on the cluster, as the client holds them.
 
-`RunActors` starts, calls and releases the actors that host parameter servers and the tasks of the
-trainers. `EarlyHost` starts the run's first actor while the rows are still being read.
-`DirectResults` and `query_bundles` ask workers directly for results and block facts, which is
-faster than waiting for the scheduler's report.
+`ActorCalls` calls methods of actors and finds those whose worker is lost. `RunActors` starts, calls
+and releases the actors that host parameter servers and the tasks of the trainers. `EarlyHost`
+starts the run's first actor while the rows are still being read. `DirectResults` and
+`query_bundles` ask workers directly for results and block facts, which is faster than waiting for
+the scheduler's report.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline, scatter_values
 from daskml_dist.errors import DaskMLDistError
+from daskml_dist.training.client.membership import Membership, ignore_event
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, load_fit_on_worker, pack_fit, run_trainer
 from daskml_dist.training.worker.notifications import tell_bundles, tell_results
@@ -37,7 +39,7 @@ _CALL_TIMEOUT_SECONDS = 30.0
 #: once, and tasks get its future.
 _MAX_INLINE_FIT_BYTES = 2**18
 #: Hint of messages about a worker that does not start its task.
-BUSY = "Are they busy with other tasks?"
+_BUSY = "Are they busy with other tasks?"
 Tasks = dict[Any, tuple[Callable[..., Any], Iterable[Any]]]
 #: Prefix of the keys of tasks that create an actor.
 _ACTOR_KEY_PREFIX = f"{ServerHost.__name__}-"
@@ -60,7 +62,7 @@ class WorkerUnreachableError(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """Actor that hosts a parameter server or its standby, as the client knows it."""
+    """Actor that hosts a server, its standby or lanes of a stream, as the client knows it."""
 
     number: int
     address: str
@@ -73,6 +75,8 @@ class Host:
     endpoint_answer: Any = None
     #: Address at which the server accepts trainers, once it is known.
     endpoint: Endpoint | None = None
+    #: Class of the actor.
+    kind: type[Any] = ServerHost
 
 
 @dataclass(eq=False)
@@ -89,7 +93,94 @@ class TrainerTask:
         return self.spec.lanes
 
 
-class RunActors:
+class ActorCalls:
+    """Calls of the methods of a run's actors, which tell a lost worker from a busy one.
+
+    Every method raises `WorkerUnreachableError` where an actor or its worker is lost.
+
+    Parameters
+    ----------
+    client : Client
+    membership : Membership
+    timeout : float
+        Seconds that a worker may take to start an actor.
+    """
+
+    def __init__(self, client: Client, membership: Membership, timeout: float) -> None:
+        self._client = client
+        self._membership = membership
+        self._timeout = timeout
+
+    def _await_proxy(self, host: Host) -> None:
+        """Wait until an actor runs and its proxy is known; raise where it cannot start."""
+        what = f"worker {host.address} to begin its part"
+        deadline = Deadline(what, self._timeout, _BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
+        # Starting takes as long as the worker is busy; give up only when it is gone, paused or
+        # silent.
+        while host.proxy is None:
+            with suppress(TimeoutError):
+                host.proxy = self._get_proxy(host)
+                break
+            self._check_host(host)
+            if not self.is_ready(host) and not self._membership.begins_new_work(host.address):
+                raise WorkerUnreachableError(host.address, "paused, at its memory limit")
+            if not deadline.lasts():
+                raise WorkerUnreachableError(host.address, f"no answer within {self._timeout:g} s")
+
+    def is_ready(self, host: Host) -> bool:
+        """Return whether the task that creates an actor has finished."""
+        return host.future.status == "finished"
+
+    def _get_proxy(self, host: Host) -> Any:
+        """Return the proxy of an actor; raise `TimeoutError` while it does not run."""
+        try:
+            return wait_for_actor(self._client, host.future, host.kind, host.address, CHECK_SECONDS)
+        except (TimeoutError, DaskMLDistError):
+            raise
+        except Exception as error:
+            if self._membership.is_there(host.address) and host.future.status == "error":
+                raise
+            # An error of the actor's constructor is the user's; any other one may be a lost worker.
+            raise WorkerUnreachableError(host.address, repr(error)) from error
+
+    def _check_host(self, host: Host) -> None:
+        """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
+        if host.future.status in {"lost", "cancelled"}:
+            raise WorkerUnreachableError(host.address, "lost")
+        if not self._membership.is_there(host.address):
+            raise WorkerUnreachableError(host.address, "stopped answering, or lost")
+
+    def _call_method(self, host: Host, method: str, *args: Any) -> Any:
+        """Call an actor's method without waiting; return the pending call."""
+        try:
+            return getattr(host.proxy, method)(*args)
+        except (OSError, RuntimeError) as error:
+            raise WorkerUnreachableError(host.address, repr(error)) from error
+
+    def _await_answer(
+        self,
+        host: Host,
+        call: Any,
+        deadline: float,
+        check_others: Callable[[], None] = ignore_event,
+    ) -> Any:
+        """Wait for the answer of a pending call, as long as the actor's worker is alive."""
+        try:
+            while True:
+                # A call that was under way when its worker was killed may never be answered.
+                with suppress(TimeoutError):
+                    return call.result(timeout=CHECK_SECONDS)
+                self._check_host(host)
+                check_others()
+                if time.monotonic() > deadline:
+                    raise WorkerUnreachableError(host.address, "no answer in time")
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, DaskMLDistError):
+                raise
+            raise WorkerUnreachableError(host.address, repr(error)) from error
+
+
+class RunActors(ActorCalls):
     """Owner of the actors and tasks of one run, which starts, calls and releases them.
 
     Parameters
@@ -98,11 +189,7 @@ class RunActors:
     fit : FitSpec
     early : EarlyHost
         The run's id and secret, and its first actor if one was started early.
-    is_alive : callable
-        Returns whether the worker of an address is still in the cluster and answers; refreshes the
-        list of workers.
-    accepts_tasks : callable
-        Returns whether the worker of an address starts new tasks: False if paused for long.
+    membership : Membership
     on_end : callable
         Called in the client's event loop thread when a trainer's task ends, and when workers have
         answered a request for results.
@@ -113,16 +200,13 @@ class RunActors:
         client: Client,
         fit: FitSpec,
         early: EarlyHost,
-        is_alive: Callable[[str], bool],
-        accepts_tasks: Callable[[str], bool],
+        membership: Membership,
         on_end: Callable[[], None],
     ) -> None:
-        self._client = client
+        super().__init__(client, membership, fit.run.timeout)
         self._fit = fit
         self._early = early
         self._run_id = early.run_id
-        self._is_alive = is_alive
-        self._accepts_tasks = accepts_tasks
         self._on_end = on_end
         # Only the state that the fit continues from can be large; its size is known without
         # pickling.
@@ -193,47 +277,6 @@ class RunActors:
             wait_for_answer()
             host.begin_args = ()
 
-    def _await_proxy(self, host: Host) -> None:
-        """Wait until an actor runs and its proxy is known; raise where it cannot start."""
-        what = f"worker {host.address} to begin its part"
-        deadline = Deadline(what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
-        # Starting takes as long as the worker is busy; give up only when it is gone, paused or
-        # silent.
-        while host.proxy is None:
-            with suppress(TimeoutError):
-                host.proxy = self._get_proxy(host, CHECK_SECONDS)
-            if host.proxy is not None:
-                break
-            self._check_host(host)
-            if not self.is_ready(host) and not self._accepts_tasks(host.address):
-                raise WorkerUnreachableError(host.address, "paused, at its memory limit")
-            if not deadline.lasts():
-                raise WorkerUnreachableError(
-                    host.address, f"no answer within {self._fit.run.timeout:g} s"
-                )
-
-    def is_ready(self, host: Host) -> bool:
-        """Return whether the task that creates an actor has finished."""
-        return host.future.status == "finished"
-
-    def _get_proxy(self, host: Host, timeout: float) -> Any:
-        """Return the proxy of an actor; raise `TimeoutError` while it does not run."""
-        try:
-            return wait_for_actor(self._client, host.future, ServerHost, host.address, timeout)
-        except (TimeoutError, DaskMLDistError):
-            raise
-        except Exception as error:
-            if self._is_alive(host.address) and host.future.status == "error":
-                raise
-            raise WorkerUnreachableError(host.address, repr(error)) from error
-
-    def _check_host(self, host: Host) -> None:
-        """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
-        if host.future.status in {"lost", "cancelled"}:
-            raise WorkerUnreachableError(host.address, "lost")
-        if not self._is_alive(host.address):
-            raise WorkerUnreachableError(host.address, "stopped answering, or lost")
-
     def ask(
         self, host: Host, method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
     ) -> Any:
@@ -254,32 +297,10 @@ class RunActors:
         calls = [(host, self._call_method(host, method, *args)) for host in hosts]
         return lambda: [self._await_answer(host, call, deadline) for host, call in calls]
 
-    def _call_method(self, host: Host, method: str, *args: Any) -> Any:
-        """Call an actor's method without waiting; return the pending call."""
-        try:
-            return getattr(host.proxy, method)(*args)
-        except (OSError, RuntimeError) as error:
-            raise WorkerUnreachableError(host.address, repr(error)) from error
-
-    def _await_answer(self, host: Host, call: Any, deadline: float) -> Any:
-        """Wait for the answer of a pending call, as long as the actor's worker is alive."""
-        try:
-            while True:
-                # A call that was under way when its worker was killed may never be answered.
-                with suppress(TimeoutError):
-                    return call.result(timeout=CHECK_SECONDS)
-                self._check_host(host)
-                if time.monotonic() > deadline:
-                    raise WorkerUnreachableError(host.address, "no answer in time")
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, DaskMLDistError):
-                raise
-            raise WorkerUnreachableError(host.address, repr(error)) from error
-
     def discard_host_actor(self, host: Host) -> None:
         """Stop an actor and release it, also where its worker is lost."""
         # An actor closes its sockets itself if it still can.
-        if host.proxy is not None and self._is_alive(host.address):
+        if host.proxy is not None and self._membership.is_there(host.address):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)
         host.proxy = None
@@ -320,7 +341,9 @@ class RunActors:
                 return gathering.result(timeout=CHECK_SECONDS)
             for trainer in trainers:
                 # A result that was lost with its worker would be waited for without end.
-                if trainer.future.status != "finished" or not self._is_alive(trainer.address):
+                if trainer.future.status != "finished" or not self._membership.is_there(
+                    trainer.address
+                ):
                     gathering.cancel()
                     raise WorkerUnreachableError(trainer.address, "lost")
 
