@@ -30,7 +30,7 @@ from sklearn.model_selection import LeaveOneOut
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.collection import Collection, as_collection, count_rows_of_block
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host, take_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import add_arrays, reduce_parts
@@ -51,7 +51,6 @@ from daskml_dist.meta_estimators.members import (
     prepare_lazy_inputs,
 )
 from daskml_dist.metrics._runs import ScoreRun, make_score_run, merge_score_runs
-from daskml_dist.model_selection._fold_rows import count_rows_of_block
 from daskml_dist.model_selection._out_of_fold import predict_all_classes
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.models.batched import TEST, FoldAssignment

@@ -10,17 +10,14 @@ from numpy.typing import NDArray
 from sklearn.cluster import kmeans_plusplus
 from sklearn.metrics import pairwise_distances_argmin_min
 
-from daskml_dist.errors import DivergedError
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers.k_means import RowSampleSolver, choose_centroids
+from daskml_dist.solvers.rows import check_squares_finite
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec
 
 _Array = NDArray[np.float64]
-
-#: Message of the error for rows whose squared distances are not finite.
-OVERFLOW = "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
 
 
 def compute_shift(sample: _Array) -> _Array:
@@ -28,8 +25,7 @@ def compute_shift(sample: _Array) -> _Array:
     with np.errstate(over="ignore", invalid="ignore"):
         # Rounded, so that float32 and float64 rows are shifted by the same vector.
         shift: _Array = sample.mean(axis=0).astype(np.float32).astype(np.float64)
-        if not np.isfinite(((sample - shift) ** 2).sum()):
-            raise DivergedError(OVERFLOW)
+        check_squares_finite(((sample - shift) ** 2).sum())
     return shift
 
 

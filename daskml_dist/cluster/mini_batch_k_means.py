@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.cluster._base import BaseCentroidEstimator
 from daskml_dist.cluster._mini_batches import (
-    OVERFLOW,
     CentroidsSettled,
     choose_first_centroids,
     compute_shift,
@@ -25,7 +24,7 @@ from daskml_dist.cluster._mini_batches import (
 )
 from daskml_dist.cluster._streaming import ROWS_PER_REASSIGNMENT, StreamedCentroids
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import StepModel
@@ -36,6 +35,7 @@ from daskml_dist.policies.base import Policy
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers.k_means import InertiaSolver, RowSampleSolver
+from daskml_dist.solvers.rows import check_squares_finite
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.job import FitJob
@@ -356,8 +356,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         else:
             result = super()._run_training(job, fit)
         losses = [record["loss"] for record in result.records]
-        if losses and not np.isfinite(losses).all():
-            raise DivergedError(OVERFLOW)
+        check_squares_finite(losses)
         state = result.state
         assert isinstance(state, ShardState)
         if fit.work.stopping.max_iter * fit.work.n_steps == 1:

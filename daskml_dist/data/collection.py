@@ -7,7 +7,7 @@ on the workers that hold them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
-from dask.delayed import delayed
+from dask.delayed import Delayed, delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.data.block_errors import (
     DeclaredNumbers,
@@ -138,6 +139,11 @@ class Collection:
     def n_rows(self) -> int | None:
         """Return the number of rows, where known."""
         return None if self.row_counts is None else sum(self.row_counts)
+
+    @property
+    def chunk_rows(self) -> list[Any]:
+        """Return the rows of each part, NaN where Dask does not know, as chunks of arrays have."""
+        return self.row_counts or [np.nan] * len(self.parts)
 
     @property
     def nbytes(self) -> list[float] | None:
@@ -475,7 +481,7 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
     if here and row_counts is None:
         row_counts = _count_rows_of_pieces(pieces[first])
         _check_same_length(
-            {first: sum(row_counts), **{name: _count_rows(inputs[name]) for name in here}}
+            {first: sum(row_counts), **{name: count_rows_of_block(inputs[name]) for name in here}}
         )
     pieces.update({name: [inputs[name]] * len(pieces[first]) for name in scalars})
     pieces.update({name: _slice_rows(inputs[name], row_counts or []) for name in here})
@@ -484,16 +490,28 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
 
 def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
     """Return the rows of each lazy piece, which are computed for it."""
-    count = delayed(_count_rows, pure=False)
+    count = delayed(count_rows_of_block, pure=False)
     found: list[int] = compute_with_retries(
         lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
     )
     return found
 
 
-def _count_rows(rows: Any) -> int:
+def count_rows_of_block(part: Any) -> int:
     """Return the number of rows in memory, of an array, a frame, a sparse matrix or a list."""
-    return int(rows.shape[0]) if hasattr(rows, "shape") else len(rows)
+    return int(part.shape[0]) if hasattr(part, "shape") else len(part)
+
+
+def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
+    """Join lazy results for the blocks of a collection; `sample` holds some rows of the result."""
+    meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
+    array: da.Array = da.concatenate(
+        [
+            da.from_delayed(piece, (n, *meta.shape[1:]), dtype=meta.dtype, meta=meta)
+            for piece, n in zip(pieces, rows.chunk_rows, strict=True)
+        ]
+    )
+    return array
 
 
 def _rechunk_rows(value: Any, row_counts: tuple[int, ...]) -> Any:

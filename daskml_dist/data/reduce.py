@@ -43,7 +43,7 @@ from daskml_dist.data.block_errors import (
     mark_own_errors,
     name_blocks_in_errors,
 )
-from daskml_dist.data.collection import Collection
+from daskml_dist.data.collection import Collection, count_rows_of_block
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_array_block
 
@@ -64,6 +64,18 @@ def reduce_parts(
     """Summarise every part of a collection and merge the summaries; one pass, nothing gathered."""
     result: S = compute_passes([ReductionPass(collection, summarise, merge, shared)])[0]
     return result
+
+
+def count_rows(columns: Collection) -> NDArray[np.int64]:
+    """Return the number of rows of each block, in one pass where Dask does not know."""
+    found = columns.row_counts
+    if found is None:
+        found = reduce_parts(columns, _count_block_rows, concatenate_lists)
+    return np.array(found, np.int64)
+
+
+def _count_block_rows(index: int, X: Any, *_: Any) -> list[int]:
+    return [count_rows_of_block(X)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,13 +29,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.collection import Collection, as_collection, join_lazy_blocks
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import count_rows, reduce_parts
 from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
@@ -57,7 +57,6 @@ from daskml_dist.meta_estimators.members import (
     route_member_params,
     weights_of_rows,
 )
-from daskml_dist.model_selection._fold_rows import count_rows, join_lazy_blocks
 from daskml_dist.models.batched import FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts

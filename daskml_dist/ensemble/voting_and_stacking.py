@@ -21,7 +21,7 @@ from sklearn.base import clone, is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
-from daskml_dist.data.collection import as_collection
+from daskml_dist.data.collection import as_collection, join_lazy_blocks
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
@@ -43,7 +43,6 @@ from daskml_dist.meta_estimators.members import (
     prepare_lazy_inputs,
     route_member_params,
 )
-from daskml_dist.model_selection._fold_rows import join_lazy_blocks
 from daskml_dist.model_selection._out_of_fold import OutOfFoldPredictor
 from daskml_dist.model_selection._validation import Splits, has_several_columns
 from daskml_dist.parameters.checks import taking_client

@@ -322,8 +322,7 @@ def _predict_block(index: int, X: Any, predictor: _GridPredictor) -> Array:
 def _make_lazy_array(collection: Any, shared: Any, shape: tuple[int, ...]) -> Any:
     """Return the lazy array of `kind="individual"`, one chunk for each block."""
     n_outputs, *lengths = shape
-    counts = collection.row_counts or [np.nan] * len(collection.parts)
-    predict = delayed(_predict_block, pure=False)
+    predict, counts = delayed(_predict_block, pure=False), collection.chunk_rows
     parts = [
         da.from_delayed(predict(i, X, shared), (n_outputs, n, *lengths), dtype=np.float64)
         for i, ((X, _, _), n) in enumerate(zip(collection.parts, counts, strict=True))

@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.collection import Collection
+from daskml_dist.data.collection import Collection, join_lazy_blocks
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.base import BaseLinear, LinearClassifier
@@ -88,14 +88,9 @@ def _map_left_out_values(
     if collection.kind == "memory":
         values = compute_block(collection.block_maker(0, *collection.parts[0]))
     else:
-        shape = model.width, len(left_out.w)
-        # Partitions of a dask DataFrame may have unknown lengths, which are NaN in Dask.
-        counts: list[Any] = collection.row_counts or [np.nan] * len(collection.parts)
         compute_lazily = delayed(compute_block, pure=False)  # impure: nothing is hashed for a name
-        values = da.concatenate([
-            da.from_delayed(compute_lazily(block), (n, *shape), dtype=np.float64)
-            for n, block in zip(counts, collection.delayed_blocks(), strict=True)
-        ])  # fmt: skip
+        pieces = list(map(compute_lazily, collection.delayed_blocks()))
+        values = join_lazy_blocks(pieces, collection, np.empty((0, model.width, len(left_out.w))))
     return values[:, 0] if model.n_targets is None and rows.classes is None else values
 
 

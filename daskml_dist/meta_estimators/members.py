@@ -27,7 +27,12 @@ from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.block_errors import mark_own_errors, name_blocks_in_errors
-from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.collection import (
+    Collection,
+    as_collection,
+    count_rows_of_block,
+    take_named_columns,
+)
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import (
@@ -47,10 +52,7 @@ from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import as_column
 from daskml_dist.model_selection._batched_fits import fit_batched
-from daskml_dist.model_selection._fold_rows import (
-    count_rows_of_block,
-    join_blocks,
-)
+from daskml_dist.model_selection._fold_rows import join_blocks
 from daskml_dist.model_selection._validation import (
     Splits,
     fit_clone,

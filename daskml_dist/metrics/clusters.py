@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import sklearn.metrics as theirs
 from dask.delayed import delayed
@@ -25,8 +24,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 
 from daskml_dist.data.blocks import check_finite_rows, make_block
-from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.reduce import add_arrays, concatenate_lists, reduce_parts
+from daskml_dist.data.collection import Collection, as_collection, join_lazy_blocks
+from daskml_dist.data.reduce import add_arrays, concatenate_lists, count_rows, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -185,12 +184,11 @@ def silhouette_samples(
         delayed(_score_block_silhouettes, pure=False),
         share_in_graph(found.compute_silhouettes),
     )
-    counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
     pieces = [
-        da.from_delayed(make(once, i, X, y, start), (n,), dtype=np.float64)
-        for i, ((X, y, _), n, start) in enumerate(zip(rows.parts, counts, starts, strict=True))
+        make(once, i, X, y, start)
+        for i, ((X, y, _), start) in enumerate(zip(rows.parts, starts, strict=True))
     ]
-    return da.concatenate(pieces)
+    return join_lazy_blocks(pieces, rows, np.empty(0))
 
 
 def _align_labelled_rows(X: Any, labels: Any, metric: Any, sample_size: Any) -> Collection:
@@ -340,16 +338,10 @@ def _draw_comparison_sample(
 
 def _find_block_starts(rows: Collection) -> NDArray[np.int64]:
     """Return the number of each block's first row among all rows, followed by their count."""
-    counts = rows.row_counts
-    counts = reduce_parts(rows, _count_block_rows, concatenate_lists) if counts is None else counts
-    starts = np.append(0, np.cumsum(counts)).astype(np.int64)
+    starts = np.append(0, np.cumsum(count_rows(rows)))
     if not starts[-1]:
         raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
     return starts
-
-
-def _count_block_rows(index: int, X: Any, y: Any, weight: Any) -> list[int]:
-    return [X.shape[0]]
 
 
 def _take_drawn_rows(

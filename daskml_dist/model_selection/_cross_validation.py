@@ -22,6 +22,7 @@ from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
+from daskml_dist.data.collection import count_rows_of_block, join_lazy_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -35,11 +36,7 @@ from daskml_dist.model_selection._batched_fits import (
     fit_batched_or_pipelines,
     name_scores,
 )
-from daskml_dist.model_selection._fold_rows import (
-    RowsOfSplits,
-    count_rows_of_block,
-    join_lazy_blocks,
-)
+from daskml_dist.model_selection._fold_rows import RowsOfSplits
 from daskml_dist.model_selection._out_of_fold import OutOfFoldPredictor
 from daskml_dist.model_selection._validation import (
     SplitFit,

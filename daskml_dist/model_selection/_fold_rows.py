@@ -16,7 +16,6 @@ label first, so that the rows of a label have consecutive places and dealing the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -32,10 +31,21 @@ from scipy import sparse
 
 from daskml_dist.data.block_errors import make_unread_error
 from daskml_dist.data.blocks import check_length
-from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.collection import (
+    Collection,
+    as_collection,
+    count_rows_of_block,
+    join_lazy_blocks,
+)
 from daskml_dist.data.conversion import take_rows
 from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.reduce import PassGenerator, ReductionPass, concatenate_lists, reduce_parts
+from daskml_dist.data.reduce import (
+    PassGenerator,
+    ReductionPass,
+    concatenate_lists,
+    count_rows,
+    reduce_parts,
+)
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 
@@ -520,11 +530,6 @@ def _join_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
     return joined
 
 
-def count_rows_of_block(part: Any) -> int:
-    """Return the number of rows of a block."""
-    return int(part.shape[0]) if hasattr(part, "shape") else len(part)
-
-
 def _make_codes(codes: FoldCodes, index: int, X: Any, column: Any) -> Ints:
     """Return the codes of a block's rows, after a check that it has as many labels or groups."""
     if column is not None:
@@ -578,27 +583,6 @@ def join_blocks(pieces: list[Any]) -> Any:
     if sparse.issparse(pieces[0]):
         return sparse.vstack(pieces, format="csr")
     return np.concatenate(pieces)
-
-
-def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
-    """Join lazy results for the blocks of a collection; `sample` holds some rows of the result."""
-    counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
-    meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
-    array: da.Array = da.concatenate(
-        [
-            da.from_delayed(piece, (n, *meta.shape[1:]), dtype=meta.dtype, meta=meta)
-            for piece, n in zip(pieces, counts, strict=True)
-        ]
-    )
-    return array
-
-
-def count_rows(columns: Collection) -> Ints:
-    """Return the number of rows of each block, in one pass where Dask does not know."""
-    if columns.row_counts is not None:
-        return np.array(columns.row_counts, np.int64)
-    found: list[int] = reduce_parts(columns, _count_block_rows, concatenate_lists)
-    return np.array(found, np.int64)
 
 
 def count_labels(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
@@ -669,10 +653,6 @@ def _add_counts_by_label(
         for label, n_rows in counts.items():
             total[label] = total.get(label, 0) + n_rows
     return total
-
-
-def _count_block_rows(index: int, X: Any, column: Any, weight: Any) -> list[int]:
-    return [count_rows_of_block(X)]
 
 
 def _count_block_labels(index: int, X: Any, column: Any, weight: Any) -> list[dict[Any, int]]:

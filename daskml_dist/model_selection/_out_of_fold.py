@@ -17,10 +17,11 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
+from daskml_dist.data.collection import count_rows_of_block
 from daskml_dist.data.conversion import take_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.block_mapping import share_in_graph
-from daskml_dist.model_selection._fold_rows import Ints, RowsOfSplits, count_rows_of_block
+from daskml_dist.model_selection._fold_rows import Ints, RowsOfSplits
 from daskml_dist.models.batched import TEST, FoldAssignment
 
 

@@ -24,6 +24,7 @@ from sklearn.utils import check_random_state
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.reduce import count_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_errors, translate_sklearn_errors
@@ -40,7 +41,6 @@ from daskml_dist.model_selection._fold_rows import (
     SpreadSplits,
     TableRoles,
     count_labels,
-    count_rows,
 )
 from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 

@@ -37,11 +37,16 @@ from sklearn.utils import get_tags, resample
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 
 from daskml_dist.dask_internals.cluster import is_dask_error, list_workers
-from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.collection import (
+    Collection,
+    as_collection,
+    count_rows_of_block,
+    take_named_columns,
+)
 from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import PassGenerator, concatenate_lists, reduce_parts
+from daskml_dist.data.reduce import PassGenerator, concatenate_lists, count_rows, reduce_parts
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import (
     DaskMLDistError,
@@ -60,8 +65,6 @@ from daskml_dist.model_selection._fold_rows import (
     TableRoles,
     TrainedRows,
     count_labels,
-    count_rows,
-    count_rows_of_block,
     count_training_rows,
     thin_rows,
 )

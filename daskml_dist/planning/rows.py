@@ -17,7 +17,7 @@ from dask.base import compute, is_dask_collection
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import copy_to_host
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import count_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Labels that are sampled to count the classes: 16,384 for a plan, 512 for the decision of
@@ -111,7 +111,7 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
     # elsewhere a count would compute the graph.
     persisted, n_rows = _is_persisted(X) and _is_persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
-        n_rows = reduce_parts(collection, _count_rows, _sum_counts)
+        n_rows = int(count_rows(collection).sum())
     if n_rows is None or collection.n_features is None:
         raise InvalidDataError(
             "A plan needs the number of rows, which Dask does not know here. Persist what X and y "
@@ -148,16 +148,6 @@ def _make_dense_error(what: str) -> InvalidParameterError:
         "SGD, LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits "
         "of a part of the rows instead."
     )
-
-
-def _count_rows(index: int, X: Any, y: Any, weight: Any) -> int:
-    """Return the rows of a part, as a summary of it."""
-    return int(X.shape[0])
-
-
-def _sum_counts(counts: list[int]) -> int:
-    """Return the rows of all parts."""
-    return sum(counts)
 
 
 def _count_labels(

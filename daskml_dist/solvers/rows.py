@@ -23,11 +23,16 @@ def request_finite_sum(sums: Sums, statistic: Statistic) -> Array:
     Trainers have refused NaN and infinity in X by then, so it can only be an overflow.
     """
     found = sums(statistic)
-    if not np.isfinite(found).all():
+    check_squares_finite(found)
+    return found
+
+
+def check_squares_finite(sums: Any) -> None:
+    """Raise `DivergedError` where sums of squares of the rows are NaN or infinite."""
+    if not np.isfinite(sums).all():
         raise DivergedError(
             "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
         )
-    return found
 
 
 def row_tiles(
