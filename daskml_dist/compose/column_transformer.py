@@ -33,6 +33,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
+from daskml_dist.data.row_checks import make_no_rows_error
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -358,10 +359,7 @@ def _read_first_rows(X: Any) -> PassGenerator[Any]:
         ]
         if rows.shape[0]:
             return rows
-    raise InvalidDataError(
-        "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check the "
-        "filter or the path that made the collection."
-    )
+    raise make_no_rows_error()
 
 
 def _take_first_rows(index: int, X: Any, y: Any, sample_weight: Any) -> Any:

@@ -61,7 +61,10 @@ def reduce_parts(
     merge: Callable[[list[S]], S],
     *shared: Any,
 ) -> S:
-    """Summarise every part of a collection and merge the summaries; one pass, nothing gathered."""
+    """Summarise every part of a collection and merge the summaries; one pass, nothing gathered.
+
+    `merge` gets no summary that is None, which may stand for a part without rows.
+    """
     result: S = compute_passes([ReductionPass(collection, summarise, merge, shared)])[0]
     return result
 
@@ -107,8 +110,9 @@ def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
     return [
         next(found)
         if one.collection.kind != "memory"
-        else one.merge(
-            [one.summarise(i, *part, *one.shared) for i, part in enumerate(one.collection.parts)]
+        else merge_filled(
+            one.merge,
+            [one.summarise(i, *part, *one.shared) for i, part in enumerate(one.collection.parts)],
         )
         for one in passes
     ]
@@ -258,7 +262,13 @@ def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -
         items = part.items() if isinstance(part, dict) else zip(*part, strict=True)
         for number, summary in items:
             by_pass.setdefault(number, []).append(summary)
-    return {number: merges[number](summaries) for number, summaries in by_pass.items()}
+    return {number: merge_filled(merges[number], found) for number, found in by_pass.items()}
+
+
+def merge_filled(merge: Callable[[list[S]], S], summaries: Sequence[S | None]) -> S | None:
+    """Merge the summaries of blocks that have rows: others may be None. None where all are."""
+    found = [summary for summary in summaries if summary is not None]
+    return merge(found) if found else None
 
 
 def _are_arrays(collection: Collection) -> tuple[bool, ...]:

@@ -107,6 +107,14 @@ def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | No
         )
 
 
+def make_no_rows_error(because: str = ", while a minimum of 1 is required") -> InvalidDataError:
+    """Return the error of a collection whose blocks have no rows."""
+    return InvalidDataError(
+        f"X holds 0 sample(s) in all its blocks{because}. Check the filter or the path that made "
+        "the collection."
+    )
+
+
 def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
     """Return the error of an input whose rows Dask does not know."""
     return InvalidDataError(

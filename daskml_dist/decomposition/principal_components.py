@@ -25,6 +25,7 @@ from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
+from daskml_dist.data.row_checks import make_no_rows_error
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.estimators.transformer import BlockTransformer
@@ -369,10 +370,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
                 collection, _fit_block, _PartialComponents(begun)
             ).fit_last_batches()
         if not progress.n_rows:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
-                "the filter or the path that made the collection."
-            )
+            raise make_no_rows_error()
         fitted = vars(progress.model)
         self.__dict__.update({n: v for n, v in fitted.items() if n.endswith("_")})
         # Batches were arrays, so that the model knows no names: they are the collection's.

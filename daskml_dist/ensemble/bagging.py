@@ -13,9 +13,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from numbers import Integral
-from operator import methodcaller
+from operator import add, methodcaller
 from typing import Any, ClassVar, Self
 
 import dask.array as da
@@ -416,15 +416,10 @@ def _sum_block_scores(
 
 
 def _add_block_scores(parts: list[Any]) -> Any:
-    filled = [part for part in parts if part is not None]
-    if not filled:
-        return None
-    if not isinstance(filled[0], tuple):
-        return np.sum(filled, axis=0)
-    moments, sums = filled[0]
-    for other_moments, other_sums in filled[1:]:
-        moments, sums = moments + other_moments, sums + other_sums
-    return moments, sums
+    if not isinstance(parts[0], tuple):
+        return np.sum(parts, axis=0)
+    spreads, sums = zip(*parts, strict=True)
+    return reduce(add, spreads), reduce(add, sums)
 
 
 def _average_oob_predictions(predictions: tuple[Any, Any]) -> NDArray[np.float64]:

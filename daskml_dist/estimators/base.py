@@ -27,7 +27,7 @@ from daskml_dist.data.conversion import copy_to_host, warn_of_target_column
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.row_checks import check_row_shape
+from daskml_dist.data.row_checks import check_row_shape, make_no_rows_error
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import ConstructorSignature, check_n_positional
 from daskml_dist.errors.sklearn_errors import make_not_fitted_error, translate_sklearn_errors
@@ -377,12 +377,9 @@ class BaseOnRows(BaseEstimator):
         self._check_width(collection)
         make, shape = collection.block_maker, self._row_shape
         of_block = partial(_sum_block, statistic, self._raw_prediction(), make, shape)
-        total = reduce_parts(collection, of_block, _add_parts)
+        total = reduce_parts(collection, of_block, partial(reduce, add))
         if total is None:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the "
-                "filter or the path that made the collection."
-            )
+            raise make_no_rows_error(": there is nothing to score")
         return total
 
 
@@ -409,12 +406,6 @@ class Supervised(BaseOnRows):
     _needs_target = True
 
 
-def _add_parts(parts: Sequence[Any]) -> Any:
-    """Return the sum of the parts that are not None; None if all are."""
-    filled = [part for part in parts if part is not None]
-    return reduce(add, filled) if filled else None
-
-
 def _sum_block(
     statistic: Callable[..., Any],
     raw: Callable[[Any], NDArray[Any]],
@@ -437,7 +428,7 @@ def _sum_block(
             ones = np.ones(n_rows)
         weight = ones[:n_rows] if given is None else given[at].astype(np.float64)
         pieces.append(statistic(None if block.y is None else block.y[at], predictions, weight))
-    return _add_parts(pieces)
+    return reduce(add, pieces)
 
 
 def as_columns(y: Any) -> Any:

@@ -44,6 +44,7 @@ from daskml_dist.data.row_checks import (
     check_declared_shape,
     check_no_times,
     explain_row_errors,
+    make_no_rows_error,
     raise_row_error,
 )
 from daskml_dist.diagnostics.works import reading
@@ -185,10 +186,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             )
         ]
         if summary is None:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
-                "the filter or the path that made the collection."
-            )
+            raise make_no_rows_error()
         return summary
 
     def _set_features(self, merged: tuple[int, Any], collection: Collection) -> None:
@@ -217,9 +215,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         last = self.n_features_in_, self._summary()
         with reading(type(self).__name__):
             new = run_computation(self._summarise_all(collection))
-        merged = _merge_summaries(clone(self), [last, new])
-        assert merged is not None
-        self._set_features(merged, collection)
+        self._set_features(_merge_summaries(clone(self), [last, new]), collection)
         return self
 
     def _summary(self) -> Any:
@@ -523,17 +519,14 @@ def _summarise_block(
         raise as_ours(error, f"Block {index} of X: ") from error
 
 
-def _merge_summaries(
-    unfitted: BlockTransformer, parts: list[tuple[int, Any] | None]
-) -> tuple[int, Any] | None:
-    """Return the merged results of :func:`_summarise_block`; None if all blocks are empty."""
-    filled = [part for part in parts if part is not None]
-    if len(filled) < 2:
-        return filled[0] if filled else None
-    widths = {n_features for n_features, _ in filled}
+def _merge_summaries(unfitted: BlockTransformer, parts: list[tuple[int, Any]]) -> tuple[int, Any]:
+    """Return the merged results of :func:`_summarise_block` of blocks that have rows."""
+    if len(parts) == 1:
+        return parts[0]
+    widths = {n_features for n_features, _ in parts}
     if len(widths) > 1:
         raise InvalidDataError(
             f"Blocks have different numbers of columns: {sorted(widths)}. Give every partition "
             "the same columns."
         )
-    return widths.pop(), unfitted._merge([summary for _, summary in filled])
+    return widths.pop(), unfitted._merge([summary for _, summary in parts])

@@ -27,6 +27,7 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.column_statistics import ColumnSketch, merge_sketches, sketch_column
 from daskml_dist.data.conversion import convert_foreign, convert_named_columns, describe_block
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import make_no_rows_error
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.remedies import add_remedy
@@ -372,14 +373,12 @@ def _make_grid(
         for j, feature in zip(columns, features, strict=True)
         if feature not in custom
     }
-    first_row, summaries = reduce_parts(
+    found = reduce_parts(
         collection, partial(_summarize_block, max_values), partial(_merge_summaries, max_values)
     )
-    if first_row is None:
-        raise InvalidDataError(
-            "X holds 0 sample(s) in all its blocks: there is nothing to average. Check the filter "
-            "or the path that made the collection."
-        )
+    if found is None:
+        raise make_no_rows_error(": there is nothing to average")
+    first_row, summaries = found
     # Columns of many values: points between two percentiles. Others: their distinct values.
     sketches = {j: column.sketch for j, column in summaries.items() if column.values is None}
     ends = _find_percentiles(collection, sketches, np.asarray(percentiles, np.float64))
@@ -448,7 +447,7 @@ def _summarize_block(max_values: dict[int, float], index: int, X: Any, y: Any, w
     """Return a row of a block, None if it has none, and the summaries of the grid's columns."""
     rows = read_rows(X, index)
     if not len(rows):
-        return None, {}
+        return None
     summaries = {}
     for j, limit in max_values.items():
         values = _get_column_values(rows, j)
@@ -484,12 +483,9 @@ def _drop_many_values(summary: _ColumnSummary, j: int, limit: float) -> _ColumnS
 
 def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
     """Merge the summaries of blocks, and drop values that are too many together."""
-    filled = [part for part in parts if part[0] is not None]
-    if not filled:
-        return None, {}
     merged = {}
     for j, limit in max_values.items():
-        blocks = [summaries[j] for _, summaries in filled]
+        blocks = [summaries[j] for _, summaries in parts]
         # Distinct values of the column, unless some block alone has too many.
         values: Any = None
         if all(block.values is not None for block in blocks):
@@ -498,7 +494,7 @@ def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
         merged[j] = _drop_many_values(
             _ColumnSummary(values, merge_sketches(sketches) if sketches else None), j, limit
         )
-    return filled[0][0], merged
+    return parts[0][0], merged
 
 
 # --- percentiles -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from daskml_dist.data.collection import Collection, as_collection, take_named_co
 from daskml_dist.data.conversion import convert_named_columns
 from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import concatenate_lists, reduce_parts
+from daskml_dist.data.row_checks import make_no_rows_error
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -412,10 +413,7 @@ def _summarize_data(collection: Collection, budget: int) -> _DataSummary:
     blocks.sort(key=lambda block: block[0])  # reduced in any order
     filled = [block for block in blocks if block[1]]
     if not filled:
-        raise InvalidDataError(
-            "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the filter or "
-            "the path that made the collection."
-        )
+        raise make_no_rows_error(": there is nothing to score")
     counts = np.array([block[1] for block in blocks], np.int64)
     sizes = np.sum([block[2] for block in filled], axis=0)
     weight, total = np.sum([block[3] for block in filled], axis=0)
@@ -575,9 +573,6 @@ def _restore_column(rows: Any, j: int, column: Any) -> None:
 
 
 def _add_block_sums(parts: list[Any]) -> Any:
-    """Add the sums of blocks; None stands for a block without rows."""
-    filled = [part for part in parts if part is not None]
-    if not filled:
-        return None
-    baselines, sums = zip(*filled, strict=True)
+    """Add the sums of blocks."""
+    baselines, sums = zip(*parts, strict=True)
     return None if baselines[0] is None else np.sum(baselines, axis=0), sum(sums)

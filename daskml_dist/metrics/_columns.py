@@ -348,12 +348,11 @@ class ScoredColumns:
         if in_pieces:
             summarise = partial(_summarise_in_pieces, summarise, merge)
         of_block = partial(_summarise_block, self, summarise)
-        merged = partial(_merge_summaries, merge)
         end = partial(_finish_summary, finish, self.pred_name)
         if not compute:
-            return reduce_lazily(collection, of_block, merged, end)
+            return reduce_lazily(collection, of_block, merge, end)
         with reading("scoring"):
-            summary: S | None = reduce_parts(collection, of_block, merged)
+            summary: S | None = reduce_parts(collection, of_block, merge)
         return end(summary)
 
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
@@ -427,11 +426,6 @@ def _summarise_in_pieces(
     if len(starts) == 1:
         return summarise(rows)
     return merge([summarise(rows.select(slice(a, a + _PIECE_ROWS))) for a in starts])
-
-
-def _merge_summaries(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:
-    found = [summary for summary in summaries if summary is not None]
-    return merge(found) if found else None
 
 
 def _as_table_of_columns(values: Any, name: str) -> Any:

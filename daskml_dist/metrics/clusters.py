@@ -404,7 +404,7 @@ class _ClusterSums:
 def _reduce_cluster_sums(rows: Collection, metric: str) -> _ClusterSums:
     cosine = metric == "cosine"
     sums: _ClusterSums | None = reduce_parts(
-        rows, partial(_sum_block_clusters, cosine=cosine), _merge_cluster_sums
+        rows, partial(_sum_block_clusters, cosine=cosine), partial(reduce, _merge_two_sums)
     )
     if sums is None:
         raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
@@ -433,11 +433,6 @@ def _sum_block_clusters(
     else:
         squares = member @ _sum_squares_of_rows(rows - means[at])
     return _ClusterSums(labels, counts, means, squares, cosine)
-
-
-def _merge_cluster_sums(parts: list[_ClusterSums | None]) -> _ClusterSums | None:
-    filled = [part for part in parts if part is not None]
-    return reduce(_merge_two_sums, filled) if filled else None
 
 
 def _merge_two_sums(one: _ClusterSums, other: _ClusterSums) -> _ClusterSums:

@@ -397,14 +397,13 @@ def _find_block_labels(index: int, X: Any, y: Any, sample_weight: Any) -> NDArra
         raise as_ours(error, f"Block {index} of y: ") from error
 
 
-def _merge_labels(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
-    """Return the sorted labels of all blocks; None if all are empty."""
-    filled = [part for part in parts if part is not None]
-    kinds = {part.dtype.kind for part in filled}
+def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the sorted labels of all blocks that have rows."""
+    kinds = {part.dtype.kind for part in parts}
     if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would make strings of numbers
-        filled = [part.astype(object) for part in filled]
+        parts = [part.astype(object) for part in parts]
     try:
-        return _sort_labels(np.concatenate(filled)) if filled else None
+        return _sort_labels(np.concatenate(parts))
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
 

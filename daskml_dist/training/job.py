@@ -31,7 +31,8 @@ from daskml_dist.data.computing import check_client, check_synchronous
 from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.keyed.ids import find_positions
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.data.row_checks import make_no_rows_error
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Model, StepModel
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.ps.ledger import PassStoppingRule
@@ -132,10 +133,7 @@ class FitJob:
         survey = DataSummary(self.engine.inspect_blocks(self.run.n_lanes))
         survey.check_devices()
         if survey.n_rows == 0:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
-                "Check the filter or the path that made the collection."
-            )
+            raise make_no_rows_error()
         return survey
 
     def lay_out_lanes(

@@ -19,6 +19,7 @@ from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import concatenate_lists, reduce_parts
+from daskml_dist.data.row_checks import make_no_rows_error
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
@@ -73,10 +74,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
                 rows, partial(_fit_block, clone(self.estimator)), concatenate_lists
             )
         if not members:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
-                "the filter or the path that made the collection."
-            )
+            raise make_no_rows_error()
         self._check_members(members)
         self.estimators_ = members
         copy_feature_attributes(self, members[0])
