@@ -38,7 +38,7 @@ from daskml_dist.solvers.batched_gradients import (
 )
 from daskml_dist.solvers.batched_scores import BatchedScores
 from daskml_dist.solvers.lbfgs import LBFGS
-from daskml_dist.solvers.lock_step import iterate_requests, run_solvers_in_lock_step
+from daskml_dist.solvers.lock_step import iterate_requests, run_in_lock_step
 from daskml_dist.solvers.newton import LossHessian, NewtonCholesky
 from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
@@ -130,7 +130,7 @@ class BatchedSolver(Solver):
                 )
                 for i, start, solver in zip(at, starts, solvers, strict=True)
             ]
-            return run_solvers_in_lock_step(
+            return run_in_lock_step(
                 solver_runs,
                 lambda asking, asked: self._answer_requests(
                     sums, gradients, [at[k] for k in asking], asked, share

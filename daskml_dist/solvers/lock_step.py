@@ -1,7 +1,7 @@
 """Solvers that run side by side, each as if alone, and whose requests are answered together.
 
 Each solver is a generator of the statistics that it requests (:func:`iterate_requests`), and one
-loop answers all of them (:func:`run_solvers_in_lock_step`). :class:`PerTargetSolver` solves for
+loop answers all of them (:func:`run_in_lock_step`). :class:`PerTargetSolver` solves for
 several targets in this way.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
 
+Q, A, R = TypeVar("Q"), TypeVar("A"), TypeVar("R")
 #: A solver under way: it yields the statistics that it requests, is sent their sums, and returns
 #: its solution.
 SolverRun = Generator[Statistic, Array, Solution]
@@ -95,29 +96,29 @@ def iterate_requests(
     return message
 
 
-def run_solvers_in_lock_step(
-    solver_runs: Sequence[SolverRun],
-    answer_together: Callable[[list[int], list[Statistic]], Sequence[Array]],
-) -> list[Solution]:
-    """Run solvers to their ends; in each round the requests of all are answered at once."""
-    solutions: dict[int, Solution] = {}
-    # The answer to each solver that still runs; None starts it.
-    answers: dict[int, Any] = dict.fromkeys(range(len(solver_runs)))
+def run_in_lock_step(
+    runs: Sequence[Generator[Q, A, R]],
+    answer_together: Callable[[list[int], list[Q]], Sequence[A]],
+) -> list[R]:
+    """Run generators to their ends; in each round the requests of all are answered at once."""
+    results: dict[int, R] = {}
+    # The answer to each run that is still under way; None starts it.
+    answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
     try:
         while answers:
-            requests: dict[int, Statistic] = {}
+            requests: dict[int, Q] = {}
             for i, answer in answers.items():
                 try:
-                    requests[i] = solver_runs[i].send(answer)
+                    requests[i] = runs[i].send(answer)
                 except StopIteration as end:
-                    solutions[i] = end.value
+                    results[i] = end.value
             found = answer_together(list(requests), list(requests.values())) if requests else []
             answers = dict(zip(requests, found, strict=True))
     finally:
         # After an error in one of them, the threads of the others must not stay.
-        for run in solver_runs:
+        for run in runs:
             run.close()
-    return [solutions[i] for i in range(len(solver_runs))]
+    return [results[i] for i in range(len(runs))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +215,7 @@ class PerTargetSolver(Solver):
             together = PerTargetStatistic(tuple(requests), tuple(at))
             return together.parts(model, sums(together))
 
-        found = run_solvers_in_lock_step(solver_runs, answer_together)
+        found = run_in_lock_step(solver_runs, answer_together)
         failed = [one for one in found if not one.converged]
         return Solution(
             np.concatenate([one.w for one in found], axis=1),

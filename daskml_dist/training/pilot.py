@@ -31,6 +31,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side
+from daskml_dist.solvers.lock_step import run_in_lock_step
 
 Array = NDArray[Any]
 #: Most columns (or rows, where rows are fewer) whose correlations are removed: the
@@ -660,17 +661,7 @@ def run_rate_searches(
     losses after steps at these rates.
     """
     # All searches ask at once, so that one reading of the sample serves them.
-    asked = {i: next(search) for i, search in enumerate(searches)}
-    ended: dict[int, float] = {}
-    while asked:
-        at = list(asked)
-        for i, loss in zip(at, losses(at, [asked[i] for i in at]), strict=True):
-            try:
-                asked[i] = searches[i].send(loss)
-            except StopIteration as end:
-                ended[i] = rate_factor(end.value)
-                del asked[i]
-    return [ended[i] for i in range(len(searches))]
+    return [rate_factor(k) for k in run_in_lock_step(searches, losses)]
 
 
 class StackedPilot:

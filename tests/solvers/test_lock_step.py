@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.solvers.base import Solution, Solver, Statistic
-from daskml_dist.solvers.lock_step import SolverRun, iterate_requests, run_solvers_in_lock_step
+from daskml_dist.solvers.lock_step import SolverRun, iterate_requests, run_in_lock_step
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def test_each_gets_its_own_answers_and_may_end_early() -> None:
         log.append((at, [question.value for question in questions]))
         return [np.array([10.0 * i + q.value]) for i, q in zip(at, questions, strict=True)]
 
-    found = run_solvers_in_lock_step(_solver_runs(Counts(2), Counts(0), Counts(3)), answers)
+    found = run_in_lock_step(_solver_runs(Counts(2), Counts(0), Counts(3)), answers)
     assert [solution.w.tolist() for solution in found] == [[0, 1], [], [20, 21, 22]]
     assert log == [([0, 2], [0, 0]), ([0, 2], [1, 1]), ([2], [2])]
     assert _threads() == 0
@@ -66,7 +66,7 @@ def test_each_gets_its_own_answers_and_may_end_early() -> None:
 @pytest.mark.parametrize("fails_at", [0, 1])
 def test_an_error_of_one_ends_all(fails_at: int) -> None:
     with pytest.raises(ValueError, match="no digits"):
-        run_solvers_in_lock_step(
+        run_in_lock_step(
             _solver_runs(Counts(3), Counts(3, fails_at)), lambda at, q: [np.zeros(1) for _ in at]
         )
     assert _threads() == 0
@@ -77,5 +77,5 @@ def test_an_error_of_the_answers_ends_all() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_solvers_in_lock_step(_solver_runs(Counts(3), Counts(3)), answers)
+        run_in_lock_step(_solver_runs(Counts(3), Counts(3)), answers)
     assert _threads() == 0
