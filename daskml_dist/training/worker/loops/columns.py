@@ -23,7 +23,7 @@ from daskml_dist.ps.shard_state import StateParts
 from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
-from daskml_dist.training.worker.loops.context import Context, DevicePlacement
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement, gather_lane_parts
 from daskml_dist.training.worker.reader import join_batch_targets
 
 
@@ -125,23 +125,19 @@ class ColumnSteps:
             return None
         # Same bits for any number of workers: sum in lane order instead of by all-reduce.
         if self._context.fit.run.deterministic:
-            own = [np.array([each.lane.number for each in self._ranges])]
-            own += [self._home.to_host(part) for part in parts]
-            return self._to_compute_device(self._gather_in_lane_order(own))
+            return self._to_compute_device(
+                self._sum_in_lane_order([self._home.to_host(part) for part in parts])
+            )
         # Own lanes first, then one all-reduce over the trainers.
         total = parts[0]
         for part in parts[1:]:
             total += part
         return self._context.communicator.allreduce(total)
 
-    def _gather_in_lane_order(self, own: list[Any]) -> Any:
+    def _sum_in_lane_order(self, arrays: list[NDArray[Any]]) -> Any:
         """Sum the arrays of all lanes of all trainers in lane order."""
-        everyone: list[tuple[int, NDArray[np.int64] | None, NDArray[Any]]] = [
-            (lane, None, part)
-            for lanes, *theirs in self._context.communicator.allgather(own)
-            for lane, part in zip(lanes.tolist(), theirs, strict=True)
-        ]
-        return sum_in_lane_order(everyone)[1]
+        own = [(each.lane.number, array) for each, array in zip(self._ranges, arrays, strict=True)]
+        return sum_in_lane_order(gather_lane_parts(self._context.communicator, own))[1]
 
     def _loss_and_slope(self, total: Any, rows: BatchRows) -> tuple[float, Any]:
         """Return the loss of the batch, and its gradient by the products."""
@@ -184,11 +180,10 @@ class ColumnSteps:
         """Scale the mean gradient of all lanes down to the largest norm."""
         if self._clip is None:
             return
-        own = [np.array([each.lane.number for each in self._ranges])]
-        own += [np.array([_squared_mean_norm(each.out, n_rows)]) for each in self._ranges]
+        own = [np.array([_squared_mean_norm(each.out, n_rows)]) for each in self._ranges]
         # The norm of the whole gradient is the root of the sum of all lanes' squares, in lane order
         # on every rank.
-        norm = float(self._gather_in_lane_order(own)[0]) ** 0.5
+        norm = float(self._sum_in_lane_order(own)[0]) ** 0.5
         if norm > self._clip:
             for each in self._ranges:
                 each.out *= self._clip / norm

@@ -15,12 +15,14 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
+from daskml_dist.ps.messages import LaneGradient
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -30,6 +32,18 @@ from daskml_dist.training.worker.reader import get_fit_backend
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def gather_lane_parts(
+    communicator: Communicator | None, parts: list[tuple[int, NDArray[Any]]]
+) -> list[LaneGradient]:
+    """Return the arrays of the lanes of all trainers, as `sum_in_lane_order` takes them."""
+    own = [np.array([lane for lane, _ in parts]), *(part for _, part in parts)]
+    return [
+        (lane, None, part)
+        for lanes, *theirs in ([own] if communicator is None else communicator.allgather(own))
+        for lane, part in zip(lanes.tolist(), theirs, strict=True)
+    ]
 
 
 class DevicePlacement:

@@ -29,7 +29,7 @@ from daskml_dist.ps.shard_state import ShardState, copy_array
 from daskml_dist.ps.snapshots import LaneSnapshot, join_lane_snapshots
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
-from daskml_dist.training.worker.loops.context import Context, DevicePlacement
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement, gather_lane_parts
 from daskml_dist.training.worker.reader import join_batch_pieces
 
 #: Steps between two copies of parameters with a finite loss, which a fit that diverges returns: a
@@ -166,7 +166,7 @@ class PipelineSteps:
             self._send_to_stage(last, _TARGETS, job.number, [has, *given])
         return batch.n_rows
 
-    def _compute_gradients(self, clock: int) -> list[tuple[int, None, Any]]:
+    def _compute_gradients(self, clock: int) -> list[tuple[int, Any]]:
         """Return the gradients of the own layers by lane.
 
         Parameters with a finite loss are copied now and then, for an error of divergence; where
@@ -181,7 +181,7 @@ class PipelineSteps:
             self._good = self._home.to_host(copy_array(self._shard.w))
         return parts
 
-    def _run_stage(self) -> list[tuple[int, None, Any]]:
+    def _run_stage(self) -> list[tuple[int, Any]]:
         """Run the own layers on all micro-batches; return gradients by lane."""
         stage, jobs = self._stages.stage, self._jobs
         if stage is None:
@@ -203,7 +203,7 @@ class PipelineSteps:
             owners = {job.lane: job.owner for job in jobs}
             for lane, loss in self._losses.items():
                 self._send_to_stage(owners[lane], _LOSS, lane, [np.array(loss)])
-        return [(lane, None, part) for lane, part in parts.items()]
+        return list(parts.items())
 
     def _get_gradient_sum(self, parts: dict[int, Any], lane: int) -> Any:
         """Return the array of a lane's gradient: one for all lanes unless deterministic."""
@@ -259,21 +259,14 @@ class PipelineSteps:
             # Copied: the next backward pass may overwrite the memory before it is sent.
             self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copy_array(before)])
 
-    def _sum_pipelines(self, parts: list[tuple[int, None, Any]]) -> Any:
+    def _sum_pipelines(self, parts: list[tuple[int, Any]]) -> Any:
         """Return the sum of the gradients of all lanes, of all pipelines."""
         alike = self._alike
         if not self._context.fit.run.deterministic:
-            total = parts[0][2]
+            total = parts[0][1]
             return total if alike is None or alike.size == 1 else alike.allreduce(total)
-        numbers = np.array([lane for lane, _, _ in parts])
-        own = [numbers, *(self._home.to_host(part) for _, _, part in parts)]
-        gathered = [own] if alike is None else alike.allgather(own)
-        everyone: list[tuple[int, NDArray[np.int64] | None, NDArray[Any]]] = [
-            (lane, None, part)
-            for lanes, *theirs in gathered
-            for lane, part in zip(lanes.tolist(), theirs, strict=True)
-        ]
-        return self._home.to_device(sum_in_lane_order(everyone)[1])
+        own = [(lane, self._home.to_host(part)) for lane, part in parts]
+        return self._home.to_device(sum_in_lane_order(gather_lane_parts(alike, own))[1])
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""

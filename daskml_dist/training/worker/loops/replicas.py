@@ -27,7 +27,7 @@ from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.columns import ColumnSteps
-from daskml_dist.training.worker.loops.context import Context, DevicePlacement
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement, gather_lane_parts
 from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors, get_fit_backend
@@ -284,16 +284,8 @@ class AveragedSteps:
         """Return the mean over all lanes, weighted by rows; on the host if it is deterministic."""
         if not self._fit.run.deterministic:
             return self._context.communicator.allreduce(self._sum_weighted(values, out))
-        numbers = sorted(values)
-        parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
-        own = [np.array(numbers), *parts]
-        return sum_in_lane_order(
-            [
-                (number, None, part)
-                for theirs, *rest in self._context.communicator.allgather(own)
-                for number, part in zip(theirs.tolist(), rest, strict=True)
-            ]
-        )[1]
+        parts = [(n, self._home.to_host(values[n] * self._shares[n])) for n in sorted(values)]
+        return sum_in_lane_order(gather_lane_parts(self._context.communicator, parts))[1]
 
     def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
         """Return the own lanes' part of the mean, in `out` where given."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, reduce
+from operator import itemgetter
 from typing import Any
 
 import cloudpickle
@@ -33,7 +34,7 @@ from daskml_dist.losses.base import Loss
 from daskml_dist.solvers.base import ReduceScatterStatistic, RowState, Solution, Statistic
 from daskml_dist.training.solver_logs import EXTRA, SumLog
 from daskml_dist.training.spec import InterruptedState
-from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.context import Context, gather_lane_parts
 from daskml_dist.training.worker.loops.rounds import (
     LaneSums,
     PausedError,
@@ -149,14 +150,8 @@ class _SumMaker:
         parts[0][1][2 - EXTRA :] = self._sums.bytes_moved()
         if not self._context.fit.run.deterministic:
             return self._merge_in_pairs([part for _, part in parts], statistic)
-        arrays: list[NDArray[Any]] = [np.array([number for number, _ in parts])]
-        gathered = self._context.communicator.allgather([*arrays, *(part for _, part in parts)])
-        of_lane = {
-            number: part
-            for numbers, *rest in gathered
-            for number, part in zip(numbers.tolist(), rest, strict=True)
-        }
-        return self._merge_parts([of_lane[number] for number in sorted(of_lane)], statistic)
+        gathered = sorted(gather_lane_parts(self._context.communicator, parts), key=itemgetter(0))
+        return self._merge_parts([part for *_, part in gathered], statistic)
 
     def _merge_in_pairs(
         self, parts: list[NDArray[np.float64]], statistic: Statistic
