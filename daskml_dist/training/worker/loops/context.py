@@ -161,6 +161,7 @@ class Context:
         self._idle = idle
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
+        self._moved = 0, 0
         self._failed = threading.Event()
         self.pool = None
         if self.n_threads > 1:
@@ -257,6 +258,15 @@ class Context:
         before = self._reported.get(id(connection), (0, 0))
         self._reported[id(connection)] = pushed, pulled
         return pushed - before[0], pulled - before[1]
+
+    def count_moved_bytes(self) -> tuple[int, int]:
+        """Return the bytes sent to, and received from, other trainers since the last call."""
+        # Counters grow for the whole generation; passes report differences.
+        before, self._moved = (
+            self._moved,
+            (self.communicator.bytes_sent, self.communicator.bytes_received),
+        )
+        return self._moved[0] - before[0], self._moved[1] - before[1]
 
     def run_in_threads(self, run: Callable[[list[Lane]], None]) -> None:
         """Run a function once a compute thread, each with its own lanes; raise the first error."""

@@ -33,7 +33,7 @@ from daskml_dist.training.worker.loops.halo import (
     arrange_touched_keys,
     plan_row_parts,
 )
-from daskml_dist.training.worker.loops.rounds import SolverView, connect_to_ledger
+from daskml_dist.training.worker.loops.rounds import SolverView, broadcast_from, connect_to_ledger
 
 Array = NDArray[Any]
 R = TypeVar("R")
@@ -87,8 +87,8 @@ class _KeyedTrainer(SolverView):
             context, {s: self._lane_slices(s) for s in self._own_ranges}
         )
         # After a loss, the values of the last iteration that is known of all lanes.
-        latest = self._checkpoints.agree_on_latest()
-        self.n_done, self.kept, self.small = latest.n_iter, latest.values, latest.small
+        latest, self.kept = self._checkpoints.agree_on_latest()
+        self.n_done, self.small = latest.n_iter, latest.small
         self._repeat_reports(latest.reports)
 
     def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
@@ -220,7 +220,7 @@ class _KeyedTrainer(SolverView):
 
     def _extra_numbers(self) -> tuple[float, float, float, float]:
         """Return whether to stop and to copy (0 but in the first trainer), and the bytes moved."""
-        moved = self._bytes_moved()
+        moved = self._context.count_moved_bytes()
         if self._to_ledger is None:
             return 0.0, 0.0, *moved
         since = time.perf_counter() - self._copied_at
@@ -258,35 +258,25 @@ def _make_ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
     return ranges
 
 
-@dataclass(frozen=True)
+@dataclass
 class BuddyCheckpoint:
-    """Values of a trainer's own keys at the end of an iteration, from which the solver continues.
+    """End of an iteration in a trainer's memory, from which the solver continues.
 
     Parameters
     ----------
     n_iter : int
         0: the solver begins.
-    values : dict of str to ndarray, or None
-        By space, the values of the own lanes' keys, in lane order.
     small : ndarray of float64 or None
         State of the solver beside the keys' values, the same in all trainers.
     reports : sequence of ndarray
         Report of each iteration up to this one.
+    lanes : dict of int to dict of str to ndarray
+        Values of the keys of the trainer's lanes, and of others as their buddy, by space.
     """
 
     n_iter: int = 0
-    values: dict[str, Array] | None = None
     small: NDArray[np.float64] | None = None
     reports: Sequence[Array] = ()
-
-
-@dataclass
-class _KeptIteration:
-    """Checkpoint in a trainer's memory: values of its own lanes, and of others as their buddy."""
-
-    n_iter: int
-    small: NDArray[np.float64] | None
-    reports: list[Array]
     lanes: dict[int, dict[str, Array]] = field(default_factory=dict)
 
 
@@ -307,7 +297,7 @@ class BuddyCheckpoints:
         self._generation = context.generation
         self._n_lanes = len(context.lane_rows)
         self._own = own
-        self._kept: list[_KeptIteration] = context.memory.setdefault("images", [])
+        self._kept: list[BuddyCheckpoint] = context.memory.setdefault("images", [])
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
         #: Buddy of each rank, which keeps its copy; the rank itself where all are in one process.
@@ -318,7 +308,7 @@ class BuddyCheckpoints:
     ) -> None:
         """Copy the own values at the end of an iteration, and send the copy to the buddy."""
         few = None if small is None else np.array(small, np.float64)
-        kept = _KeptIteration(n_iter, few, list(reports))
+        kept = BuddyCheckpoint(n_iter, few, list(reports))
         for space, array in values.items():
             for lane, at in self._own[space].items():
                 kept.lanes.setdefault(lane, {})[space] = array[at].copy()
@@ -341,32 +331,29 @@ class BuddyCheckpoints:
                 found.update(_unpack_lanes(packed))
         return found
 
-    def agree_on_latest(self) -> BuddyCheckpoint:
-        """Return the last checkpoint that covers all lanes, with the values of the own ones."""
+    def agree_on_latest(self) -> tuple[BuddyCheckpoint, dict[str, Array] | None]:
+        """Return the last checkpoint that covers all lanes, and by space the values of own ones."""
         if not self._generation:
             self._kept.clear()
-            return BuddyCheckpoint()
+            return BuddyCheckpoint(), None
         n_iter, holders = self._find_latest_whole()
         self._kept[:] = [kept for kept in self._kept if kept.n_iter == n_iter]
         if not n_iter:
-            return BuddyCheckpoint()
+            return BuddyCheckpoint(), None
         kept = self._kept[0] if self._kept else None
         lanes = self._collect_own_lanes(kept, holders)
         few, reports = self._share_facts(kept, holders[min(holders)])
         # Another trainer may be lost before the next copy: exchange this one again, and keep all
         # known values until then.
         known = {} if kept is None else kept.lanes
-        self._kept[:] = [
-            _KeptIteration(
-                n_iter, few, reports, {**known, **lanes, **self._exchange_with_buddy(lanes)}
-            )
-        ]
+        every = {**known, **lanes, **self._exchange_with_buddy(lanes)}
+        self._kept[:] = [latest := BuddyCheckpoint(n_iter, few, reports, every)]
         values = {
             space: np.concatenate([lanes[lane][space] for lane in own])
             for space, own in self._own.items()
             if all(space in lanes[lane] for lane in own)
         }
-        return BuddyCheckpoint(n_iter, values, few, reports)
+        return latest, values
 
     def _find_latest_whole(self) -> tuple[int, dict[int, int]]:
         """Return the last iteration known of all lanes (0: none), and a rank that has each lane."""
@@ -382,7 +369,7 @@ class BuddyCheckpoints:
         return best, found.get(best, {})
 
     def _collect_own_lanes(
-        self, kept: _KeptIteration | None, holders: dict[int, int]
+        self, kept: BuddyCheckpoint | None, holders: dict[int, int]
     ) -> dict[int, dict[str, Array]]:
         """Return the values of the own lanes, sent by the ranks `holders`."""
         communicator = self._communicator
@@ -396,15 +383,15 @@ class BuddyCheckpoints:
             found.update(_unpack_lanes(packed))
         return found
 
-    def _share_facts(self, kept: _KeptIteration | None, holder: int) -> tuple[Any, list[Array]]:
+    def _share_facts(self, kept: BuddyCheckpoint | None, holder: int) -> tuple[Any, list[Array]]:
         """Return the solver's small state and the reports, sent by the rank `holder`."""
-        own: list[Array] = []
-        if self._communicator.rank == holder:
+
+        def pack() -> NDArray[np.uint8]:
             assert kept is not None
             facts = [kept.small, np.array(kept.reports)]
-            own = [np.frombuffer(pack_object(facts, {}), np.uint8)]
-        (packed,) = self._communicator.allgather(own)[holder]
-        few, reports = unpack_object(packed, {})
+            return np.frombuffer(pack_object(facts, {}), np.uint8)
+
+        few, reports = unpack_object(broadcast_from(self._communicator, holder, pack), {})
         return few, list(reports)
 
 

@@ -156,7 +156,7 @@ class _TrainerRows(SolverView):
 
     def _extra_numbers(self) -> tuple[float, float, float]:
         """Return the first trainer's wish to stop, and the bytes that this trainer has moved."""
-        return float(self._wants_to_stop or self._is_stopped), *self._bytes_moved()
+        return float(self._wants_to_stop or self._is_stopped), *self._context.count_moved_bytes()
 
     # -- iterations ----------------------------------------------------------------------------
 

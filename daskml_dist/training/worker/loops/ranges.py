@@ -88,7 +88,7 @@ class _TrainerRanges(SolverView):
     def __call__(self, statistic: Statistic) -> Array:
         """Return the numbers that a sum begins with, and the own range of each vector."""
         total = self._sums.total(statistic, len(self._reports) + 1)
-        total[2 - EXTRA :] = self._sums.bytes_moved()
+        total[2 - EXTRA :] = self._context.count_moved_bytes()
         n, size = statistic.n_numbers, self._bounds[-1]
         # All-reduced: loss, rows, bytes, whether to stop (which the first trainer alone hears), and
         # the scalars of the sum.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.base import Communicator
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import Solution, Statistic
@@ -70,9 +71,15 @@ def share_furthest(
     reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(reach)])]
     if min(reaches) == (best := max(reaches)):
         return None
-    furthest = reaches.index(best)
-    own = [pack()] if communicator.rank == furthest else []
-    (packed,) = communicator.allgather(own)[furthest]
+    return broadcast_from(communicator, reaches.index(best), pack)
+
+
+def broadcast_from(
+    communicator: Communicator, rank: int, pack: Callable[[], NDArray[np.uint8]]
+) -> NDArray[np.uint8]:
+    """Return what one rank packs, in all of them."""
+    own = [pack()] if communicator.rank == rank else []
+    (packed,) = communicator.allgather(own)[rank]
     return packed
 
 
@@ -95,7 +102,6 @@ class SolverView:
         self._to_ledger = None if connection is None else SumReports(context, connection)
         self._reports: list[Array] = []
         self.should_stop = False
-        self._moved = 0, 0
         #: Bytes sent and received since the last iteration, by all.
         self._extra: Array = np.zeros(2)
 
@@ -103,13 +109,6 @@ class SolverView:
     def _wants_to_stop(self) -> bool:
         """Return whether the ledger asks the fit to end, which only the first trainer hears."""
         return self._to_ledger is not None and self._to_ledger.should_stop
-
-    def _bytes_moved(self) -> tuple[float, float]:
-        """Return the bytes that this trainer has sent and received since the last call."""
-        moved = self._communicator.bytes_sent, self._communicator.bytes_received
-        sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
-        self._moved = moved
-        return sent, received
 
     def _agree_on_point(self, known: SolverPoint | None) -> SolverPoint:
         """Return the point that the solver continues from: the furthest of any trainer."""
@@ -168,7 +167,6 @@ class LaneSums:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._moved = 0, 0
         #: Buffer of each lane, reused: the first write to new memory takes longer than a sum.
         self._buffers: dict[int, NDArray[np.float64]] = {}
         # Each sum is one pass over all rows of the lane.
@@ -212,15 +210,6 @@ class LaneSums:
         out = buffer[:n]
         out.fill(0.0)
         return out
-
-    def bytes_moved(self) -> tuple[int, int]:
-        """Return the bytes sent to, and received from, other trainers since the last call."""
-        communicator = self._context.communicator
-        # Counters grow for the whole generation; passes report differences.
-        moved = communicator.bytes_sent, communicator.bytes_received
-        since = moved[0] - self._moved[0], moved[1] - self._moved[1]
-        self._moved = moved
-        return since
 
 
 class SumReports:

@@ -138,7 +138,7 @@ class _SumMaker:
 
     def _all_reduce(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the all-reduced sum."""
-        total[2 - EXTRA :] = self._sums.bytes_moved()
+        total[2 - EXTRA :] = self._context.count_moved_bytes()
         # Into memory of its own, since the log keeps the sum; the lanes' memory is reused.
         out = self.log.room(len(total))
         return np.asarray(self._context.communicator.allreduce(total, out))
@@ -147,7 +147,7 @@ class _SumMaker:
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Merge the parts of all lanes in lane order, or, not deterministic, trainers in pairs."""
-        parts[0][1][2 - EXTRA :] = self._sums.bytes_moved()
+        parts[0][1][2 - EXTRA :] = self._context.count_moved_bytes()
         if not self._context.fit.run.deterministic:
             return self._merge_in_pairs([part for _, part in parts], statistic)
         gathered = sorted(gather_lane_parts(self._context.communicator, parts), key=itemgetter(0))
@@ -180,7 +180,7 @@ class _SumMaker:
     ) -> NDArray[np.float64]:
         """Sum and finish the own range; return the finished ranges of all ranks."""
         communicator = self._context.communicator
-        total[2 - EXTRA :] = self._sums.bytes_moved()
+        total[2 - EXTRA :] = self._context.count_moved_bytes()
         extra = communicator.allreduce(total[-EXTRA:].copy())
         own = communicator.reduce_scatter(total[:-EXTRA], self._range_bounds(statistic))
         return self._finish_range(own, extra, statistic)
