@@ -57,7 +57,7 @@ _FAN_IN, _LEAST_FAN_IN = 16, 4
 
 def reduce_parts(
     collection: Collection,
-    summarise: Callable[..., S],
+    summarise: Callable[..., S | None],
     merge: Callable[[list[S]], S],
     *shared: Any,
 ) -> S:
@@ -154,7 +154,7 @@ def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]
 
 def reduce_lazily(
     collection: Collection,
-    summarise: Callable[..., S],
+    summarise: Callable[..., S | None],
     merge: Callable[[list[S]], S],
     finish: Callable[[S], Any],
 ) -> Delayed:

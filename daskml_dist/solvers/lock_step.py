@@ -23,7 +23,9 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
 
-Q, A, R = TypeVar("Q"), TypeVar("A"), TypeVar("R")
+Q = TypeVar("Q")
+A = TypeVar("A")
+R = TypeVar("R")
 #: A solver under way: it yields the statistics that it requests, is sent their sums, and returns
 #: its solution.
 SolverRun = Generator[Statistic, Array, Solution]

@@ -39,7 +39,7 @@ _CALL_TIMEOUT_SECONDS = 30.0
 #: once, and tasks get its future.
 _MAX_INLINE_FIT_BYTES = 2**18
 #: Hint of messages about a worker that does not start its task.
-_BUSY = "Are they busy with other tasks?"
+BUSY = "Are they busy with other tasks?"
 Tasks = dict[Any, tuple[Callable[..., Any], Iterable[Any]]]
 #: Prefix of the keys of tasks that create an actor.
 _ACTOR_KEY_PREFIX = f"{ServerHost.__name__}-"
@@ -114,7 +114,7 @@ class ActorCalls:
     def _await_proxy(self, host: Host) -> None:
         """Wait until an actor runs and its proxy is known; raise where it cannot start."""
         what = f"worker {host.address} to begin its part"
-        deadline = Deadline(what, self._timeout, _BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
+        deadline = Deadline(what, self._timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
         # Starting takes as long as the worker is busy; give up only when it is gone, paused or
         # silent.
         while host.proxy is None:
