@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,12 @@ def make_baskets(
     rows = frame[[basket, item]]
     # An object that is no client is refused by the fit, in its own words.
     with client.as_current() if hasattr(client, "as_current") else nullcontext():
-        items = reduce_parts(as_collection(rows, numeric=False), _FindItems(item), merge_ids)
+        items = reduce_parts(
+            as_collection(rows, numeric=False), partial(_find_items, item), merge_ids
+        )
         if not len(items):
             raise InvalidDataError("The frame has no rows. Look at the file or filter it is from.")
-        matrix = _BuildBaskets(basket, item)
+        matrix = partial(_build_baskets, basket, item)
         if not is_dask_frame(rows):
             return matrix(rows, items), items
         # Dask's default shuffle may need a cluster ("p2p") or a disk; "tasks" works on any
@@ -79,29 +81,18 @@ def _has_client() -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class _FindItems:
-    """Picklable function that returns the sorted distinct items of a part."""
-
-    item: Any
-
-    def __call__(self, index: int, part: Any, *_: Any) -> NDArray[Any]:
-        return factorize_columns([convert_ids(part[self.item], str(self.item))])[0]
+def _find_items(item: Any, index: int, part: Any, *_: Any) -> NDArray[Any]:
+    """Return the sorted distinct items of a part."""
+    return factorize_columns([convert_ids(part[item], str(item))])[0]
 
 
-@dataclass(frozen=True)
-class _BuildBaskets:
-    """Picklable function that returns a CSR matrix of the baskets that are whole in a part."""
-
-    basket: Any
-    item: Any
-
-    def __call__(self, part: Any, items: NDArray[Any]) -> Any:
-        baskets, (rows,) = factorize_columns([convert_ids(part[self.basket], str(self.basket))])
-        columns = find_positions(items, convert_ids(part[self.item], str(self.item)))
-        # An item that comes several times in a basket is one entry: sums of bools are bools.
-        entries = np.ones(len(rows), np.bool_), (rows, columns)
-        return sparse.csr_matrix(entries, shape=(len(baskets), len(items)))
+def _build_baskets(basket: Any, item: Any, part: Any, items: NDArray[Any]) -> Any:
+    """Return a CSR matrix of the baskets that are whole in a part."""
+    baskets, (rows,) = factorize_columns([convert_ids(part[basket], str(basket))])
+    columns = find_positions(items, convert_ids(part[item], str(item)))
+    # An item that comes several times in a basket is one entry: sums of bools are bools.
+    entries = np.ones(len(rows), np.bool_), (rows, columns)
+    return sparse.csr_matrix(entries, shape=(len(baskets), len(items)))
 
 
 def mark_known(X: Any) -> Any:

@@ -7,7 +7,7 @@ the updates of the topics (M-step) in `solvers/latent_dirichlet.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -287,7 +287,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
         """
         self._check_fitted(X)
-        topics = _TopicsOfDocuments(*self._document_fit(), normalize)
+        topics = partial(_find_topics, *self._document_fit(), normalize)
         return self._map_rows(topics, X, np.float64, self._n_features_out)
 
     def score(self, X: Any, y: None = None) -> float:
@@ -325,7 +325,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         return self._sum_over_blocks(_sum_block, X, None, None)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return _BoundsOfDocuments(*self._document_fit())
+        return partial(_compute_bounds, *self._document_fit())
 
     def _document_fit(self) -> tuple[DocumentFit, NDArray[np.float64]]:
         fit = DocumentFit(
@@ -336,28 +336,17 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         return fit, np.ascontiguousarray(log_expectations(self.components_).T)
 
 
-@dataclass(frozen=True, eq=False)
-class _TopicsOfDocuments:
-    """Function of rows of counts that returns their topics."""
-
-    fit: DocumentFit
-    log_topics: NDArray[np.float64]
-    normalize: bool
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        gamma = self.fit.gamma_of(counts_of(X), np.exp(self.log_topics))
-        return gamma / gamma.sum(axis=1, keepdims=True) if self.normalize else gamma
+def _find_topics(
+    fit: DocumentFit, log_topics: NDArray[np.float64], normalize: bool, X: Any
+) -> NDArray[Any]:
+    """Return the topics of rows of counts."""
+    gamma = fit.gamma_of(counts_of(X), np.exp(log_topics))
+    return gamma / gamma.sum(axis=1, keepdims=True) if normalize else gamma
 
 
-@dataclass(frozen=True, eq=False)
-class _BoundsOfDocuments:
-    """Function of rows of counts that returns their parts of the bound and their words."""
-
-    fit: DocumentFit
-    log_topics: NDArray[np.float64]
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        return self.fit.bounds_of(counts_of(X), self.log_topics)
+def _compute_bounds(fit: DocumentFit, log_topics: NDArray[np.float64], X: Any) -> NDArray[Any]:
+    """Return the parts of the bound, and the words, of rows of counts."""
+    return fit.bounds_of(counts_of(X), log_topics)
 
 
 def _sum_block(y: None, found: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:

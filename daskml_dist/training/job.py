@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -304,14 +305,16 @@ class KeyedJob(FitJob):
         """Apply a picklable function to each lane's block of a side; return the results by lane."""
         names = [s.name for s in self._collection.sides]
         at = names.index(side)
-        return self.engine.map_kept_blocks(_ForOneSide(at, len(names), function))[at :: len(names)]
+        return self.engine.map_kept_blocks(partial(_apply_to_side, at, len(names), function))[
+            at :: len(names)
+        ]
 
     def find_key_numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the numbers among all row keys of a side, given ids; -1 for unknown ids."""
         found = np.full(len(ids), -1)
         first = 0
         # Blocks are in the order of their key ranges, so numbers are cumulative.
-        for at, n in self.map_side(side, _FindPositions(ids)):
+        for at, n in self.map_side(side, partial(_find_positions, ids)):
             found[at >= 0] = at[at >= 0] + first
             first += n
         return found
@@ -333,27 +336,15 @@ class KeyedJob(FitJob):
         return result.state, result, fit
 
 
-class _ForOneSide:
-    """Picklable function applied to the blocks of one side only; None for others.
-
-    Blocks are numbered lane by lane, in each lane by the order of the sides.
-    """
-
-    def __init__(self, at: int, n_sides: int, function: Callable[[KeyedBlock], Any]) -> None:
-        self._at, self._n_sides, self._function = at, n_sides, function
-
-    def __call__(self, block: Any) -> Any:
-        return self._function(block) if block.index % self._n_sides == self._at else None
+def _apply_to_side(at: int, n_sides: int, function: Callable[[KeyedBlock], Any], block: Any) -> Any:
+    """Apply a function to the blocks of one side only; return None for others."""
+    # Blocks are numbered lane by lane, in each lane by the order of the sides.
+    return function(block) if block.index % n_sides == at else None
 
 
-class _FindPositions:
-    """Picklable function that returns the positions of ids in a block, and its number of ids."""
-
-    def __init__(self, ids: NDArray[Any]) -> None:
-        self._ids = ids
-
-    def __call__(self, block: KeyedBlock) -> tuple[NDArray[np.int64], int]:
-        return find_positions(block.ids, self._ids), len(block.ids)
+def _find_positions(ids: NDArray[Any], block: KeyedBlock) -> tuple[NDArray[np.int64], int]:
+    """Return the positions of ids in a block, and its number of ids."""
+    return find_positions(block.ids, ids), len(block.ids)
 
 
 # -- where a job runs ------------------------------------------------------------------------------

@@ -187,19 +187,14 @@ class KeyedCollection(Collection):
         tasks = TaskBuilder(self.sources)
         held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
         # Only samples of the ids come to the client, which chooses the cuts.
-        answers = held.ask(_SampleIds(self.sides))
+        answers = held.ask(partial(_sample_ids, self.sides))
         cuts = cut.choose_cuts([sample for _, sample in answers], n_ranges)
         return held, [n for n, _ in answers], cuts
 
 
-@dataclass(frozen=True)
-class _SampleIds:
-    """Picklable function that returns the number of entries of a part, and a sample of its ids."""
-
-    sides: tuple[EntrySide, ...]
-
-    def __call__(self, part: NumberedEntries) -> tuple[int, Any]:
-        return len(part), cut.sample_ids(part, self.sides)
+def _sample_ids(sides: tuple[EntrySide, ...], part: NumberedEntries) -> tuple[int, Any]:
+    """Return the number of entries of a part, and a sample of its ids."""
+    return len(part), cut.sample_ids(part, sides)
 
 
 def _make_keyed_block(

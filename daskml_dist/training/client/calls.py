@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -65,7 +66,7 @@ def listen_to_topic(client: Any, topic: str, listener: str, handler: Handler) ->
         handlers = _handlers_of_client.setdefault(client, {}).setdefault(topic, {})
         # Dask keeps one handler a topic, so fits share it.
         if not handlers:
-            client.subscribe_topic(topic, _EventDispatcher(handlers))
+            client.subscribe_topic(topic, partial(_dispatch_event, handlers))
         handlers[listener] = handler
 
 
@@ -80,12 +81,7 @@ def stop_listening(client: Any, listener: str) -> None:
                     client.unsubscribe_topic(topic)
 
 
-class _EventDispatcher:
-    """Handler that passes an event to all listeners of its topic."""
-
-    def __init__(self, handlers: dict[str, Handler]) -> None:
-        self._handlers = handlers
-
-    def __call__(self, event: tuple[float, Any]) -> None:
-        for handler in list(self._handlers.values()):
-            handler(event[1])
+def _dispatch_event(handlers: dict[str, Handler], event: tuple[float, Any]) -> None:
+    """Pass an event to all listeners of its topic."""
+    for handler in list(handlers.values()):
+        handler(event[1])
