@@ -97,7 +97,7 @@ def _created(function: str, shape: tuple[int, ...], dtype: Any, like: Any) -> An
     xp = namespace(like)
     if xp is np:
         return getattr(np, function)(shape, dtype)
-    own = getattr(xp, np.dtype(dtype).name) if _is_numpys(dtype) else dtype
+    own = getattr(xp, np.dtype(dtype).name) if isinstance(dtype, str | type | np.dtype) else dtype
     return getattr(xp, function)(shape, dtype=own, **_place(like))
 
 
@@ -108,11 +108,6 @@ def _place(like: Any) -> dict[str, Any]:
     """
     xp = namespace(like)
     return {} if xp.__name__ == "cupy" else {"device": like.device}
-
-
-def _is_numpys(dtype: Any) -> bool:
-    """Return whether a dtype is NumPy's, whose names other libraries share."""
-    return isinstance(dtype, str | type | np.dtype)
 
 
 def stream_of(array: Any) -> int:

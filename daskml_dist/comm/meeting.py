@@ -337,7 +337,7 @@ class SharedGroup(Communicator):
         while done < longest:
             areas = self._view_areas(_BYTE, _AREA_BYTES)
             own = areas[self.rank].data
-            own[: 8 * n].cast("q")[:] = _list_lengths(writers)
+            own[: 8 * n].cast("q")[:] = memoryview(row("q", [w.length for w in writers]))
             for i, writer in enumerate(writers):
                 writer.write(own[head + i * slot : head + (i + 1) * slot])
             self._finish_turn()
@@ -363,11 +363,6 @@ class SharedGroup(Communicator):
         for _, bell, _ in self._others:
             bell.ring()
         self._close()
-
-
-def _list_lengths(writers: list[PieceWriter]) -> memoryview:
-    """Return the lengths of messages as int64."""
-    return memoryview(row("q", [writer.length for writer in writers]))
 
 
 #: Words of a rank: the turn that it has written, whether it sleeps, and whether it is done.
@@ -556,7 +551,8 @@ class TwoLevelGroup(Communicator):
         return total
 
     def _allgather(self, arrays: Arrays) -> list[Arrays]:
-        data = [_pack_as_array(arrays)]
+        # One array, which other ranks may pass on unread.
+        data = [np.frombuffer(pack_arrays(arrays), np.uint8)]
         if self._local is not None:
             data = [own for (own,) in self._local.allgather(data)]
         if self._first is not None:
@@ -615,11 +611,6 @@ class TwoLevelGroup(Communicator):
         """Close the sockets; the memory goes with its last user."""
         super().close()
         self._peers.close()
-
-
-def _pack_as_array(arrays: list[NDArray[Any]]) -> NDArray[np.uint8]:
-    """Return arrays as the bytes of one, which other ranks may pass on unread."""
-    return np.frombuffer(pack_arrays(arrays), np.uint8)
 
 
 #: Place of a rank that shares no memory: machine, process, and descriptors of memory and pipe.

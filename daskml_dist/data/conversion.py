@@ -425,7 +425,7 @@ def convert_missing_to_nan(X: Any) -> Any:
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
         # Only nullable and Arrow dtypes hold pandas.NA; NumPy's have NaN already.
-        if isinstance(dtype, np.dtype) or not _has_pandas_na(dtype):
+        if isinstance(dtype, np.dtype) or not _is_pandas_na(getattr(dtype, "na_value", None)):
             continue
         column = X[name]
         # Without missing values whole numbers can stay whole; with them only float64 has a NaN.
@@ -484,11 +484,6 @@ def convert_object_values(values: NDArray[Any]) -> NDArray[Any]:
     # A mixture of bools and numbers stays objects: True and 1 may be two labels.
     are_bools = {issubclass(t, (bool, np.bool_)) for t in types}
     return values if len(are_bools) > 1 or plain.dtype.kind not in "biuf" else plain
-
-
-def _has_pandas_na(dtype: Any) -> bool:
-    """Return whether missing values of a dtype are pandas.NA, as of nullable and Arrow dtypes."""
-    return _is_pandas_na(getattr(dtype, "na_value", None))
 
 
 def _is_pandas_na(value: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.forests import ForestDevice, open_forest_device
+from daskml_dist.backends.forests import open_forest_device
 from daskml_dist.models.bins import Bins, compute_forest_bin_edges
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
@@ -104,7 +104,8 @@ class _ForestRun:
             growth.balanced,
         )  # fmt: skip
         first = self._binned_lanes[0]
-        self._device = _choose_device(rows.device, growth)
+        # Medians are found on the host alone.
+        self._device = open_forest_device("cpu" if growth.criterion.needs_rows else rows.device)
         self._growing = ForestContext(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
         )
@@ -212,11 +213,6 @@ class _ForestRun:
             return Trees.unpacked(packed), packed["impurity"]
 
         return grow
-
-
-def _choose_device(device: str, growth: ForestParams) -> ForestDevice:
-    """Return the device that trees grow on: medians are found on the host alone."""
-    return open_forest_device("cpu" if growth.criterion.needs_rows else device)
 
 
 def _pack_trees(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:

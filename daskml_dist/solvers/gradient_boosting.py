@@ -205,7 +205,7 @@ class _BoostingRun:
             return self._group_quantiles(whole, 1)
 
         def targets(binned: BinnedRows, at: slice) -> list[Array]:
-            weight = _row_weights(binned, at)
+            weight = np.ones(len(binned.y[at])) if binned.weight is None else binned.weight[at]
             return [*(self._loss.of_target(binned.y[at]) * weight[:, None]).T, weight]
 
         sums = sum_exactly(self._rows, self._binned_lanes, targets, self._loss.n_outputs + 1)
@@ -310,10 +310,6 @@ class _BoostingRun:
         if self._solver.stopping is not None:
             self._rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), self._grower.lanes)
             self._scores.score_for_stopping()
-
-
-def _row_weights(binned: BinnedRows, at: slice) -> Array:
-    return np.ones(len(binned.y[at])) if binned.weight is None else binned.weight[at]
 
 
 def _add_tree_values(binned: BinnedRows, tree: Tree, output: int) -> None:

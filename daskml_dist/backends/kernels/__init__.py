@@ -327,11 +327,6 @@ def _arithmetic_name(stored: str) -> str:
     return "float64" if stored == "float64" else "float32"
 
 
-def _itemsize(stored: str) -> int:
-    """Return the bytes of a stored number."""
-    return 2 if stored == "bfloat16" else np.dtype(stored).itemsize
-
-
 def _next_power_of_two(n: int) -> int:
     """Return the smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -339,7 +334,8 @@ def _next_power_of_two(n: int) -> int:
 
 def _plan_teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams | None:
     """Return how lanes of a warp share rows of d features; None for rows that are too wide."""
-    itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic_name(stored)).itemsize
+    itemsize = 2 if stored == "bfloat16" else np.dtype(stored).itemsize
+    sum_size = np.dtype(_arithmetic_name(stored)).itemsize
     vector = max(1, min(_LOAD_BYTES, alignment) // itemsize)
     while d % vector:
         vector //= 2

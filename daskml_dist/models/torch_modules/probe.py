@@ -145,18 +145,15 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
         )
     # A vector of outputs counts as one logit a row.
     width = output.shape[1] if output.ndim == 2 else 1
-    if n_classes is None or (output.ndim <= 2 and width in _valid_output_widths(n_classes)):
+    # Two classes may have one output, a logit.
+    valid = (1, 2) if n_classes == 2 else (n_classes,)
+    if n_classes is None or (output.ndim <= 2 and width in valid):
         return
     or_one = " (or 1)" if n_classes == 2 else ""
     raise InvalidParameterError(
         f"{name} gives outputs of shape {tuple(output.shape[1:])} for a row, and y holds "
         f"{n_classes} classes. Let its last layer have {n_classes}{or_one} outputs."
     )
-
-
-def _valid_output_widths(n_classes: int) -> tuple[int, ...]:
-    """Return the numbers of outputs that a classifier may have: one (a logit) for two classes."""
-    return (1, 2) if n_classes == 2 else (n_classes,)
 
 
 def _make_zero_targets(

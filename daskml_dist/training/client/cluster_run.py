@@ -405,7 +405,7 @@ class TrainingRun:
                     if reason is None and (reason := self._reasons.reason_to_even_out()):
                         even = True
                 if reason is None:
-                    if self._have_trainers_ended():
+                    if self._actors.have_trainers_ended(self._generations.trainers):
                         with self._interrupts.at_once():
                             self._callbacks.on_phase("gathering")
                         # None: a trainer ended in an earlier generation, so another one is needed.
@@ -449,10 +449,6 @@ class TrainingRun:
     def _ask_first_server(self, method: str, *args: Any) -> Any:
         """Call a method of the first server, which has the ledger."""
         return self._actors.ask(self._generations.servers[0].host, method, *args)
-
-    def _have_trainers_ended(self) -> bool:
-        """Return whether all trainers have ended well."""
-        return self._actors.have_trainers_ended(self._generations.trainers)
 
     def _release_workers(self) -> None:
         """Let workers leave that the run needs no more, neither for its parts nor for rows."""

@@ -363,7 +363,8 @@ class RowStates:
         # Taken out while the statistic writes it: an error half-way must not leave a partial array
         # behind.
         found, array = self._held.pop(key, (0, None))
-        self._release_bytes(array)
+        if self._left is not None and array is not None:
+            self._left += array.nbytes
         if array is None or found != left:
             array = state.make(model, rows, backend)
         rows.state = array
@@ -371,8 +372,3 @@ class RowStates:
         if self._left is None or array.nbytes <= self._left:
             self._held[key] = number, array
             self._left = None if self._left is None else self._left - array.nbytes
-
-    def _release_bytes(self, array: Any | None) -> None:
-        """Count the bytes of an array that is no longer held."""
-        if self._left is not None and array is not None:
-            self._left += array.nbytes

@@ -83,9 +83,9 @@ class _KeyedTrainer(SolverView):
         self._is_due = False
         self._copied_at = time.perf_counter()
         self._copy_seconds = 0.0
-        self._checkpoints = BuddyCheckpoints(
-            context, {s: self._lane_slices(s) for s in self._own_ranges}
-        )
+        # The slice of each own lane's values in the own array of values.
+        slices = {s: {at.lane: at.own for at in own} for s, own in self._own_ranges.items()}
+        self._checkpoints = BuddyCheckpoints(context, slices)
         # After a loss, the values of the last iteration that is known of all lanes.
         latest, self.kept = self._checkpoints.agree_on_latest()
         self.n_done, self.small = latest.n_iter, latest.small
@@ -102,10 +102,6 @@ class _KeyedTrainer(SolverView):
         for space, its in enumerate(all_):
             sizes[space, its[:, 0] + 1] = its[:, 1]
         return dict(zip(blocks, np.cumsum(sizes, axis=1), strict=True))
-
-    def _lane_slices(self, space: str) -> dict[int, slice]:
-        """Return the slice of each own lane's values in the own array of values."""
-        return {at.lane: at.own for at in self._own_ranges[space]}
 
     # -- keys and entries ----------------------------------------------------------------------
 
