@@ -117,18 +117,7 @@ def _write_products(n: Any, rows: Any, w: Any, raw: Any) -> None:
     for i in range(0, n, 8):
         some = rows[i : i + 8]
         for c in range(0, line, VECTOR_BYTES):
-            a0, a1, a2, a3 = (
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-            )
-            a4, a5, a6, a7 = (
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-            )
+            a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero_vector(dtype)
             for k in range(width):
                 v = load_vector(w_at + k * line + c, dtype)
                 a0 = multiply_add(broadcast_number(some[0, k]), v, a0)
@@ -178,18 +167,7 @@ def _write_gradient(n: Any, rows: Any, raw: Any, grad: Any) -> None:
     # Eight features by a vector of columns, over all rows of the batch.
     for k in range(0, width, 8):
         for c in range(0, line, VECTOR_BYTES):
-            a0, a1, a2, a3 = (
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-            )
-            a4, a5, a6, a7 = (
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-                zero_vector(dtype),
-            )
+            a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero_vector(dtype)
             for i in range(n):
                 v = load_vector(raw_at + i * line + c, dtype)
                 x = rows[i]
