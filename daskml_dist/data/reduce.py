@@ -271,52 +271,31 @@ def merge_filled(merge: Callable[[list[S]], S], summaries: Sequence[S | None]) -
     return merge(found) if found else None
 
 
-def _are_arrays(collection: Collection) -> tuple[bool, ...]:
-    """Return for each of X, y and sample_weight whether its parts are chunks of a Dask Array."""
-    return tuple(isinstance(values, da.Array) for values in collection.inputs)
-
-
 def _wrap_for_blocks(
     function: Callable[..., Any], collection: Collection, first: int
-) -> _DeclaredBlockFunction:
-    """Return a function of a part as one of a part of a collection on Dask."""
-    told, names = collection.declared_numbers, collection.names
-    return _DeclaredBlockFunction(function, _are_arrays(collection), told, names, first)
+) -> Callable[..., Any]:
+    """Return a function of a part as one of a part that Dask made, not always as it was told.
 
-
-@dataclass(frozen=True)
-class _DeclaredBlockFunction:
-    """Function of a part that Dask made, which need not be what Dask was told of it.
-
-    Chunks of Dask Arrays are given a shape, though the user's are lists; where the function fails,
-    the error tells of words where there should be numbers.
-
-    Parameters
-    ----------
-    function : callable
-    are_arrays : tuple of bool
-        For X, y and sample_weight.
-    told : tuple of DeclaredNumbers or None
-    names : tuple of str
-        Names of the three in errors.
-    first : int
-        Place of X among the arguments, right behind the number of the part.
+    X is the argument in place `first`, right behind the number of the part. Chunks of Dask Arrays
+    are given a shape, though the user's are lists; where the function fails, the error tells of
+    words where there should be numbers.
     """
+    are_arrays = tuple(isinstance(values, da.Array) for values in collection.inputs)
+    told, names = collection.declared_numbers, collection.names
+    return partial(_call_on_declared_part, function, are_arrays, told, names, first)
 
-    function: Callable[..., Any]
-    are_arrays: tuple[bool, ...]
-    told: tuple[DeclaredNumbers | None, ...]
-    names: tuple[str, ...]
-    first: int
 
-    def __call__(self, *args: Any) -> Any:
-        """Call the function."""
-        # The number of the part stands before X, y and sample_weight; shared arguments behind them.
-        index, end = args[self.first - 1], self.first + len(self.names)
-        kinds = zip(args[self.first : end], self.names, self.are_arrays, strict=True)
-        part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
-        call = partial(self.function, *args[: self.first], *part, *args[end:])
-        return call_on_declared_blocks(self.told, part, index, call)
+def _call_on_declared_part(
+    function: Callable[..., Any], are_arrays: tuple[bool, ...],
+    told: tuple[DeclaredNumbers | None, ...], names: tuple[str, ...], first: int, *args: Any,
+) -> Any:  # fmt: skip
+    """Call a function of a part that Dask made; see :func:`_wrap_for_blocks`."""
+    # The number of the part stands before X, y and sample_weight; shared arguments behind them.
+    index, end = args[first - 1], first + len(names)
+    kinds = zip(args[first:end], names, are_arrays, strict=True)
+    part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
+    call = partial(function, *args[:first], *part, *args[end:])
+    return call_on_declared_blocks(told, part, index, call)
 
 
 def _make_task(function: Callable[..., Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Self
 
@@ -389,35 +389,22 @@ class NMF(BaseComponents):
         d = self.n_features_in_
         # The penalties of one row's weights, as in the fit.
         how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
-        return _WeightsOfRows(self.components_, *how)
+        return partial(_find_row_weights, self.components_, *how)
 
 
-@dataclass(frozen=True, eq=False)
-class _WeightsOfRows:
-    """Function of rows that returns their optimal weights, each row's independent of the others."""
-
-    components: Array
-    beta: float
-    l1: float
-    l2: float
-    max_iter: int
-    tol: float
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        backend = get_backend("cpu")
-        rows = backend.rows(X, slice(0, X.shape[0]))
-        check_signs(rows)
-        across = np.ascontiguousarray(self.components.T, dtype=X.dtype)
-        updates = MultiplicativeUpdates(across, self.beta, self.l1, self.l2, backend)
-        if self.beta != 2:
-            found = updates.settled(updates.rows(rows), self.max_iter, self.tol)
-        else:
-            # Least squares with W >= 0, from the products of components and of rows with them.
-            how = (
-                self.l1,
-                self.l2,
-                max(_MIN_SWEEP_LIMIT, self.max_iter),
-                min(_MAX_SWEEP_TOL, self.tol),
-            )
-            found = solve_row_weights(updates.gram, updates.products(rows), *how)
-        return np.asarray(found)
+def _find_row_weights(
+    components: Array, beta: float, l1: float, l2: float, max_iter: int, tol: float, X: Any
+) -> NDArray[Any]:
+    """Return the optimal weights of rows, each row's independent of the others."""
+    backend = get_backend("cpu")
+    rows = backend.rows(X, slice(0, X.shape[0]))
+    check_signs(rows)
+    across = np.ascontiguousarray(components.T, dtype=X.dtype)
+    updates = MultiplicativeUpdates(across, beta, l1, l2, backend)
+    if beta != 2:
+        found = updates.settled(updates.rows(rows), max_iter, tol)
+    else:
+        # Least squares with W >= 0, from the products of components and of rows with them.
+        how = l1, l2, max(_MIN_SWEEP_LIMIT, max_iter), min(_MAX_SWEEP_TOL, tol)
+        found = solve_row_weights(updates.gram, updates.products(rows), *how)
+    return np.asarray(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import ceil
 from typing import Any
@@ -327,7 +328,7 @@ def make_stopping_scorer(
     """Return the scorer for a checked `scoring`; None for "loss", which needs no scorer."""
     if isinstance(scoring, str) and scoring == "loss":
         return None
-    return _RawPredictionScorer(scoring, classes, inverse_link)
+    return partial(_score_raw_predictions, scoring, classes, inverse_link)
 
 
 def class_probabilities(raw: Array) -> Array:
@@ -340,52 +341,43 @@ def class_probabilities(raw: Array) -> Array:
     return np.asarray(softmax(raw, axis=1))
 
 
-@dataclass(frozen=True, eq=False)
-class _RawPredictionScorer:
-    """Scorer that applies a scikit-learn scoring to raw predictions instead of an estimator.
+def _score_raw_predictions(
+    scoring: Any, classes: Array | None, inverse_link: Callable[[Array], Array] | None,
+    raw: Array, y: Array, weight: Array | None,
+) -> float:  # fmt: skip
+    """Score raw predictions, instead of an estimator, by a scikit-learn scoring.
 
     The scoring is called with a stand-in estimator that looks up the predictions of each row.
-
-    Parameters
-    ----------
-    scoring : str, callable or None
-    classes : ndarray or None
-    inverse_link : callable or None
-        Maps raw predictions of a regressor to the scale of the target; None for classifiers.
+    `inverse_link` maps raw predictions of a regressor to the scale of the target; None for
+    classifiers.
     """
-
-    scoring: Any
-    classes: Array | None
-    inverse_link: Callable[[Array], Array] | None
-
-    def __call__(self, raw: Array, y: Array, weight: Array | None) -> float:
-        # One column is a regressor's, or the log odds of two classes.
-        raw = raw[:, 0] if raw.shape[1] == 1 else raw
-        estimator: Any
-        if self.inverse_link is not None:
-            estimator = _LookupRegressor(self.inverse_link(raw))
-        else:
-            assert self.classes is not None
-            estimator, y = _LookupClassifier(raw, self.classes), self.classes[y.astype(np.intp)]
-        # X holds row numbers, so that a user's function may also score a subset of the rows.
-        arguments = (estimator, np.arange(len(y))[:, None], y)
-        keywords = {} if weight is None else {"sample_weight": weight}
-        # Errors of scikit-learn's scorers are translated; those of a user's function are not.
-        if isinstance(self.scoring, str):
-            try:
-                return float(get_scorer(self.scoring)(*arguments, **keywords))
-            except (AttributeError, TypeError, ValueError) as error:
-                raise InvalidDataError(
-                    f"scoring={self.scoring!r} cannot score the rows: {error}. Use a scorer of "
-                    'such targets and predictions, or "loss".'
-                ) from error
-        score = (self.scoring or _score_by_estimator)(*arguments, **keywords)
+    # One column is a regressor's, or the log odds of two classes.
+    raw = raw[:, 0] if raw.shape[1] == 1 else raw
+    estimator: Any
+    if inverse_link is not None:
+        estimator = _LookupRegressor(inverse_link(raw))
+    else:
+        assert classes is not None
+        estimator, y = _LookupClassifier(raw, classes), classes[y.astype(np.intp)]
+    # X holds row numbers, so that a user's function may also score a subset of the rows.
+    arguments = (estimator, np.arange(len(y))[:, None], y)
+    keywords = {} if weight is None else {"sample_weight": weight}
+    # Errors of scikit-learn's scorers are translated; those of a user's function are not.
+    if isinstance(scoring, str):
         try:
-            return float(score)
-        except (TypeError, ValueError) as error:
+            return float(get_scorer(scoring)(*arguments, **keywords))
+        except (AttributeError, TypeError, ValueError) as error:
             raise InvalidDataError(
-                f"scoring={self.scoring!r} answered {type(score).__name__}. Return one number."
+                f"scoring={scoring!r} cannot score the rows: {error}. Use a scorer of "
+                'such targets and predictions, or "loss".'
             ) from error
+    score = (scoring or _score_by_estimator)(*arguments, **keywords)
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise InvalidDataError(
+            f"scoring={scoring!r} answered {type(score).__name__}. Return one number."
+        ) from error
 
 
 def _score_by_estimator(

@@ -690,41 +690,31 @@ def _report_failures(errors: Sequence[str | None], error_score: Any) -> None:
 
 def guard_scorers(scorers: Mapping[str, Any], error_score: Any) -> dict[str, Any]:
     """Return scorers that warn of their failures, and score `error_score` where they fail."""
-    return {name: _GuardedScorer(score, error_score) for name, score in scorers.items()}
+    return {name: partial(_score_or_warn, score, error_score) for name, score in scorers.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class _GuardedScorer:
-    """A scorer that warns of its failure and returns `error_score`, unless that is "raise".
-
-    Parameters
-    ----------
-    score : callable
-    error_score : "raise" or float
-    """
-
-    score: Callable[..., Any]
-    error_score: Any
-
-    def __call__(self, *args: Any, **params: Any) -> float:
-        try:
-            score = self.score(*args, **params)
-            if not isinstance(score, Mapping):
-                return float(score)
-        except Exception as error:
-            if self.error_score == "raise":
-                raise
-            warnings.warn(
-                "Scoring failed. The score on this train-test partition for these parameters will "
-                f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
-                UserWarning,
-                stacklevel=user_stack_level(),
-            )
-            return float(self.error_score)
-        raise InvalidParameterError(
-            f"scoring: a callable has returned several scores, {sorted(score)}, which is for "
-            "rows in memory. Name each of them: scoring={name: callable, ...}."
+def _score_or_warn(
+    scorer: Callable[..., Any], error_score: Any, /, *args: Any, **params: Any
+) -> float:
+    """Return a scorer's score; where it fails warn and return `error_score`, unless "raise"."""
+    try:
+        score = scorer(*args, **params)
+        if not isinstance(score, Mapping):
+            return float(score)
+    except Exception as error:
+        if error_score == "raise":
+            raise
+        warnings.warn(
+            "Scoring failed. The score on this train-test partition for these parameters will "
+            f"be set to {error_score}. Details: \n{type(error).__name__}: {error}",
+            UserWarning,
+            stacklevel=user_stack_level(),
         )
+        return float(error_score)
+    raise InvalidParameterError(
+        f"scoring: a callable has returned several scores, {sorted(score)}, which is for "
+        "rows in memory. Name each of them: scoring={name: callable, ...}."
+    )
 
 
 # --- metadata routing --------------------------------------------------------------------------

@@ -412,20 +412,15 @@ def read_frame_entries(
     return KeyedCollection.of("memory", [frame[names], *alone], columns, sides)
 
 
-@dataclass(frozen=True)
-class _MatrixCells:
-    """Function that numbers the stored cells of rows of a sparse matrix; keys are positions."""
-
-    least: float | None
-
-    def __call__(self, part: tuple[int, Any]) -> NumberedEntries:
-        start, matrix = part
-        # Here too: what a chunk of Dask is, is known only once it is computed.
-        _check_sparse(matrix)
-        cells = matrix.tocoo()
-        values = convert_values(cells.data, "value", self.least)
-        rows, columns = (cells.row + start).astype(np.int64), cells.col.astype(np.int64)
-        return number_part(rows, columns, values, shared=False)
+def _number_cells(least: float | None, part: tuple[int, Any]) -> NumberedEntries:
+    """Number the stored cells of rows of a sparse matrix; keys are positions."""
+    start, matrix = part
+    # Here too: what a chunk of Dask is, is known only once it is computed.
+    _check_sparse(matrix)
+    cells = matrix.tocoo()
+    values = convert_values(cells.data, "value", least)
+    rows, columns = (cells.row + start).astype(np.int64), cells.col.astype(np.int64)
+    return number_part(rows, columns, values, shared=False)
 
 
 def read_matrix_entries(
@@ -448,9 +443,9 @@ def read_matrix_entries(
         pair = delayed(_make_pair, pure=False)
         chunks = whole.to_delayed().ravel().tolist()
         sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
-        return KeyedCollection.of("dask", sources, _MatrixCells(least), sides)
+        return KeyedCollection.of("dask", sources, partial(_number_cells, least), sides)
     _check_sparse(matrix)
-    return KeyedCollection.of("memory", [(0, matrix)], _MatrixCells(least), sides)
+    return KeyedCollection.of("memory", [(0, matrix)], partial(_number_cells, least), sides)
 
 
 def _check_sparse(matrix: Any) -> None:
