@@ -183,15 +183,15 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     unknown = [label for label in labels if label not in known]
     if not unknown:
         return
-    said = f"eval_set{name and f'[{name!r}]'} has labels that the fit never saw: {unknown[:5]}"
+    message = f"eval_set{name and f'[{name!r}]'} has labels that the fit never saw: {unknown[:5]}"
     if len(unknown) == len(labels):
         raise InvalidDataError(
-            f"{said}, and none that it saw: {classes.tolist()[:5]}. Give y of both the same "
+            f"{message}, and none that it saw: {classes.tolist()[:5]}. Give y of both the same "
             "labels, encoded by one encoder."
         )
     warnings.warn(
-        f"{said}. No prediction can meet these: leave their rows out of eval_set, or fit to rows "
-        "of these classes too.",
+        f"{message}. No prediction can meet these: leave their rows out of eval_set, or fit to "
+        "rows of these classes too.",
         stacklevel=user_stack_level(),
     )
 

@@ -205,19 +205,19 @@ def _check_slurm() -> Finding:
         return Finding(
             "missing", f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs"
         )
-    told = subprocess.run(
+    answer = subprocess.run(
         ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
     )
     # sinfo's "Could not establish a configuration source": a machine with the client alone.
-    if "configuration source" in told.stderr:
+    if "configuration source" in answer.stderr:
         return Finding("missing", "Slurm's programs are here, and no configuration: set SLURM_CONF")
-    if told.returncode:
-        return Finding("broken", f"sinfo: {told.stderr.strip()} Is SLURM_CONF set, slurmctld up?")
+    if answer.returncode:
+        return Finding("broken", f"sinfo: {answer.stderr.strip()} Is SLURM_CONF set, slurmctld up?")
     if find_spec("dask_jobqueue") is None:
         return Finding(
             "missing", 'Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"'
         )
-    return Finding("ok", f"partitions: {'; '.join(told.stdout.strip().splitlines())}")
+    return Finding("ok", f"partitions: {'; '.join(answer.stdout.strip().splitlines())}")
 
 
 def _check_tables() -> Finding:

@@ -404,9 +404,9 @@ def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
         names = getattr(X, "columns", range(X.shape[1]))
         missing = np.asarray(_find_missing(X).sum(axis=0)).ravel()
         counts |= {f"column {n!r}": int(c) for n, c in zip(names, missing, strict=True)}
-    if told := [f"{n} in {where}" for where, n in counts.items() if n]:
+    if gaps := [f"{n} in {where}" for where, n in counts.items() if n]:
         raise InvalidDataError(
-            f"{name} has missing values: {', '.join(told)}. Leave such rows out by --drop-missing, "
+            f"{name} has missing values: {', '.join(gaps)}. Leave such rows out by --drop-missing, "
             "or fill them first. Features with gaps are taken as they are by, for example, "
             "--estimator HistGradientBoostingClassifier."
         )

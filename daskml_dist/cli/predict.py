@@ -69,14 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         score = None if y is None else float(model.score(X, y))
     names = _names(arguments.method, found, getattr(model, "classes_", None))
     # Predictions on standard output are for another program: the score must not be among them.
-    told = sys.stdout if arguments.output is not None else sys.stderr
+    stream = sys.stdout if arguments.output is not None else sys.stderr
     if arguments.output is None:
         _print(names, found)
     else:
         _write(Path(arguments.output), names, found)
         print(f"saved: {arguments.output}, {len(found):,} rows")
     if score is not None:
-        print(f"score: {score:.4f}", file=told)
+        print(f"score: {score:.4f}", file=stream)
     return 0
 
 

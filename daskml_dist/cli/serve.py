@@ -129,20 +129,20 @@ def _read_token(file: str | None) -> str | None:
     """
     # The first line alone, since editors end a file with a line break.
     if file is None:
-        told = os.environ.get(_TOKEN)
+        token = os.environ.get(_TOKEN)
     else:
         try:
-            told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
+            token = (Path(file).read_text("utf-8").splitlines() or [""])[0]
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidParameterError(
                 f"The token file {file} cannot be read ({error}). Name a file of text that this "
                 "user may read."
             ) from error
-    if told is None:
+    if token is None:
         return None
     # An empty token, such as of a variable that a script failed to set, would let everybody in.
-    if not told.strip():
+    if not token.strip():
         raise InvalidParameterError(
             f"The token is empty. Write one into {file or _TOKEN}, or name none for no token."
         )
-    return told.strip()
+    return token.strip()

@@ -81,8 +81,8 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     # The function may be any closure, which has no hash that would say that two are equal.
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, X = share_in_graph(function), join_delayed(convert_foreign(X), 2)
-    if (told := find_declared_numbers(X, "X")) is not None:
-        apply = partial(_apply_to_declared_blocks, told, apply)
+    if (declared := find_declared_numbers(X, "X")) is not None:
+        apply = partial(_apply_to_declared_blocks, declared, apply)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
         return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
     if isinstance(X, da.Array):
@@ -107,10 +107,12 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
 
 
 def _apply_to_declared_blocks(
-    told: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
+    declared: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
 ) -> Any:
     """Return ``apply(rows, function, number)``; a failure tells where the block broke its meta."""
-    return call_on_declared_blocks([told], [rows], number, partial(apply, rows, function, number))
+    return call_on_declared_blocks(
+        [declared], [rows], number, partial(apply, rows, function, number)
+    )
 
 
 def _map_chunks(

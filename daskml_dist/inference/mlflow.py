@@ -281,9 +281,9 @@ def _load_pyfunc(path: str) -> _PyfuncModel:
     MLflow imports the code in a model's folder anyway, so classes that ``MLmodel`` names are
     trusted as much as that code is.
     """
-    told = _load_mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
+    flavor = _load_mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
     given = {}
-    for parameter, name in told.get("given", {}).items():
+    for parameter, name in flavor.get("given", {}).items():
         try:
             given[parameter] = _find_object(name)
         except (ImportError, AttributeError) as error:
@@ -292,4 +292,4 @@ def _load_pyfunc(path: str) -> _PyfuncModel:
                 "again with the file that defines it in code_paths, or read it by "
                 f"daskml_dist.inference.mlflow.load_model(uri, {parameter}=...)."
             ) from error
-    return _PyfuncModel(load(path, trusted=told.get("trusted", ()), **given))
+    return _PyfuncModel(load(path, trusted=flavor.get("trusted", ()), **given))

@@ -123,10 +123,10 @@ def _check_names(given: Collection[str], names: Sequence[str], needed: Sequence[
     missing = [name for name in needed if name not in given]
     unknown = [name for name in given if name not in set(names)]
     if missing or unknown:
-        said = [f"{_list_names(missing)} missing"] if missing else []
-        said += [f"{_list_names(unknown)} unknown to the model"] if unknown else []
+        problems = [f"{_list_names(missing)} missing"] if missing else []
+        problems += [f"{_list_names(unknown)} unknown to the model"] if unknown else []
         raise _wrong_input(
-            f"Of the features, {' and '.join(said)}: send one input for each, of "
+            f"Of the features, {' and '.join(problems)}: send one input for each, of "
             f"{_list_names(needed)}."
         )
 

@@ -476,22 +476,22 @@ class Models:
         cannot be loaded, it is the one served `before`, and at a start the newest of the older.
         """
         while True:
-            told = registry.read_current_version(folder, name)
-            if told is not None:
+            named = registry.read_current_version(folder, name)
+            if named is not None:
                 self._refused.pop((name, registry.CURRENT), None)
             elif (folder / name / registry.CURRENT).exists():
                 self._refuse(name, registry.CURRENT, _NO_VERSION, None, _NEWEST)
                 if before is not None:
                     return before.current  # the newest version may not be released yet
             versions = registry.list_version_names(folder, name)
-            first = told or (versions[-1] if versions else None)
+            first = named or (versions[-1] if versions else None)
             if first is None:
                 return None
             if found := self._version(folder, name, first, before):
                 return found
             # Not loaded, and named again: it is damaged. Else a publisher has meanwhile made
             # another version current and deleted this one, so the next one is tried.
-            if registry.read_current_version(folder, name) == told:
+            if registry.read_current_version(folder, name) == named:
                 break
         if before is not None:
             return before.current
@@ -545,10 +545,10 @@ class Models:
 
         `other` says what is served instead where nothing of the name was served before.
         """
-        told = state if state is not None else why
-        if self._refused.get((name, version)) == told:
+        cause = state if state is not None else why
+        if self._refused.get((name, version)) == cause:
             return
-        self._refused[name, version] = told
+        self._refused[name, version] = cause
         self._metrics.failed(name)
         kept = self._table.get(name)
         still = f"version {kept.current.version} is served on" if kept else other

@@ -277,24 +277,24 @@ class Cluster:
         if is_lost:
             self._release(id(served.predictor))
         if is_late and isinstance(error, TimeoutError):
-            said = (
+            message = (
                 f"No worker of {self.address} answered within {self._within:g} s: ask again in a "
                 "while, send fewer rows at a time, or add workers."
             )
         elif is_killed_worker(error):
-            said = (
+            message = (
                 f"Workers of {self.address} died over these rows ({error}): send fewer rows at a "
                 "time, or give workers more memory."
             )
         elif is_lost:
             _LOG.error(_UNREAD, self.address, served.name, exc_info=error)
-            said = (
+            message = (
                 f"Workers of {self.address} cannot load the model ({type(error).__name__}): "
                 "install there what this server has, or send fewer rows at a time."
             )
         else:
             return
-        raise _try_later_error(said, 30 if is_lost else 5) from error
+        raise _try_later_error(message, 30 if is_lost else 5) from error
 
     def _send_model(self, client: Any, predictor: Any) -> tuple[Any, int]:
         """Return the future of a model on the cluster, and the BLAS threads of this process.

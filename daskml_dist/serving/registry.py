@@ -363,16 +363,16 @@ def set_route(
     # Versions that a server could not load would leave their shares to the others.
     for version in {*route.weights, *route.shadows} - {CURRENT}:
         _find_version_file(folder, name, version)
-    told = {"weights": dict(route.weights), "shadows": list(route.shadows)}
-    write_bytes(str(home / _ROUTE), json.dumps(told, indent=2).encode())
+    content = {"weights": dict(route.weights), "shadows": list(route.shadows)}
+    write_bytes(str(home / _ROUTE), json.dumps(content, indent=2).encode())
 
 
 def read_route(folder: Any, name: str) -> Routing:
     """Return the weights and shadows of a name."""
     path = Path(folder) / name / _ROUTE
     try:
-        told = json.loads(path.read_text("utf-8"))
-        return _make_routing(told["weights"], told.get("shadows", []))
+        content = json.loads(path.read_text("utf-8"))
+        return _make_routing(content["weights"], content.get("shadows", []))
     except FileNotFoundError:
         return Routing()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -414,10 +414,10 @@ def is_removed(folder: Any, name: str) -> bool:
 def read_current_version(folder: Any, name: str) -> str | None:
     """Return the version that a registry says is current, even if its files are missing."""
     try:
-        told = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
+        version = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
     except (OSError, ValueError):
         return None
-    return told if _is_version(told) else None
+    return version if _is_version(version) else None
 
 
 def find_model_file(folder: Any, name: str, version: str) -> Path | None:

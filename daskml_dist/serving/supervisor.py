@@ -67,7 +67,7 @@ class _Child:
     pipe: int  # file descriptor of what it writes to the parent
     since: float  # when it was started
     is_ready: bool = False
-    said: bytes = b""
+    output: bytes = b""  # what it has written to the parent, but for "R"
     deadline: float | None = None  # when it is killed, once it was told to end
     replaces: _Child | None = None  # process that is told to end once this one is ready
 
@@ -245,7 +245,7 @@ class Supervisor:
                 self._to_replace = [one for one in self._to_replace if one is not old]
                 self._retire(old, self._end_within)
         elif data:
-            child.said += data
+            child.output += data
         else:
             # The pipe's end: it would be readable in each turn, until the process is reaped.
             child.is_ready = True
@@ -258,7 +258,7 @@ class Supervisor:
                 continue
             with suppress(OSError):
                 while data := os.read(child.pipe, 4096):
-                    child.said += data
+                    child.output += data
             os.close(child.pipe)
             self._children.remove(child)
             if child.deadline is None:
@@ -266,12 +266,12 @@ class Supervisor:
 
     def _died(self, child: _Child, status: int) -> None:
         """Log a death that was not asked for; end all, or wait before the next start."""
-        why = child.said.removeprefix(b"R").removeprefix(b"E").decode(errors="replace")
-        told = f"ended with {status}" if status >= 0 else f"was killed by signal {-status}"
-        _LOG.error("Process %d %s%s", child.pid, told, f": {why}" if why else "")
+        why = child.output.removeprefix(b"R").removeprefix(b"E").decode(errors="replace")
+        ending = f"ended with {status}" if status >= 0 else f"was killed by signal {-status}"
+        _LOG.error("Process %d %s%s", child.pid, ending, f": {why}" if why else "")
         # Where not even the first start succeeds, another one would fail alike.
         if not self._anyone_was_ready:
-            self._failure = why or f"The first process {told}; standard error says why."
+            self._failure = why or f"The first process {ending}; standard error says why."
             self._stop(again=False)
             return
         if child.replaces is not None:
@@ -298,7 +298,7 @@ class Supervisor:
                 if late:
                     child.deadline = now + 1.0
                 else:
-                    child.since, child.said = now, b"EIt was not ready in time."
+                    child.since, child.output = now, b"EIt was not ready in time."
 
     # --- processes -----------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class _Report:
         Seconds from the begin of the fit at which the worker made it.
     offset : float
         Seconds from the worker's clock to that of the fit.
-    told : dict
+    content : dict
     steps : dict of int to int
         By lane.
     speeds : dict of int to float
@@ -71,7 +71,7 @@ class _Report:
 
     at: float
     offset: float
-    told: dict[str, Any]
+    content: dict[str, Any]
     steps: dict[int, int]
     speeds: dict[int, float]
     traffic: dict[str, float]
@@ -90,13 +90,13 @@ class Pulses:
         self._last: dict[str, _Report] = {}
         self._open: list[str] = []
 
-    def hear(self, at: float, told: dict[str, Any]) -> bool:
+    def hear(self, at: float, content: dict[str, Any]) -> bool:
         """Record a worker's report; return whether it opens a new moment and so ends the last."""
-        worker = told["worker"]
+        worker = content["worker"]
         ends = worker in self._open
         if ends:
             self._close()
-        self._last[worker] = _make_report(at, told, self._last.get(worker))
+        self._last[worker] = _make_report(at, content, self._last.get(worker))
         self._open.append(worker)
         return ends
 
@@ -113,7 +113,7 @@ class Pulses:
         heard = {
             name: report
             for name, report in self._last.items()
-            if report.at > at - _MAX_SILENT_INTERVALS * report.told["every"]
+            if report.at > at - _MAX_SILENT_INTERVALS * report.content["every"]
         }
         speeds = [
             (lane, name, heard[name].at, speed)
@@ -125,7 +125,7 @@ class Pulses:
         for report in heard.values():
             traffic.update(report.traffic)
         names = ("rows_here", "rows_streamed", "memory", "spilled")
-        sums = {name: float(sum(one.told[name] for one in heard.values())) for name in names}
+        sums = {name: float(sum(one.content[name] for one in heard.values())) for name in names}
         # Several late reports of one moment are merged with it.
         if self.kept and at <= self.kept[-1].at:
             last = self.kept.pop()
@@ -137,11 +137,11 @@ class Pulses:
             del self.kept[1::2]
 
 
-def _make_report(at: float, told: dict[str, Any], before: _Report | None) -> _Report:
+def _make_report(at: float, content: dict[str, Any], before: _Report | None) -> _Report:
     """Return a worker's report with its rates; the first one has none."""
-    clock, steps = told["clock"], {lane: n for lane, n in told["steps"] if lane < N_SPEEDS}
-    if before is None or (passed := clock - before.told["clock"]) <= 0:
-        return _Report(at, at - clock, told, steps, {}, {})
+    clock, steps = content["clock"], {lane: n for lane, n in content["steps"] if lane < N_SPEEDS}
+    if before is None or (passed := clock - before.content["clock"]) <= 0:
+        return _Report(at, at - clock, content, steps, {}, {})
     # The report with the shortest delivery gives the best estimate of the clocks' difference.
     offset = min(before.offset, at - clock)
     # No speed for a lane that has moved here, or whose counter a new generation has reset.
@@ -152,11 +152,11 @@ def _make_report(at: float, told: dict[str, Any], before: _Report | None) -> _Re
     }
     # Counters begin at 0 again with a new generation: then the new value is all that was moved.
     moved = {
-        transport: n - then if n >= (then := before.told["traffic"].get(transport, 0)) else n
-        for transport, n in told["traffic"].items()
+        transport: n - then if n >= (then := before.content["traffic"].get(transport, 0)) else n
+        for transport, n in content["traffic"].items()
     }
     traffic = {transport: n / passed for transport, n in moved.items()}
-    return _Report(clock + offset, offset, told, steps, speeds, traffic)
+    return _Report(clock + offset, offset, content, steps, speeds, traffic)
 
 
 def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str, list[Any]]:

@@ -44,8 +44,8 @@ def _check_categories(model: Any) -> None:
                 "numbers alone. Number them before the fit (OrdinalEncoder, and its columns as "
                 "categorical_features), or use to_sklearn()."
             )
-        there = known[~np.isnan(known)]
-        if len(np.unique(there.astype(np.float32))) < len(there):
+        present = known[~np.isnan(known)]
+        if len(np.unique(present.astype(np.float32))) < len(present):
             raise ExportError(
                 f"Categories of feature {feature} are different numbers of float64 that are the "
                 "same of float32, which trees of ONNX read. Number them from 0 before the fit "

@@ -43,14 +43,14 @@ def check_references(archive: bytes, name: str) -> None:
         )
 
 
-def _find_parts(told: Any) -> Iterable[dict[str, Any]]:
+def _find_parts(schema: Any) -> Iterable[dict[str, Any]]:
     """Yield the objects of JSON at any depth, which are the parts of a schema of skops."""
-    if isinstance(told, dict):
-        yield told
-        told = told.values()
-    elif not isinstance(told, list):
+    if isinstance(schema, dict):
+        yield schema
+        schema = schema.values()
+    elif not isinstance(schema, list):
         return
-    for one in told:
+    for one in schema:
         yield from _find_parts(one)
 
 
@@ -64,15 +64,15 @@ class _VisitCounter:
         for part in parts:
             self._of_id.setdefault(_key(part), []).append(part)
 
-    def of(self, told: Any) -> int:
+    def of(self, schema: Any) -> int:
         """Return the visits of some JSON."""
-        if isinstance(told, list):
-            return sum(map(self.of, told))
-        if not isinstance(told, dict):
+        if isinstance(schema, list):
+            return sum(map(self.of, schema))
+        if not isinstance(schema, dict):
             return 0
-        key = _key(told)
+        key = _key(schema)
         if key is None:
-            return 1 + self.of([*told.values()])
+            return 1 + self.of([*schema.values()])
         if key not in self._known:
             self._known[key] = -1
             # Several parts may have the number, and which one is meant depends on the reader: the
@@ -112,8 +112,8 @@ def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -
         for name, data in more.items():
             archive.writestr(name, data)
             sums[name] = compute_checksum(data)
-        told = {**manifest, "sha256": sums}
-        archive.writestr(MANIFEST, json.dumps(told, indent=2, allow_nan=False))
+        content = {**manifest, "sha256": sums}
+        archive.writestr(MANIFEST, json.dumps(content, indent=2, allow_nan=False))
     return buffer.getvalue()
 
 
@@ -142,9 +142,12 @@ def take_out_arrays(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
     of `outer` stands for two, as `put_back_arrays` demands.
     """
     parts = _read_members(inner, "the estimator")
-    there = {compute_checksum(data): one for one, data in _read_members(outer, "its twin").items()}
+    in_outer = {
+        compute_checksum(data): one for one, data in _read_members(outer, "its twin").items()
+    }
     same = {
-        n: there.pop(found, "") for n, found in ((n, compute_checksum(d)) for n, d in parts.items())
+        n: in_outer.pop(found, "")
+        for n, found in ((n, compute_checksum(d)) for n, d in parts.items())
     }
     same = {n: at for n, at in same.items() if at and n.endswith(_ARRAY)}
     if not same:
@@ -176,14 +179,14 @@ def _read_members(data: bytes, name: str) -> dict[str, bytes]:
     """Return the members of a zip file, after checks that they take no more memory than it does."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            told = archive.infolist()
-            if any(one.compress_type != zipfile.ZIP_STORED for one in told):
+            infos = archive.infolist()
+            if any(one.compress_type != zipfile.ZIP_STORED for one in infos):
                 raise ModelFileError(f"{name} has compressed members, which save() writes none of.")
-            if sum(one.file_size for one in told) > len(data):
+            if sum(one.file_size for one in infos) > len(data):
                 raise ModelFileError(f"{name} is damaged: its members overlap. {REMEDY}")
-            if len({one.filename for one in told}) < len(told):
+            if len({one.filename for one in infos}) < len(infos):
                 raise ModelFileError(f"{name} is damaged: two members have a name. {REMEDY}")
-            found = {one.filename: archive.read(one) for one in told}
+            found = {one.filename: archive.read(one) for one in infos}
     except ModelFileError:
         raise
     except _DAMAGED as error:

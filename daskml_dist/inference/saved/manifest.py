@@ -74,20 +74,20 @@ def explain_old_versions(manifest: Mapping[str, Any], name: str) -> Iterator[Non
     except ModelFileError:
         raise
     except Exception as error:  # of many kinds: a class that has moved, attributes
-        told = ", ".join(f"{one} {number}" for one, number in manifest["versions"].items())
+        versions = ", ".join(f"{one} {number}" for one, number in manifest["versions"].items())
         raise ModelFileError(
-            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with {told}; "
-            "install these, or save the model again."
+            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with "
+            f"{versions}; install these, or save the model again."
         ) from error
 
 
 def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
     """Warn where another minor release of this package or scikit-learn wrote a file."""
-    here, there = _find_versions(), manifest.get("versions", {})
+    here, written = _find_versions(), manifest.get("versions", {})
     others = [
-        f"{one} {there[one]} (here {here.get(one)})"
+        f"{one} {written[one]} (here {here.get(one)})"
         for one in _WARNED_PACKAGES
-        if one in there and _minor(there[one]) != _minor(here.get(one, ""))
+        if one in written and _minor(written[one]) != _minor(here.get(one, ""))
     ]
     if others:
         warnings.warn(

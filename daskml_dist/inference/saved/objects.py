@@ -214,18 +214,18 @@ class Writer:
 
     def _add_array(self, value: NDArray[Any], name: str) -> Any:
         """Add an array to the tensors by its kind; return its JSON."""
-        told: dict[str, Any] = {_KIND: "array", "tensor": name, "dtype": value.dtype.str}
+        encoded: dict[str, Any] = {_KIND: "array", "tensor": name, "dtype": value.dtype.str}
         # Numbers as they are, dates as integers, texts as UTF-8 with the end of each, and arrays of
         # other objects as lists.
         if value.dtype.kind in "biuf" and value.itemsize <= 8:
             if value.flags.f_contiguous and not value.flags.c_contiguous:
-                told["order"] = "F"
+                encoded["order"] = "F"
             self._add(name, value.astype(value.dtype.newbyteorder("=")))
         elif value.dtype.kind in "mM":
             self._add(name, value.view(np.int64))
         elif value.dtype.kind == "U" or all(type(one) is str for one in value.flat):
             texts = [str(one).encode("utf-8", _SURROGATES) for one in value.flat]
-            told |= {_KIND: "texts", "shape": list(value.shape)}
+            encoded |= {_KIND: "texts", "shape": list(value.shape)}
             self._add(f"{name}.utf8", np.frombuffer(b"".join(texts), np.uint8))
             self._add(f"{name}.ends", np.cumsum([len(one) for one in texts], dtype=np.int64))
         elif value.dtype.kind == "O":
@@ -233,7 +233,7 @@ class Writer:
             return {_KIND: "objects", "shape": list(value.shape), "items": items}
         else:
             raise _cannot_write(value, name)
-        return told
+        return encoded
 
     def _add(self, name: str, value: NDArray[Any]) -> None:
         """Add a tensor; two paths may give one name, as keys of dicts may hold dots."""
@@ -250,14 +250,14 @@ def is_number_type(value: Any) -> bool:
     return value is not np.object_ and np.dtype(value).type is value
 
 
-def list_classes(told: Any) -> set[str]:
+def list_classes(encoded: Any) -> set[str]:
     """Return the names of the classes of all objects in encoded JSON."""
-    if isinstance(told, list):
-        return set().union(*map(list_classes, told))
-    if not isinstance(told, dict):
+    if isinstance(encoded, list):
+        return set().union(*map(list_classes, encoded))
+    if not isinstance(encoded, dict):
         return set()
-    own = {told["class"]} if told.get(_KIND) == "object" else set()
-    return own.union(*map(list_classes, told.values()))
+    own = {encoded["class"]} if encoded.get(_KIND) == "object" else set()
+    return own.union(*map(list_classes, encoded.values()))
 
 
 def _cannot_write(value: Any, name: str) -> ModelFileError:
@@ -287,39 +287,39 @@ class Reader:
         # Arrays that have been made, by name: attributes that shared one share it again.
         self._arrays: dict[str, NDArray[Any]] = {}
         self._decoders: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "float": lambda told: _FLOATS[told["value"]],
-            "scalar": lambda told: self._array(told["value"])[()],
-            "dtype": lambda told: np.dtype(told["value"]),
-            "type": lambda told: np.dtype(told["value"]).type,
-            "tuple": lambda told: tuple(map(self.of, told["items"])),
-            "dict": lambda told: {self.of(key): self.of(one) for key, one in told["items"]},
+            "float": lambda encoded: _FLOATS[encoded["value"]],
+            "scalar": lambda encoded: self._array(encoded["value"])[()],
+            "dtype": lambda encoded: np.dtype(encoded["value"]),
+            "type": lambda encoded: np.dtype(encoded["value"]).type,
+            "tuple": lambda encoded: tuple(map(self.of, encoded["items"])),
+            "dict": lambda encoded: {self.of(key): self.of(one) for key, one in encoded["items"]},
             "array": self._array,
             "texts": self._array,
             "objects": self._objects,
             "object": self._object,
         }
 
-    def of(self, told: Any) -> Any:
+    def of(self, encoded: Any) -> Any:
         """Return the value of encoded JSON."""
-        if isinstance(told, list):
-            return [self.of(one) for one in told]
-        if not isinstance(told, dict):
-            return told
-        if _KIND not in told:
-            return {name: self.of(one) for name, one in told.items()}
-        return self._decoders[told[_KIND]](told)
+        if isinstance(encoded, list):
+            return [self.of(one) for one in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        if _KIND not in encoded:
+            return {name: self.of(one) for name, one in encoded.items()}
+        return self._decoders[encoded[_KIND]](encoded)
 
-    def _array(self, told: dict[str, Any]) -> NDArray[Any]:
+    def _array(self, encoded: dict[str, Any]) -> NDArray[Any]:
         """Return an array, which is made at its first use."""
-        name = told["tensor"]
+        name = encoded["tensor"]
         if name not in self._arrays:
-            self._arrays[name] = self._make_array(name, told)
+            self._arrays[name] = self._make_array(name, encoded)
         return self._arrays[name]
 
-    def _make_array(self, name: str, told: dict[str, Any]) -> NDArray[Any]:
+    def _make_array(self, name: str, encoded: dict[str, Any]) -> NDArray[Any]:
         """Return a new array from its tensors; raise where its JSON does not fit them."""
-        dtype = np.dtype(told["dtype"])
-        if told[_KIND] == "texts":
+        dtype = np.dtype(encoded["dtype"])
+        if encoded[_KIND] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
             # Text i is data[starts[i]:starts[i + 1]].
             starts = [0, *ends.tolist()]
@@ -331,24 +331,24 @@ class Reader:
             ):
                 raise ValueError(f"{name}, whose {dtype} is far wider than its texts")
             texts = [data[a:b].decode("utf-8", _SURROGATES) for a, b in pairwise(starts)]
-            return np.array(texts, dtype).reshape(told["shape"])
+            return np.array(texts, dtype).reshape(encoded["shape"])
         if dtype.kind not in "biufmM" or dtype.itemsize > 8:
             raise ValueError(f"{name} as {dtype}, which no array of a file is")
         found = self._tensors[name]
         found = found.view(dtype) if dtype.kind in "mM" else found.astype(dtype)
         # A writable copy, in the memory order of the fit, by which BLAS rounds products.
-        return np.array(found, order=told.get("order", "C"))
+        return np.array(found, order=encoded.get("order", "C"))
 
-    def _objects(self, told: dict[str, Any]) -> NDArray[Any]:
+    def _objects(self, encoded: dict[str, Any]) -> NDArray[Any]:
         """Return an array of objects; assigned, as NumPy would look into lists among them."""
-        found: NDArray[Any] = np.empty(len(told["items"]), object)
-        found[:] = [self.of(one) for one in told["items"]]
-        return found.reshape(told["shape"])
+        found: NDArray[Any] = np.empty(len(encoded["items"]), object)
+        found[:] = [self.of(one) for one in encoded["items"]]
+        return found.reshape(encoded["shape"])
 
-    def _object(self, told: dict[str, Any]) -> Any:
+    def _object(self, encoded: dict[str, Any]) -> Any:
         """Return an object with its attributes set, without a call of its class's code."""
-        found: Any = object.__new__(self._class(told["class"]))
-        vars(found).update({name: self.of(one) for name, one in told["state"].items()})
+        found: Any = object.__new__(self._class(encoded["class"]))
+        vars(found).update({name: self.of(one) for name, one in encoded["state"].items()})
         return found
 
     def _class(self, name: str) -> type:

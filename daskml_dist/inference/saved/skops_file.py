@@ -80,10 +80,11 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
             warnings.simplefilter("ignore", InconsistentVersionWarning)
             found = sio.loads(own, types)
     # A manifest may be of another file: its checksums are not of itself.
-    told = manifest.get("estimator")
-    if str(told).rpartition(".")[2] != type(found).__name__:
+    stated = manifest.get("estimator")
+    if str(stated).rpartition(".")[2] != type(found).__name__:
         raise ModelFileError(
-            f"{name} is damaged: it tells of a {told}, and holds a {type(found).__name__}. {REMEDY}"
+            f"{name} is damaged: it tells of a {stated}, and holds a {type(found).__name__}. "
+            f"{REMEDY}"
         )
     return found
 

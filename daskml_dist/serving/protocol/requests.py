@@ -233,8 +233,8 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
     # Nested values must have the stated shape; flat ones, or those of one dimension but for ones,
     # are checked by their number.
     if nested is None or (len(nested) > 1 and nested != _drop_ones(tensor.shape)):
-        said = "unevenly" if nested is None else f"as {nested}"
-        raise _wrong_shape(tensor.name, f"is nested {said}", tensor.shape)
+        nesting = "unevenly" if nested is None else f"as {nested}"
+        raise _wrong_shape(tensor.name, f"is nested {nesting}", tensor.shape)
     return values
 
 
