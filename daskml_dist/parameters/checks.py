@@ -147,7 +147,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
         n_servers=int(run.n_servers),
         deterministic=bool(run.deterministic),
         compute_dtype=run.compute_dtype,
-        memory_budget=check_budget(run.memory_budget),
+        memory_budget=_check_budget(run.memory_budget),
         on_lost_data=run.on_lost_data,
         shard=run.shard,
         compression=get_compressor(run.compression),
@@ -224,7 +224,7 @@ def check_class_weight(class_weight: Any) -> Any:
     )
 
 
-def check_budget(memory_budget: Any) -> int | None:
+def _check_budget(memory_budget: Any) -> int | None:
     """Check a `memory_budget`; return its bytes, or None for "auto"."""
     if isinstance(memory_budget, str) and memory_budget == "auto":
         return None
@@ -326,7 +326,7 @@ _RUN_NAMES = frozenset(field.name for field in fields(Run))
 
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
     """Check that a constructor has the parameters that it is called with by name."""
-    # A parameter of `Run` given to an estimator is the likeliest mistake, and gets its own hint.
+    # The name of a parameter of `run` gets a hint of its own.
     known = (list_parameter_names(estimator) if params else None) or ()
     unknown = (name for name in params if name not in known)
     check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))

@@ -37,8 +37,7 @@ _TILE_ENTRIES = 1 << 16
 _MIN_TILE_ROWS, _KERNEL_TILE_ROWS = 64, 1 << 12
 #: Most candidates evaluated in one pass, so that caches hold their coefficients.
 _MAX_CANDIDATES_PER_PASS = 1024
-#: Adjacent rows that are read together when a share of the rows is sampled: long enough for
-#: sequential reads, short enough that blocks of sorted rows give several samples.
+#: Adjacent rows that are read together when a share of the rows is sampled.
 _SAMPLE_RUN_ROWS = 512
 
 
@@ -82,7 +81,9 @@ class PerSplitStatistic(Statistic):
             every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
             if self._add_by_membership(model, every, roles, out, backend):
                 return float("nan")
-        for k, some in enumerate(weight_rows_by_split(model, rows, np.array(self.splits), backend)):
+        for k, some in enumerate(
+            _weight_rows_by_split(model, rows, np.array(self.splits), backend)
+        ):
             self.each.add(model.each, some, out[k, ...], backend)
         return float("nan")
 
@@ -158,7 +159,7 @@ def iterate_split_rows(
     yield BatchRows(rows.X, rows.y, weight, rows.key, rows.block, rows.first)
 
 
-def training_weights(
+def _training_weights(
     model: BatchedLinear, rows: BatchRows, splits: NDArray[np.int64], dtype: Any, backend: Backend
 ) -> Any:
     """Return the rows' weights in some splits, of shape (n, n_some); 0 for rows not trained on.
@@ -186,12 +187,12 @@ def _read_targets(model: BatchedLinear, y: Any) -> Any:
     return np.ascontiguousarray(targets) if is_host(targets) else targets
 
 
-def weight_rows_by_split(
+def _weight_rows_by_split(
     model: BatchedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
 ) -> list[BatchRows]:
     """Return, for each split, all rows with their training weights, as a single model's rows."""
     y = _read_targets(model, rows.y)
-    weights = training_weights(model, rows, splits, rows.y.dtype, backend).T
+    weights = _training_weights(model, rows, splits, rows.y.dtype, backend).T
     weights = np.ascontiguousarray(weights) if is_host(weights) else weights
     return [
         BatchRows(rows.X, y, weights[k, :], rows.key, rows.block, rows.first)
@@ -208,7 +209,7 @@ class SplitWeights(Statistic):
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
-        out += total(training_weights(model, rows, splits, float64, backend), axis=0)
+        out += total(_training_weights(model, rows, splits, float64, backend), axis=0)
         return float("nan")
 
 
@@ -222,7 +223,7 @@ class SplitLabelWeights(Statistic):
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
-        weights = training_weights(model, rows, splits, float64, backend)
+        weights = _training_weights(model, rows, splits, float64, backend)
         code = model.label_codes(model.parted(rows.y)[0])
         out += weights.T @ one_hot(code, out.shape[1], float64)
         return float("nan")
@@ -406,7 +407,7 @@ class BatchedGradient(Statistic):
         every = np.arange(model.roles.n_splits)
         add_log_gradients(
             rows.X, np.ascontiguousarray(rows.y[:, 0]),
-            training_weights(model, rows, every, rows.X.dtype, backend), some.stops(len(every)),
+            _training_weights(model, rows, every, rows.X.dtype, backend), some.stops(len(every)),
             w, bias, some.sums["losses"], gradient,
         )  # fmt: skip
         some.sums["gradient"] += gradient[: len(some.w)]
@@ -422,7 +423,7 @@ class BatchedGradient(Statistic):
         """Return the weighted losses' derivatives by `raw`, and add up each candidate's losses."""
         xp, losses = namespace(raw), some.sums["losses"]
         every = np.arange(model.roles.n_splits)
-        weights = training_weights(model, rows, every, raw.dtype, backend)
+        weights = _training_weights(model, rows, every, raw.dtype, backend)
         y, width = rows.y[:, 0], some.width
         n, n_active = raw.shape[0], len(some.at)
         # The loss of every row and candidate at once: (row, candidate) pairs are rows of one
@@ -477,7 +478,7 @@ class BatchedHessian(Statistic):
         # A Hessian is weighted by its own candidate's curvature, so each is a product of its own:
         # only the reading of the rows is shared.
         for run in runs:
-            of_splits = weight_rows_by_split(model, rows.part(run, backend), splits, backend)
+            of_splits = _weight_rows_by_split(model, rows.part(run, backend), splits, backend)
             for k, request in enumerate(requests):
                 request.add(model.each, of_splits[split_index[k]], sample_sums[k, ...], backend)
         out += sample_sums * factor

@@ -59,9 +59,9 @@ _LEADER_TOLERANCE = 0.1
 #: Eigenvalues below this share of the largest count as zero (the Hessian has a unit diagonal).
 _EIGENVALUE_CUTOFF = 1e-10
 #: Solves some candidates, given their indices, starts, the share of the rows, and solvers.
-SolveCandidates = Callable[[list[int], list["Array | None"], int, list[Solver]], list[Solution]]
+_SolveCandidates = Callable[[list[int], list["Array | None"], int, list[Solver]], list[Solution]]
 #: Candidates of one penalty, by the first of them.
-CandidateGroups = dict[int, list[int]]
+_CandidateGroups = dict[int, list[int]]
 #: Squared distance of two optima (in the Hessian's norm), as a share of the loss, within which one
 #: leads the other.
 _LEADER_DISTANCE = 3e-4
@@ -119,7 +119,7 @@ class BatchedSolver(Solver):
 
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every candidate, then score them if asked for."""
-        gradients, every = CachedGradients(self.columns, sums), list(range(len(self.columns)))
+        gradients, every = _CachedGradients(self.columns, sums), list(range(len(self.columns)))
 
         def solve(
             at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
@@ -172,7 +172,7 @@ class BatchedSolver(Solver):
         return evaluate_by_split(score, w, np.array([column.split for column in self.columns]))
 
     def _answer_requests(
-        self, sums: Sums, gradients: CachedGradients, at: list[int], requests: list[Statistic],
+        self, sums: Sums, gradients: _CachedGradients, at: list[int], requests: list[Statistic],
         share: int,
     ) -> list[Array]:  # fmt: skip
         """Return the sums that the solvers of the candidates `at` request."""
@@ -214,7 +214,7 @@ def candidate_solution(stacked: Solution, k: int) -> Solution:
     return Solution(stacked.w[k], n_iter, converged, message, extra)
 
 
-class CachedGradients:
+class _CachedGradients:
     """Losses and gradients of candidates, of which the last one of each is kept.
 
     A solver that starts where a warm start ended requests the gradient that is known there.
@@ -266,7 +266,7 @@ class WarmStarts:
     model : BatchedLinear
     columns : tuple of Candidate
     sums : Sums
-    gradients : CachedGradients
+    gradients : _CachedGradients
     share : int
         The share of the rows is one in `share` runs of them.
 
@@ -283,7 +283,7 @@ class WarmStarts:
         model: BatchedLinear,
         columns: tuple[Candidate, ...],
         sums: Sums,
-        gradients: CachedGradients,
+        gradients: _CachedGradients,
         share: int,
     ) -> None:
         self._model, self._columns, self._sums = model, columns, sums
@@ -291,7 +291,7 @@ class WarmStarts:
         self.steps = np.zeros(len(columns), np.int64)
         self.solutions: dict[int, Solution] = {}
 
-    def find_starts(self, solve: SolveCandidates) -> list[Array | None]:
+    def find_starts(self, solve: _SolveCandidates) -> list[Array | None]:
         """Return the parameters from which each candidate is to be solved on all rows."""
         every = list(range(len(self._columns)))
         groups = self._group_candidates()
@@ -329,8 +329,8 @@ class WarmStarts:
 
     def _solve_on_share(
         self,
-        solve: SolveCandidates,
-        groups: CandidateGroups,
+        solve: _SolveCandidates,
+        groups: _CandidateGroups,
         optima: dict[int, Array],
         leaders: dict[int, int],
         leader_of: dict[int, int],
@@ -355,7 +355,7 @@ class WarmStarts:
         return w | {i: one.w for i, one in zip(others, alone, strict=True)}
 
     def _solve_first_candidates(
-        self, firsts: list[int], solve: SolveCandidates
+        self, firsts: list[int], solve: _SolveCandidates
     ) -> dict[int, Array]:
         """Solve the first candidate of each group on the share, by Newton where L-BFGS is slow."""
         short: list[Solver] = [
@@ -379,7 +379,7 @@ class WarmStarts:
         found |= dict(zip(slow, solve(slow, starts, share, newton), strict=True))
         return {i: one.w for i, one in found.items()}
 
-    def _group_candidates(self) -> CandidateGroups:
+    def _group_candidates(self) -> _CandidateGroups:
         """Return groups of candidates whose solvers and penalties are alike."""
         found: dict[object, list[int]] = {}
         for i, column in enumerate(self._columns):
@@ -392,7 +392,7 @@ class WarmStarts:
             found.setdefault(key, []).append(i)
         return {group[0]: group for group in found.values()}
 
-    def _map_followers(self, groups: CandidateGroups, leaders: dict[int, int]) -> dict[int, int]:
+    def _map_followers(self, groups: _CandidateGroups, leaders: dict[int, int]) -> dict[int, int]:
         """Return, for each candidate of a led group, the leading group's one of the same split."""
         found: dict[int, int] = {}
         for first, group in groups.items():
@@ -416,7 +416,7 @@ class WarmStarts:
         return share if n_rows >= _MIN_ROWS_PER_PARAMETER * size else None
 
     def _invert_hessians(
-        self, groups: CandidateGroups, optima: dict[int, Array], leaders: dict[int, int]
+        self, groups: _CandidateGroups, optima: dict[int, Array], leaders: dict[int, int]
     ) -> dict[int, Array]:
         """Return the inverse Hessian of each candidate's objective, if it is well defined."""
         each, chosen = self._model.each, [i for i in leaders if leaders[i] == i]

@@ -35,7 +35,7 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Takes the number of the first of some adjacent rows, and their targets; returns whether each row
 #: is held out.
-IsHeldOut = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
+_IsHeldOut = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
 
 #: Hashed with the seed, so that these draws repeat no draws of another kind.
 _HOLDOUT_DRAW = 2
@@ -60,7 +60,7 @@ class HoldoutMask(Protocol):
     def n_left(self, n_rows: int) -> float:
         """Return about how many of `n_rows` rows are left to train on."""
 
-    def reader(self) -> IsHeldOut:
+    def reader(self) -> _IsHeldOut:
         """Return a function for one pass, which takes the rows of each block in their order."""
 
     def located(self, rows: OwnRows) -> HoldoutMask:
@@ -98,7 +98,7 @@ class TrailingRows(HoldoutMask):
         factors = np.where(self.class_weight > 0, self.class_weight, 1.0)
         return np.asarray(weight / factors[y.astype(np.intp)])
 
-    def reader(self) -> IsHeldOut:
+    def reader(self) -> _IsHeldOut:
         return lambda first, y: np.arange(first, first + len(y)) >= self.first
 
 
@@ -144,7 +144,7 @@ class StratifiedHoldout(HoldoutMask):
     def n_left(self, n_rows: int) -> float:
         return float(n_rows - self.n)
 
-    def reader(self) -> IsHeldOut:
+    def reader(self) -> _IsHeldOut:
         return _HoldoutReader(self)
 
     @cached_property
@@ -253,7 +253,7 @@ def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
 
 
 #: Returns the edges of at most so many bins, given values and their weights.
-EdgeFinder = Callable[[Array, Array | None, int], Array]
+_EdgeFinder = Callable[[Array, Array | None, int], Array]
 #: Rows of the sample that bins are chosen from (fewer rows are all taken), as in scikit-learn.
 SAMPLE_ROWS = 200_000
 #: Factor on the expected size of the sample, so that enough rows are drawn (by 13 standard
@@ -264,7 +264,7 @@ _SAMPLE_DRAW = 1
 #: A row's bins are padded to a multiple of so many bytes, so that few rows straddle cache lines.
 _WORD_BYTES = 8
 #: Rows of a tile, to keep temporary arrays small: 512 KiB of float64.
-TILE_ROWS = 2**16
+_TILE_ROWS = 2**16
 
 
 def find_bins(
@@ -274,7 +274,7 @@ def find_bins(
     seed: int,
     aside: HoldoutMask | None,
     n_used: float,
-    edges_by: EdgeFinder = compute_bin_edges,
+    edges_by: _EdgeFinder = compute_bin_edges,
 ) -> Bins:
     """Return the bins of all features, from a sample of the `n_used` rows that are not held out.
 
@@ -285,7 +285,7 @@ def find_bins(
     sampled, weight, numbers = _sample_rows(rows, seed, aside, n_used)
     # An all-to-all: each trainer gets the sampled columns whose edges it finds.
     ranges = rows.split_ranges(len(categories))
-    column = deal_columns(rows, sampled, ranges)
+    column = _deal_columns(rows, sampled, ranges)
     weight, numbers = (
         np.concatenate(parts) for parts in zip(*rows.gather_arrays([weight, numbers]), strict=True)
     )
@@ -393,7 +393,7 @@ def _sample_lane(
             which = draw_by_hash(numbers, seed, _SAMPLE_DRAW) <= last
         if is_aside is not None:
             which &= ~is_aside(first, block.y)
-        X, _, weight = select_rows(block, which)
+        X, _, weight = _select_rows(block, which)
         weight = np.empty(0) if weight is None else weight.astype(np.float64)
         found.append((X, weight, numbers[which]))
     return found
@@ -512,14 +512,14 @@ def bin_rows(
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + len(block.X))
         is_held = is_aside(first, block.y)
-        own.add(*select_rows(block, ~is_held), numbers[~is_held])
-        X, y, weight = select_rows(block, is_held)
+        own.add(*_select_rows(block, ~is_held), numbers[~is_held])
+        X, y, weight = _select_rows(block, is_held)
         weight = None if weight is None else aside.own_weight(y, weight)
         held.add(X, y, weight, numbers[is_held])
     return own, held
 
 
-def select_rows(
+def _select_rows(
     block: BatchRows, which: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Return chosen rows of a block, their targets and weights."""
@@ -531,11 +531,11 @@ def select_rows(
 
 def iterate_tiles(n: int) -> Iterator[slice]:
     """Yield slices of tiles that cover `n` rows."""
-    for start in range(0, n, TILE_ROWS):
-        yield slice(start, min(n, start + TILE_ROWS))
+    for start in range(0, n, _TILE_ROWS):
+        yield slice(start, min(n, start + _TILE_ROWS))
 
 
-def deal_columns(
+def _deal_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
     """Exchange all trainers' rows for the own range of their columns.
@@ -552,7 +552,7 @@ def deal_columns(
 def _deal_sparse_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
-    """Return what `deal_columns` does, exchanging CSC matrices."""
+    """Return what `_deal_columns` does, exchanging CSC matrices."""
     n_features = ranges[-1].stop
     blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
     X = sparse.csc_array(sparse.vstack(blocks))

@@ -6,7 +6,7 @@ only operations that IEEE 754 rounds correctly. Sums of floats are computed in f
 (:func:`sum_exactly`), so they do not depend on the order of the rows or the number of trainers.
 
 Without a scorer, the score is minus the mean loss, an all-reduce. A scorer needs all predictions:
-the rows that it scores are gathered to one trainer (:class:`GatheredRows`).
+the rows that it scores are gathered to one trainer (:class:`_GatheredRows`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SIGN_BIT = np.uint64(1 << 63)
 #: Bits of the mantissa of a float64: sums of integers below 2**52 are exact in float64.
 _EXACT_BITS = 52
 #: Returns `m` arrays, each with a summand for every row of a slice.
-MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
+_MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 
 
 def sum_exactly(
-    rows: OwnRows, binned_lanes: Sequence[BinnedRows], make: MakeSummands, m: int
+    rows: OwnRows, binned_lanes: Sequence[BinnedRows], make: _MakeSummands, m: int
 ) -> NDArray[np.float64]:
     """Return sums over all trainers' rows in fixed-point arithmetic, the same in any order.
 
@@ -481,14 +481,14 @@ class _ScoredPart:
         within: RowRange | None,
     ) -> None:
         self._rows, self._binned_lanes, self._loss, self._within = rows, binned_lanes, loss, within
-        self._gathered: GatheredRows | None = None
+        self._gathered: _GatheredRows | None = None
 
     def gather(self, share: float, seed: int) -> None:
         """Gather a random share of the rows to one trainer, for scorers."""
         weighted = np.array(
             [float(any(binned.weight is not None for binned in self._binned_lanes))]
         )
-        self._gathered = GatheredRows(
+        self._gathered = _GatheredRows(
             self._rows, self._binned_lanes, share, seed, bool(self._rows.max_trainers(weighted)[0]),
             self._within,
         )  # fmt: skip
@@ -509,7 +509,7 @@ class _ScoredPart:
         if self._within is None:
             return [losses, weight]
         assert binned.numbers is not None
-        is_within = is_in_range(binned.numbers[at], self._within)
+        is_within = _is_in_range(binned.numbers[at], self._within)
         return [np.where(is_within, losses, 0.0), np.where(is_within, weight, 0.0)]
 
 
@@ -592,7 +592,7 @@ class BoostScores:
         return self._stopping.ends(self.found[name])
 
 
-class GatheredRows:
+class _GatheredRows:
     """Rows of all trainers, gathered to the first trainer for a scorer.
 
     It alone calls the scorer and sends the others the score: a user's function need not be
@@ -628,7 +628,7 @@ class GatheredRows:
         for binned in binned_lanes:
             is_scored = draw_by_hash(_row_numbers(binned), seed, _SCORE_DRAW) <= last
             if within is not None:
-                is_scored &= is_in_range(_row_numbers(binned), within)
+                is_scored &= _is_in_range(_row_numbers(binned), within)
             self._at.append(np.flatnonzero(is_scored))
         numbers = gather_to_first(
             rows, [_row_numbers(binned)[at] for binned, at in self._scored_rows()]
@@ -663,7 +663,7 @@ class GatheredRows:
         return list(zip(self._binned_lanes, self._at, strict=True))
 
 
-def is_in_range(numbers: NDArray[np.int64], within: RowRange) -> NDArray[np.bool_]:
+def _is_in_range(numbers: NDArray[np.int64], within: RowRange) -> NDArray[np.bool_]:
     """Return a mask of the row indices that lie in a range."""
     return np.asarray((numbers >= within[0]) & (numbers < within[1]))
 

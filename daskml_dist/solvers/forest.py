@@ -170,7 +170,7 @@ class _ForestRun:
         state = _pack_forest_state(self._done)
         if self._solver.out_of_bag:
             trees = Trees.unpacked(state)
-            state |= predict_out_of_bag(self._rows, self._binned_lanes, self._growing, trees)
+            state |= _predict_out_of_bag(self._rows, self._binned_lanes, self._growing, trees)
         return Solution(np.empty(0), n, extra=state)
 
     def _make_apart_grower(self) -> Any:
@@ -240,7 +240,7 @@ def _pack_forest_state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
     return {**trees.packed(), "impurity": impurity}
 
 
-def predict_out_of_bag(
+def _predict_out_of_bag(
     rows: OwnRows, binned_lanes: Sequence[ForestRows], growing: ForestContext, trees: Trees
 ) -> dict[str, Array]:
     """Return sums of out-of-bag predictions, numbers of trees, and targets, in row order.

@@ -36,7 +36,7 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 _LINES_SHARE = 0.3
 #: Takes indices of nodes, a slice of the features that each draws, and whether to stop at the first
 #: one that varies; returns the best cut of each node.
-FindCuts = Callable[[Array, slice, bool], Array]
+_FindCuts = Callable[[Array, slice, bool], Array]
 #: Most bytes of the histograms that are built at once (256 MiB).
 _HISTOGRAM_BYTES = 2**28
 #: Further features tried at once for nodes in which none of the drawn features varies.
@@ -47,7 +47,7 @@ _DRAWN_FEATURES_COLUMN = 7
 
 
 def _find_best_cuts(
-    find_cuts: FindCuts, n: int, facts: ForestFacts, n_drawn: int, most: int
+    find_cuts: _FindCuts, n: int, facts: ForestFacts, n_drawn: int, most: int
 ) -> NDArray[np.int64]:
     """Return the best cut of each of `n` nodes, by histograms of `most` bytes at once.
 

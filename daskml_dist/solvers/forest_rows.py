@@ -75,7 +75,7 @@ class ForestRows:
 
 
 #: Returns a number, or several, for each row of a slice.
-MakeNumbers = Callable[[ForestRows, slice], Array]
+_MakeNumbers = Callable[[ForestRows, slice], Array]
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _user_weights(binned: ForestRows, at: slice) -> Array:
 
 
 def _find_scale(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: MakeNumbers, largest: float, bits: int
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, largest: float, bits: int
 ) -> float:
     """Return a power of two by which the sum of non-negative numbers of all rows stays below
     2**bits, given a bound of the numbers.
@@ -297,7 +297,7 @@ def _scale_targets(
 
 
 def _write_integers(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: MakeNumbers, columns: slice, bits: int
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, columns: slice, bits: int
 ) -> float:
     """Write scaled numbers to columns of `ForestRows.more`; return their scale."""
     parts = ((binned, at) for binned in binned_lanes for at in iterate_tiles(len(binned.y)))

@@ -248,7 +248,7 @@ class _BoostingRun:
             self._rows, self._binned_lanes, self._bins, solver.growth, self._missing,
             self._constant, self._device,
         )  # fmt: skip
-        gradients = GradientPacker(
+        gradients = _GradientPacker(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
         n_iter = len(self._trees) // k
@@ -333,7 +333,7 @@ def _pack_boosting_state(
     }
 
 
-class GradientPacker:
+class _GradientPacker:
     """Packer of gradients and hessians into the integers that trees are grown on.
 
     Parameters

@@ -50,7 +50,7 @@ from daskml_dist.solvers.rows import is_sparse, request_finite_sum, to_rows_dtyp
 #: Rows of a chunk on a CPU; their temporary arrays stay in a core's L2 cache.
 _CHUNK_ROWS = 1 << 13
 #: Candidates chosen in each round, of shape (m, n_features).
-SeedGroups = tuple[Array, ...]
+_SeedGroups = tuple[Array, ...]
 #: Candidates times centroids up to which clustering them is cheap enough for eight tries.
 _MAX_RETRY_PRODUCTS = 10**5
 
@@ -175,7 +175,7 @@ class _ClosestCandidate(RowState):
     """
 
     name = "closest"
-    groups: SeedGroups
+    groups: _SeedGroups
     shift: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
@@ -208,7 +208,7 @@ class _CandidateStatistic(Statistic):
         As of `_ClosestCandidate`.
     """
 
-    groups: SeedGroups
+    groups: _SeedGroups
     shift: Array | None
     in_parts: ClassVar[bool] = True
 

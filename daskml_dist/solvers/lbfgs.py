@@ -131,7 +131,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 on_step=lambda _, state: sums.keep(last, state),
                 kept=sums.kept,
             )
-        found = minimize_lbfgsb(
+        found = _minimize_lbfgsb(
             evaluate,
             begin.ravel(),
             sums,
@@ -182,7 +182,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
         return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
 
 
-def minimize_lbfgsb(
+def _minimize_lbfgsb(
     evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]],
     start: NDArray[Any],
     sums: Sums,
@@ -614,7 +614,7 @@ class HuberScale(Solver):
                 begun = True
             return found
 
-        found = minimize_lbfgsb(
+        found = _minimize_lbfgsb(
             evaluate,
             np.append(begin.ravel(), self.scale),
             sums,

@@ -109,7 +109,7 @@ class _NewtonTroubleError(Exception):
 
 
 @dataclass(frozen=True)
-class NewtonRun:
+class _NewtonRun:
     """Result of Newton's steps: solved, in trouble (why), or at the limit of iterations."""
 
     w: Array
@@ -143,7 +143,7 @@ class NewtonCholesky(PenalisedSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
-        steps = NewtonSteps(model, sums, self.penalty, self.tol)
+        steps = _NewtonSteps(model, sums, self.penalty, self.tol)
         if (kept := sums.kept) is None:
             run = steps.run(initial_parameters(model, start), self.max_iter)
         else:
@@ -153,7 +153,7 @@ class NewtonCholesky(PenalisedSolver):
         message = f"the limit of {self.max_iter} iterations was reached"
         return Solution(run.w, run.n_iter, run.solved or sums.should_stop, message)
 
-    def _continue_by_lbfgs(self, model: Any, sums: Sums, run: NewtonRun) -> Solution:
+    def _continue_by_lbfgs(self, model: Any, sums: Sums, run: _NewtonRun) -> Solution:
         """Return the solution of L-BFGS from where Newton's method failed."""
         left = max(1, self.max_iter - run.n_iter)
         solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
@@ -165,7 +165,7 @@ class NewtonCholesky(PenalisedSolver):
         return replace(solution, n_iter=run.n_iter + solution.n_iter, extra=extra)
 
 
-class NewtonSteps:
+class _NewtonSteps:
     """Newton steps on one objective.
 
     A softmax does not change when a number is added to the raw predictions of all classes, so the
@@ -217,7 +217,7 @@ class NewtonSteps:
 
     def run(
         self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
-    ) -> NewtonRun:
+    ) -> _NewtonRun:
         """Take steps until the objective is solved, or none can be taken.
 
         `n_iter` and `before` (the largest component of the last gradient) are those of a snapshot;
@@ -239,7 +239,7 @@ class NewtonSteps:
                 # A minimum, even of a loss without curvature, is a solution, not a failure.
                 solved = point.slope <= self._tol
                 reason = "" if solved else str(trouble)
-                return NewtonRun(self._centre_classes(point.w), n_iter, solved, reason)
+                return _NewtonRun(self._centre_classes(point.w), n_iter, solved, reason)
             n_iter += 1
             state = partial(_pack_newton_state, new.w, n_iter=n_iter, before=before, **also)
             solved = self._has_converged(new, point.hessian, step)
@@ -249,9 +249,9 @@ class NewtonSteps:
             resumable = state if is_whole and not solved else None
             self._sums.keep(self._centre_classes(new.w), resumable, again=1)
             if solved:
-                return NewtonRun(self._centre_classes(new.w), n_iter, True)
+                return _NewtonRun(self._centre_classes(new.w), n_iter, True)
             point = new if is_whole else self._evaluate(new.w)
-        return NewtonRun(self._centre_classes(point.w), n_iter, False)
+        return _NewtonRun(self._centre_classes(point.w), n_iter, False)
 
     def _centre_classes(self, w: Array) -> Array:
         """Return `w` with mean zero over the classes, for parameters without a penalty."""
@@ -405,7 +405,7 @@ class TubeNewton(PenalisedSolver):
         # Continuation: each solution starts Newton's steps on the next, less rounded loss.
         for number, width in enumerate(_ROUNDING_WIDTHS[first:], first):
             loss = RoundedTube(self.epsilon, width * self.spread)
-            steps = NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
+            steps = _NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
             left = self.max_iter - n_done
             most = left if width == _ROUNDING_WIDTHS[-1] else min(left, _MAX_STEPS_PER_WIDTH)
             run = steps.run(w, most, **resumed, width=number, n_done=n_done)

@@ -76,7 +76,7 @@ _FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_
 )
 
 
-def multiply_by_weight(values: Any, weight: Any | None) -> Any:
+def _multiply_by_weight(values: Any, weight: Any | None) -> Any:
     """Return an array with each row multiplied by its weight; None: unchanged."""
     return values if weight is None else values * cast(weight, values.dtype)[:, None]
 
@@ -139,7 +139,7 @@ class SignedNorms(Statistic):
             part = rows.part(at, backend)
             products = cast(backend.dot(part.X, vectors), out.dtype)
             products = namespace(products).reshape(products, (-1, vectors.shape[1]))
-            squares = multiply_by_weight(products * products, part.weight)
+            squares = _multiply_by_weight(products * products, part.weight)
             positive = cast(products > 0, out.dtype)
             out[0, :] += total(squares * positive, axis=0)
             out[1, :] += total(squares * (1 - positive), axis=0)
@@ -384,10 +384,10 @@ class LeastSquaresWeights(Statistic):
             products = backend.dot(part.X, across)
             products = namespace(across).reshape(products, (part.X.shape[0], across.shape[1]))
             W = solve_row_weights(gram, products, self.l1, self.l2, self.sweeps, self.tol)
-            own = multiply_by_weight(W, part.weight)
+            own = _multiply_by_weight(W, part.weight)
             if self.only_error and not sparse:
                 squares = residual_squares(part.X, W, across, backend)
-                error = error + total(multiply_by_weight(squares[:, None], part.weight)) / 2
+                error = error + total(_multiply_by_weight(squares[:, None], part.weight)) / 2
                 continue
             squares = cast(own.T @ W, out.dtype)
             error = error + self._partial_error(gram, products, W, own, squares, out.dtype)
@@ -663,7 +663,7 @@ class MultiplicativeStep(Statistic):
         if not self.steps:
             return
         W[...] = updates.step(X, W)
-        own = multiply_by_weight(W, part.weight)
+        own = _multiply_by_weight(W, part.weight)
         updates.add_shares(X, W, own, out[:d, ...], out[d:-2, ...])
 
 

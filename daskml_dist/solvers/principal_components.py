@@ -82,7 +82,7 @@ class CovarianceEigenSolver(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return eigenvectors as rows, and eigenvalues and mean as `extra`."""
-        mean, covariance = sum_mean_covariance(sums, double=self.double)
+        mean, covariance = _sum_mean_covariance(sums, double=self.double)
         variance = float(np.trace(covariance))
         if not self.centred:
             # Uncentred: the mean product of rows is the covariance plus the mean's square.
@@ -97,10 +97,10 @@ class CovarianceEigenSolver(Solver):
         )
         values = np.maximum(values[::-1], 0.0)
         extra = {"values": values, "mean": mean, "total": trace, "variance": variance}
-        return Solution(fix_vector_signs(vectors.T[::-1]), extra=extra)
+        return Solution(_fix_vector_signs(vectors.T[::-1]), extra=extra)
 
 
-def fix_vector_signs(vectors: Array) -> Array:
+def _fix_vector_signs(vectors: Array) -> Array:
     """Return row vectors with the largest component of each positive, as scikit-learn does."""
     largest = vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)]
     return vectors * np.where(largest < 0, -1.0, 1.0)[:, None]
@@ -268,7 +268,7 @@ class PowerIterations(Solver):
         k = self.n_components
         found = request_finite_sum(sums, GramProducts(kept.last, shift)) / sums.n_rows
         values, vectors = kept.best(found[:-1, :-1], k)
-        best = fix_vector_signs(vectors.T)
+        best = _fix_vector_signs(vectors.T)
         squares = float(found[-1, 0])
         # Of shifted rows: a correction for the rounding of the shift.
         mean = found[:-1, -1]
@@ -286,7 +286,7 @@ class PowerIterations(Solver):
         """Return random orthonormal vectors to start from."""
         width = 1 if self.lanczos else min(self.n_components + self.n_oversamples, d)
         drawn = np.random.default_rng(self.seed).standard_normal((d, width))
-        return orthonormalize(drawn)[0]
+        return _orthonormalize(drawn)[0]
 
     def _run_lanczos(self, sums: Sums, first: Array, shift: Array | None) -> Array:
         """Return eigenvectors of the Gram matrix by ARPACK's restarted Lanczos method."""
@@ -341,13 +341,13 @@ class _KrylovBlocks:
         if len(self._blocks) == most:
             self._blocks, self._products = [], []
         products = self._project_out(image)
-        self.last, least = orthonormalize(image)
+        self.last, least = _orthonormalize(image)
         if self._blocks:
             self._products.append(products)
         # Digits were lost: orthogonalise once more ("twice is enough", Kahan and Parlett).
         if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
             self._project_out(self.last)
-            self.last, _ = orthonormalize(self.last)
+            self.last, _ = _orthonormalize(self.last)
         self._blocks.append(self.last)
 
     def _project_out(self, image: Array) -> list[Array]:
@@ -375,7 +375,7 @@ class _KrylovBlocks:
         return values[::-1][:k], np.asarray(vectors)
 
 
-def orthonormalize(vectors: Array) -> tuple[Array, float]:
+def _orthonormalize(vectors: Array) -> tuple[Array, float]:
     """Return orthonormal columns of the same space, and the least length of a residual.
 
     The residual of a vector is its part orthogonal to all before it.
@@ -468,15 +468,15 @@ def _merge_scatter(out: Any, scatter: Any, mean: Any, weight: float) -> None:
     out[-1, 0] = after
 
 
-class MeanCovariance(NamedTuple):
+class _MeanCovariance(NamedTuple):
     """Mean, of shape (n_features,), and covariance of all rows."""
 
     mean: Array
     covariance: Array
 
 
-def sum_mean_covariance(sums: Sums, *, double: bool) -> MeanCovariance:
+def _sum_mean_covariance(sums: Sums, *, double: bool) -> _MeanCovariance:
     """Return mean and covariance of all rows, in one pass."""
     found = request_finite_sum(sums, ScatterStatistic(double))
     covariance = found[:-2] / found[-1, 0]
-    return MeanCovariance(found[-2].copy(), (covariance + covariance.T) / 2)
+    return _MeanCovariance(found[-2].copy(), (covariance + covariance.T) / 2)

@@ -138,7 +138,7 @@ class Leaf:
         return (-self.gain, self.number) < (-other.gain, other.number)
 
 
-class TreeBuilder:
+class _TreeBuilder:
     """Builder of a `Tree` from the nodes of a growing one, in the order in which they are added."""
 
     def __init__(self, bins: Bins) -> None:
@@ -245,7 +245,7 @@ class TreeGrower:
             return self._grow_best_first()
 
     def _grow_best_first(self) -> tuple[Tree, list[Leaf]]:
-        self._tree = TreeBuilder(self._bins)
+        self._tree = _TreeBuilder(self._bins)
         open_ = [self._make_root()]
         leaves: list[Leaf] = []
         most = self._growth.max_leaf_nodes or _NO_LIMIT
