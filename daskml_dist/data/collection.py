@@ -136,6 +136,11 @@ class Collection:
         return None if self.row_shape is None else self.row_shape[0]
 
     @property
+    def is_weighted(self) -> bool:
+        """Return whether rows have weights."""
+        return self.parts[0][2] is not None
+
+    @property
     def n_rows(self) -> int | None:
         """Return the number of rows, where known."""
         return None if self.row_counts is None else sum(self.row_counts)

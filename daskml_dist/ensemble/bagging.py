@@ -317,9 +317,7 @@ def _fit_batched(
     # Each member is a candidate of its own, fitted to the split of the same number alone.
     pairs = [(k, k) for k in range(len(members))]
     try:
-        with open_batched_models(
-            members[0], collection, DrawAssignment(draws), classes, False
-        ) as batch:
+        with open_batched_models(members[0], collection, DrawAssignment(draws), classes) as batch:
             fits = CandidateFits(batch, members, pairs, (), ScoreParts()).found()
             fitted = [fit.estimator for fit in fits]
             for member in fitted:

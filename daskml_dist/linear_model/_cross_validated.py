@@ -99,8 +99,7 @@ def open_batched_splits(
         classes = name_classes(classes, n_targets)
     return open_batched_models(
         estimator, collection, AssignmentWithAllRows(splits.roles), classes,
-        collection.parts[0][2] is not None, n_targets=n_targets, client=client,
-        callbacks=estimator._make_callbacks(None),
+        n_targets=n_targets, client=client, callbacks=estimator._make_callbacks(None),
     )  # fmt: skip
 
 

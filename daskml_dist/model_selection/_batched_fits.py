@@ -113,19 +113,19 @@ def fit_batched(
     if not by_rounds and by_steps is None:
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
-    weighted = collection.parts[0][2] is not None
-    # Scores as functions of the sums that a batch makes of its rows; None for others.
-    known = {name: find_batched_score(estimators[0], given) for name, given in scoring.items()}
-    given = collection, splits.roles, classes, weighted, train_score, list_score_parts(known)
+    score = BatchedScorer(
+        estimators[0], splits, collection, scoring, scorers, train_score, error_score
+    )
+    given = collection, splits.roles, classes
     fits: list[list[BatchedFit | FailedCandidate]]
     try:
         if by_steps is None:
-            fits = [list(row) for row in fit_batch(estimators, *given)]
+            found = fit_batch(estimators, *given, score.roles, score.parts)
+            fits = [list(row) for row in found]
         else:
-            fits = _fit_step_batches(estimators, by_steps, *given)
+            fits = _fit_step_batches(estimators, by_steps, *given, score)
     except NotBatchableError:  # only the rows tell: a split's training rows may lack a label
         return None
-    score = BatchedScorer(splits, collection, known, scorers, train_score, error_score)
     n_batches = 1 if by_steps is None else len(by_steps)
     return [list(map(score, row, range(len(row)))) for row in fits], n_batches
 
@@ -151,44 +151,19 @@ def _fit_step_batches(
     collection: Collection,
     roles: FoldAssignment,
     classes: Any,
-    weighted: bool,
-    train_score: bool,
-    score_parts: ScoreParts,
+    score: BatchedScorer,
 ) -> list[list[BatchedFit | FailedCandidate]]:
     """Fit candidates by gradient steps, one fit for each batch of candidates' numbers."""
     by_number: dict[int, list[BatchedFit | FailedCandidate]] = {}
     for k, numbers in enumerate(batches):
         tell("stacks of candidates", k, len(batches), "stack")
         stack = BatchedSteps([estimators[number] for number in numbers], roles, classes)
-        with stack.opened(collection, weighted) as columns:
+        with stack.opened(collection) as columns:
             stack.advance(columns, max(column.stopping.max_iter for column in columns))
-            fits = collect_fits(stack, columns, train_score, score_parts)
+            fits = score.collect_fits(stack, columns)
         for k, number in enumerate(numbers):
             by_number[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
     return [by_number[number] for number in range(len(estimators))]
-
-
-def collect_fits(
-    stack: BatchedSteps,
-    columns: Sequence[StepCandidate],
-    train_score: bool,
-    score_parts: ScoreParts,
-) -> list[BatchedFit | FailedCandidate]:
-    """Return the fit of each column, with the sums that its scores are made of."""
-    roles = (TEST, TRAIN) if train_score else (TEST,)
-    sums = {role: stack.scores(columns, role, score_parts) for role in roles}
-    ranks = {role: stack.rankings(columns, role) for role in roles if score_parts.ranks}
-    fits: list[BatchedFit | FailedCandidate] = []
-    for k, column in enumerate(columns):
-        column_sums = {role: of_columns[k] for role, of_columns in sums.items()}
-        column_ranks = {role: of_columns[k] for role, of_columns in ranks.items()}
-        try:
-            estimator = stack.fitted(column)
-        except DivergedError as error:
-            fits.append(FailedCandidate(error, column.seconds))
-        else:
-            fits.append(BatchedFit(estimator, column_sums, column.seconds, column_ranks))
-    return fits
 
 
 # --- pipelines ---------------------------------------------------------------------------------
@@ -356,16 +331,6 @@ def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
     return None
 
 
-def list_score_parts(known: Mapping[str, BatchedScore | None]) -> ScoreParts:
-    """Return the parts of a fit's sums, beside plain ones, that scores are made of."""
-    kinds = {score.func for score in known.values() if isinstance(score, partial)}
-    return ScoreParts(
-        pairs=_score_by_pairs in kinds,
-        ranks=_score_by_ranking in kinds,
-        places=_score_by_top_k in kinds,
-    )
-
-
 def _score_by_ranking(fit: BatchedFit, role: int, name: str) -> float:
     """Return a ranking score, such as ROC AUC; NaN where rows have to be read for it."""
     # Average precision takes the label 1 for the positive one, and the batched fit the larger one.
@@ -400,21 +365,38 @@ class BatchedScorer:
 
     Parameters
     ----------
+    estimator : estimator
+        Any of the candidates.
     splits : Splits
     collection : Collection
-    known : mapping of str to callable or None
-        For each score the function of a batched fit's sums; None: the score has to read rows.
+    scoring : mapping of str to object
+        The user's scores by name.
     scorers : mapping of str to callable
         The same scores as functions of an estimator and rows.
     train_score : bool
     error_score : "raise" or float
+
+    Attributes
+    ----------
+    roles : tuple of int
+        Roles of the rows that are scored.
+    parts : ScoreParts
+        Parts of a fit's sums that the scores are made of.
     """
 
     def __init__(
-        self, splits: Splits, collection: Collection, known: Mapping[str, BatchedScore | None],
+        self, estimator: Any, splits: Splits, collection: Collection, scoring: Mapping[str, Any],
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
+        # Scores as functions of the sums that a batch makes of its rows; None: rows are read.
+        known = {name: find_batched_score(estimator, given) for name, given in scoring.items()}
         self._known, self._error_score = known, error_score
+        kinds = {score.func for score in known.values() if isinstance(score, partial)}
+        self.parts = ScoreParts(
+            pairs=_score_by_pairs in kinds,
+            ranks=_score_by_ranking in kinds,
+            places=_score_by_top_k in kinds,
+        )
         of_sums = {
             name: partial(_score_with_weight, score)
             for name, score in known.items()
@@ -428,22 +410,40 @@ class BatchedScorer:
             for name, score in known.items()
             if isinstance(score, partial) and score.func in ranking
         }
-        self._roles = (TEST, TRAIN) if train_score else (TEST,)
+        self.roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # A side of a split is taken once for all columns.
         self._side = cache(splits.side)
+
+    def collect_fits(
+        self, stack: BatchedSteps, columns: Sequence[StepCandidate]
+    ) -> list[BatchedFit | FailedCandidate]:
+        """Return the fit of each column, with the sums that its scores are made of."""
+        sums = {role: stack.scores(columns, role, self.parts) for role in self.roles}
+        ranks = {role: stack.rankings(columns, role) for role in self.roles if self.parts.ranks}
+        fits: list[BatchedFit | FailedCandidate] = []
+        for k, column in enumerate(columns):
+            column_sums = {role: of_columns[k] for role, of_columns in sums.items()}
+            column_ranks = {role: of_columns[k] for role, of_columns in ranks.items()}
+            try:
+                estimator = stack.fitted(column)
+            except DivergedError as error:
+                fits.append(FailedCandidate(error, column.seconds))
+            else:
+                fits.append(BatchedFit(estimator, column_sums, column.seconds, column_ranks))
+        return fits
 
     def __call__(self, fit: BatchedFit | FailedCandidate, split: int) -> SplitFit:
         """Return the scores of a column."""
         if isinstance(fit, FailedCandidate):
             return SplitFit.warn_failure(
-                fit.error, "A fit", self._known, len(self._roles) > 1, self._error_score,
+                fit.error, "A fit", self._known, len(self.roles) > 1, self._error_score,
                 fit.seconds,
             )  # fmt: skip
         if self._features is not None:  # a batch sees arrays, and no names of columns
             fit.estimator.feature_names_in_ = self._features
         begin, scores = time.perf_counter(), []
-        for role in self._roles:
+        for role in self.roles:
             of_role = {name: score(fit, role, split) for name, score in self._sum_scorers.items()}
             # Rows are read for scores without sums, and for rankings that the sums leave open.
             left = [name for name in self._known if name not in of_role]

@@ -46,9 +46,6 @@ from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
 from daskml_dist.model_selection._batched_fits import (
     BatchedScorer,
     align_targets,
-    collect_fits,
-    find_batched_score,
-    list_score_parts,
 )
 from daskml_dist.model_selection._validation import (
     SplitFit,
@@ -58,7 +55,6 @@ from daskml_dist.model_selection._validation import (
     score_fitted,
 )
 from daskml_dist.models.batched import TEST, TRAIN
-from daskml_dist.solvers.batched_scores import ScoreParts
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -199,17 +195,13 @@ class BatchedTraining(CandidateTraining):
     collection : Collection
         Rows with their targets and codes.
     scorer : BatchedScorer
-    train_score : bool
-        Whether training rows are scored too.
-    score_parts : ScoreParts
     """
 
     def __init__(
         self, stacks: Sequence[tuple[list[int], BatchedSteps]], collection: Collection,
-        scorer: BatchedScorer, train_score: bool, score_parts: ScoreParts,
+        scorer: BatchedScorer,
     ) -> None:  # fmt: skip
-        self._stacks, self._collection = stacks, collection
-        self._scorer, self._train_score, self._score_parts = scorer, train_score, score_parts
+        self._stacks, self._collection, self._scorer = stacks, collection, scorer
         self._open_stacks = ExitStack()
         #: For each candidate its batched fit, and its columns there, one for each split.
         self._columns: dict[int, tuple[BatchedSteps, list[StepCandidate]]] = {}
@@ -221,10 +213,9 @@ class BatchedTraining(CandidateTraining):
 
     def open(self) -> None:
         """Open the batched fits, which hold the rows until the end of the ``with`` statement."""
-        weighted = self._collection.parts[0][2] is not None
         with ExitStack() as opened:
             for numbers, stack in self._stacks:
-                columns = opened.enter_context(stack.opened(self._collection, weighted))
+                columns = opened.enter_context(stack.opened(self._collection))
                 # A candidate's columns, one for each split, follow each other.
                 n_splits = len(columns) // len(numbers)
                 for k, number in enumerate(numbers):
@@ -252,7 +243,7 @@ class BatchedTraining(CandidateTraining):
         scores: dict[int, list[SplitFit]] = {}
         for stack, of_stack in self._group_by_stack(candidates):
             columns = [column for i in of_stack for column in self._columns[i][1]]
-            fits = collect_fits(stack, columns, self._train_score, self._score_parts)
+            fits = self._scorer.collect_fits(stack, columns)
             n_splits = len(columns) // len(of_stack)
             for k, i in enumerate(of_stack):
                 of_candidate = fits[k * n_splits : (k + 1) * n_splits]
@@ -274,13 +265,14 @@ def begin_batched_training(
     if not splits.can_batch or (of_steps := group_step_estimators(estimators)) is None:
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
-    known = {name: find_batched_score(estimators[0], given) for name, given in scoring.items()}
     stacks = [
         (numbers, BatchedSteps([estimators[i] for i in numbers], splits.roles, classes))
         for numbers in of_steps
     ]
-    scorer = BatchedScorer(splits, collection, known, scorers, train_score, error_score)
-    training = BatchedTraining(stacks, collection, scorer, train_score, list_score_parts(known))
+    scorer = BatchedScorer(
+        estimators[0], splits, collection, scoring, scorers, train_score, error_score
+    )
+    training = BatchedTraining(stacks, collection, scorer)
     try:
         training.open()
     except NotBatchableError:

@@ -289,8 +289,7 @@ def _fit_batched_to_losses(
         [short.set_params(tol=None) for short in shorts], AllRowsAssignment(), classes
     )
     try:
-        weighted = block.sample_weight is not None
-        with stack.opened(collection, weighted, client="inline") as columns:
+        with stack.opened(collection, client="inline") as columns:
             # The last pass is made by itself, so that its losses are recorded alone.
             stack.advance(columns, passes - 1)
             stack.advance(columns, passes)

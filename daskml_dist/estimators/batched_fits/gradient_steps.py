@@ -121,13 +121,12 @@ class BatchedSteps:
         self.estimators, self.roles, self.classes = estimators, roles, classes
 
     @contextmanager
-    def opened(
-        self, collection: Collection, weighted: bool, client: Any = None
-    ) -> Iterator[list[StepCandidate]]:
+    def opened(self, collection: Collection, client: Any = None) -> Iterator[list[StepCandidate]]:
         """Hold the rows in memory; yield the candidates, by estimator and then by split."""
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         with FitJob(collection, client, self._settings[0].run) as job:
-            rows = job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
+            summary = job.summarize_rows()
+            rows = job.rows = DatasetInfo.of(summary, None, None, collection.is_weighted)
             job.lay_out_lanes(max(s.max_iter for s in self._settings))
             self._job, self._solver_fits = job, SolverFits(job)
             planner = _CandidatePlanner(job, self.roles, self.classes)

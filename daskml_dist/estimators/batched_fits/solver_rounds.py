@@ -27,7 +27,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.models.batched import TEST, TRAIN, BatchedLinear, FoldAssignment
+from daskml_dist.models.batched import BatchedLinear, FoldAssignment
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import SinglePassSolver, Solution, Solver
 from daskml_dist.solvers.batched_gradients import SplitLabelWeights, SplitWeights, evaluate_by_split
@@ -134,16 +134,14 @@ def fit_batch(
     collection: Collection,
     roles: FoldAssignment,
     classes: Any,
-    weighted: bool,
-    train_score: bool,
+    scored_roles: tuple[int, ...],
     score_parts: ScoreParts,
 ) -> list[list[BatchedFit]]:
     """Fit clones of estimators to the training rows of each split, and score the fits."""
     for estimator in estimators:
         estimator._check_params()
     begin, n_splits = time.perf_counter(), roles.n_splits
-    with open_batched_models(estimators[0], collection, roles, classes, weighted) as models:
-        scored_roles = (TEST, TRAIN) if train_score else (TEST,)
+    with open_batched_models(estimators[0], collection, roles, classes) as models:
         pairs = [(number, split) for number in range(len(estimators)) for split in range(n_splits)]
         fits = CandidateFits(models, estimators, pairs, scored_roles, score_parts).found()
     seconds = (time.perf_counter() - begin) / len(fits)
@@ -154,12 +152,12 @@ def fit_batch(
 
 @contextmanager
 def open_batched_models(
-    estimator: Any, collection: Collection, roles: FoldAssignment, classes: Any, weighted: bool,
-    *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
+    estimator: Any, collection: Collection, roles: FoldAssignment, classes: Any, *,
+    n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
 ) -> Iterator[BatchedModels]:  # fmt: skip
     """Hold the rows for a batch of models, laid out as an estimator's `run` and `device` say."""
     with FitJob(collection, client, estimator._run_settings(), callbacks) as job:
-        job.rows = DatasetInfo.of(job.summarize_rows(), None, None, weighted)
+        job.rows = DatasetInfo.of(job.summarize_rows(), None, None, collection.is_weighted)
         # How often the rows will be read is not known yet; 100 passes is the order of a search.
         job.lay_out_sum_lanes(100)
         survey = TargetSummary(job.rows.survey.infos, n_columns=n_targets)
