@@ -106,7 +106,7 @@ def test_sparse_rows_are_dense_ones(client: Client) -> None:
 
 def test_more_columns_than_are_made_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forest_rows, "_MAX_TILE_ENTRIES", 2**18)
-    monkeypatch.setattr(tree_models, "_ENTRIES", 2**18)
+    monkeypatch.setattr(tree_models, "_ENTRIES_AT_ONCE", 2**18)
     wide = sp.random(300, 4_000, density=0.01, random_state=0, format="csr", dtype=np.float32)
     y = np.asarray(wide[:, 7].todense()).ravel() > 0
     model = DecisionTreeClassifier(max_depth=2, random_state=0).fit(wide, y)
