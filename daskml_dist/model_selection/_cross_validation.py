@@ -239,9 +239,10 @@ def cross_val_predict(
 
     Returns
     -------
-    ndarray, or lazy dask Array where an input is a Dask collection
-        Of shape (n_rows,) or (n_rows, n_outputs). For a label that a fit has not met, its
-        probability is 0, its decision value or log probability the lowest number of the dtype.
+    ndarray, or lazy dask Array where an input is a Dask collection; or a list of them
+        Of shape (n_rows,) or (n_rows, n_outputs); a list has an item for each label, where the
+        method returns one. For a label that a fit has not met, its probability is 0, its decision
+        value or log probability the lowest number of the dtype.
 
     Raises
     ------
@@ -280,24 +281,36 @@ def cross_val_predict(
 _CLASS_METHODS = frozenset({"predict_proba", "decision_function", "predict_log_proba"})
 
 
-def _predict_out_of_fold(rows: RowsOfSplits, fitted: list[Any], method: str) -> da.Array:
+def _predict_out_of_fold(
+    rows: RowsOfSplits, fitted: list[Any], method: str
+) -> da.Array | list[da.Array]:
     """Return for each row, lazily, the prediction of the fit that has not seen it."""
     classes = _find_every_class(fitted, method)
     if takes_dask_collections(fitted[0]):  # the first of equals: fits are clones of one estimator
-        lazy = getattr(fitted[0], method)(rows.inputs[0])
-        row_shape, dtype = lazy.shape[1:], lazy.dtype
+        sample = rows.inputs[0]
     else:
         # A row of X itself, since a made-up one may be refused: X may hold texts, say.
-        first = _find_first_row([part[0] for part in rows.columns.parts])
-        sample = np.asarray(getattr(fitted[0], method)(first))
-        row_shape, dtype = sample.shape[1:], sample.dtype
-    none = np.empty((0, *(row_shape if classes is None else (len(classes),))), dtype)
+        sample = _find_first_row([part[0] for part in rows.columns.parts])
+    answer = getattr(fitted[0], method)(sample)
+    # A forest, say, returns a list of arrays for a target of several labels: one for each label.
+    several = isinstance(answer, list)
+    arrays = [a if is_dask(a) else np.asarray(a) for a in (answer if several else [answer])]
+    empty = [
+        np.empty((0, *(array.shape[1:] if classes is None else (len(classes),))), array.dtype)
+        for array in arrays
+    ]
     predictor = OutOfFoldPredictor([fitted], [method], classes)
+    none = empty if several else empty[0]
     blocks = predictor.predict_blocks(rows, partial(_take_only_predictions, none))
-    return join_lazy_blocks(blocks, rows.columns, none)
+    if not several:
+        return join_lazy_blocks(blocks, rows.columns, empty[0])
+    return [
+        join_lazy_blocks([block[label] for block in blocks], rows.columns, of_label)
+        for label, of_label in enumerate(empty)
+    ]
 
 
-def _take_only_predictions(none: NDArray[Any], X: Any, predictions: list[Any]) -> Any:
+def _take_only_predictions(none: Any, X: Any, predictions: list[Any]) -> Any:
     """Return the predictions of the only estimator; `none`, without rows, for a block of none."""
     return predictions[0] if predictions else none
 

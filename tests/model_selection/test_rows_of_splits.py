@@ -16,6 +16,7 @@ from sklearn import model_selection as truth
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler as TheirScaler
+from sklearn.tree import DecisionTreeClassifier
 
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -102,6 +103,18 @@ def test_answers_of_estimators_that_know_no_dask(client: Any, frame: bool) -> No
         expected = truth.cross_val_predict(TheirGaussianNB(), X, Y, cv=cv, method=method)
         assert found.ndim == expected.ndim
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-9)
+
+
+def test_probabilities_of_several_labels_are_a_list_of_arrays() -> None:
+    labels = np.c_[Y, X[:, 1] > 0].astype(int)
+    cv, tree = truth.KFold(3), DecisionTreeClassifier(max_depth=2, random_state=0)
+    found = model_selection.cross_val_predict(
+        tree, _lazy(X), _lazy(labels), cv=cv, method="predict_proba"
+    )
+    expected = truth.cross_val_predict(tree, X, labels, cv=cv, method="predict_proba")
+    assert len(found) == len(expected) == 2
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_answers_of_fits_that_have_not_met_a_label(client: Any) -> None:
