@@ -301,7 +301,7 @@ def _predict_out_of_fold(
     ]
     predictor = OutOfFoldPredictor([fitted], [method], classes)
     none = empty if several else empty[0]
-    blocks = predictor.predict_blocks(rows, partial(_take_only_predictions, none))
+    blocks: list[Any] = predictor.predict_blocks(rows, partial(_take_only_predictions, none))
     if not several:
         return join_lazy_blocks(blocks, rows.columns, empty[0])
     return [
