@@ -710,6 +710,23 @@ class ColumnPart(ABC):
         """Return :meth:`StepModel.validation_sums`, given the sum of all parts' products."""
 
 
+def r2_of_sums(weight: Any, errors: Any, targets: Any, squares: Any) -> NDArray[np.float64]:
+    """Return R^2 from the weighted sums of squared errors, of targets, and of squared targets.
+
+    A constant target scores 1 if it is predicted exactly, else 0, as in scikit-learn's `r2_score`:
+    NaN would never stop a fit, and would leave a search without a best candidate. Without rows the
+    score is NaN.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Total sum of squares: that of the targets' deviations from their mean. Of a constant
+        # target it is what the roundings of a sum leave, which grows as a random walk with rows.
+        deviations = squares - targets**2 / weight
+        rounding = (16 + np.sqrt(weight)) * np.finfo(np.float64).eps * squares
+        of_constant = np.where(errors == 0, 1.0, 0.0 * errors)  # NaN if a prediction is not finite
+        score = np.where(deviations > rounding, 1 - errors / deviations, of_constant)
+        return np.where(weight > 0, score, np.nan)
+
+
 def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """Return the sorted distinct integers of several arrays, and each entry's position among them.
 

@@ -38,6 +38,7 @@ from daskml_dist.models.base import (
     Parameters,
     Part,
     StepModel,
+    r2_of_sums,
 )
 from daskml_dist.models.row_models import encode_labels, encode_signs
 
@@ -353,11 +354,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             return float("nan")
         if self.n_classes:
             return float(sums[1] / total)
-        errors, target_sums, squares = sums[1:].reshape(3, -1)
-        # Total sum of squares: that of the targets' deviations from their mean.
-        deviations = squares - target_sums**2 / total
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(deviations > 0, 1 - errors / deviations, np.nan).mean())
+        return float(r2_of_sums(total, *sums[1:].reshape(3, -1)).mean())
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from daskml_dist.models.base import (
     Part,
     StagedModel,
     StepModel,
+    r2_of_sums,
 )
 from daskml_dist.models.row_models import encode_labels, encode_signs
 
@@ -418,14 +419,7 @@ class MLP(StagedModel, ColumnModel):
         if self.n_classes:
             weight, correct = sums
             return float(correct / weight) if weight else float("nan")
-        weight, errors, target_sums, squares = np.reshape(sums, (4, -1))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # Total sum of squares: that of the targets' deviations from their mean.
-            deviations = squares - target_sums**2 / weight
-            # A constant target scores 1 if predicted exactly, else 0, as in sklearn's r2_score: NaN
-            # would never stop a fit.
-            constant = np.where(errors > 0, 0.0, 1.0)
-            return float(np.where(deviations > 0, 1 - errors / deviations, constant).mean())
+        return float(r2_of_sums(*np.reshape(sums, (4, -1))).mean())
 
     def identity(self) -> dict[str, Any]:
         """Return the loss, the sizes of the layers, the activation and `several`."""

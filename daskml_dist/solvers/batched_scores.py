@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total, zeros
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, r2_of_sums
 from daskml_dist.models.batched import BatchedLinear
 from daskml_dist.solvers.base import (
     Array,
@@ -230,10 +230,8 @@ def _sum_label_places(model: BatchedLinear, raw: Any, y: Any, weight: Any) -> An
 
 
 def _r2_scores(sums: Array) -> Array:
-    n, squared, _, first, second = sums.T
-    spread = second - first**2 / n
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(spread > 0, 1 - squared / spread, np.nan)
+    weight, squared_errors, _, targets, squares = sums.T
+    return r2_of_sums(weight, squared_errors, targets, squares)
 
 
 #: Functions of the plain sums of candidates, by scikit-learn's names of the scores.

@@ -27,7 +27,7 @@ from scipy import linalg
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, total
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, r2_of_sums
 from daskml_dist.models.batched import BatchedLinear
 from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.batched_gradients import PerSplitStatistic, iterate_split_rows
@@ -450,12 +450,9 @@ def _sum_weighted(values: Any, weight: Any | None) -> Any:
 
 
 def _r2_scores(sums: Array) -> Array:
-    n, squared, _, first, second, rows = np.moveaxis(sums, -1, 0)
-    spread = second - first**2 / n
-    # As scikit-learn's r2_score: a constant target scores 1 if predicted exactly, else 0, and
-    # fewer than two rows have no score.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        score = np.where(spread > 0, 1 - squared / spread, np.where(squared > 0, 0.0, 1.0))
+    weight, squared_errors, _, targets, squares, rows = np.moveaxis(sums, -1, 0)
+    score = r2_of_sums(weight, squared_errors, targets, squares)
+    # As scikit-learn's r2_score: fewer than two rows have no score.
     return np.asarray(np.where(rows < 2, np.nan, score).mean(axis=-1))
 
 

@@ -158,6 +158,8 @@ def check(case: Case) -> list[str]:
 
 
 def _has_twin(case: Case, held: Given) -> bool:
+    if case.of.name == "PCA" and case.container in ("CSR", "CSC"):
+        return False  # scikit-learn's ARPACK finds all components of sparse rows but the last
     if case.weight == "none":
         return True
     if case.of.name == "KMeans" and not np.all(np.asarray(plain(held.w), float)):

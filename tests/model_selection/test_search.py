@@ -21,6 +21,7 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits import solver_rounds
+from daskml_dist.models.base import r2_of_sums
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.solvers import batched_gradients
 from daskml_dist.training.callbacks import CallbackList
@@ -398,3 +399,20 @@ def test_answers_of_a_best_of_another_package_are_lazy() -> None:
     unfitted = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2, refit=False)
     with pytest.raises(AttributeError, match="no attribute 'predict'"):
         unfitted.fit(rows, labels).predict(rows)
+
+
+@pytest.mark.parametrize("value", [2.0, 1e6 / 3, 0.0])
+def test_a_constant_target_scores_as_in_scikit_learn(value: float) -> None:
+    """R^2 of a split whose targets are all equal is 0, or 1 if they are predicted exactly."""
+    y = X @ np.arange(1.0, 1 + X.shape[1])
+    y[: len(y) // 3] = value
+    cv, grid = truth.KFold(3), {"alpha": [0.1, 1.0]}
+    found = model_selection.GridSearchCV(linear_model.Ridge(), grid, cv=cv).fit(X, y)
+    expected = truth.GridSearchCV(truths.Ridge(), grid, cv=cv).fit(X, y)
+    for name in ("split0_test_score", "mean_test_score", "rank_test_score"):
+        np.testing.assert_allclose(found.cv_results_[name], expected.cv_results_[name], rtol=1e-6)
+    ones = np.ones(len(y))
+    exact = [np.sum(a) for a in (ones, 0 * ones, value * ones, value**2 * ones)]
+    assert r2_of_sums(*exact) == 1
+    assert np.isnan(r2_of_sums(exact[0], np.inf, *exact[2:]))
+    assert np.isnan(r2_of_sums(*np.zeros(4)))

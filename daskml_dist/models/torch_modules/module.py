@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DeviceUnavailableError, DivergedError, InvalidParameterError
-from daskml_dist.models.base import BatchRows, Parameters, StepModel
+from daskml_dist.models.base import BatchRows, Parameters, StepModel, r2_of_sums
 from daskml_dist.models.row_models import encode_labels
 from daskml_dist.models.torch_modules.flat import FlatModule, flatten_parameters, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
@@ -173,9 +173,7 @@ class TorchModel(StepModel):
             return math.nan
         if self.target != "numbers":
             return float(first / total)
-        # Total sum of squares: that of the targets' deviations from their mean.
-        spread = sums[3] - sums[2] ** 2 / total
-        return float(1 - first / spread) if spread > 0 else math.nan
+        return float(r2_of_sums(*sums))
 
     def identity(self) -> dict[str, Any]:
         """Return the module's name and the shapes of its parts, in order."""
