@@ -710,6 +710,10 @@ class ColumnPart(ABC):
         """Return :meth:`StepModel.validation_sums`, given the sum of all parts' products."""
 
 
+#: Rows that are summed in turn at most; beyond, sums of runs are added.
+_MAX_SUMMED_RUN_ROWS = 1 << 16
+
+
 def r2_of_sums(weight: Any, errors: Any, targets: Any, squares: Any) -> NDArray[np.float64]:
     """Return R^2 from the weighted sums of squared errors, of targets, and of squared targets.
 
@@ -719,9 +723,11 @@ def r2_of_sums(weight: Any, errors: Any, targets: Any, squares: Any) -> NDArray[
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         # Total sum of squares: that of the targets' deviations from their mean. Of a constant
-        # target it is what the roundings of a sum leave, which grows as a random walk with rows.
+        # target it is what rounding leaves: equal terms round alike, so the error grows with the
+        # rows of a run that is summed in turn.
         deviations = squares - targets**2 / weight
-        rounding = (16 + np.sqrt(weight)) * np.finfo(np.float64).eps * squares
+        n_roundings = 64 + np.minimum(weight, _MAX_SUMMED_RUN_ROWS)
+        rounding = n_roundings * np.finfo(np.float64).eps * squares
         of_constant = np.where(errors == 0, 1.0, 0.0 * errors)  # NaN if a prediction is not finite
         score = np.where(deviations > rounding, 1 - errors / deviations, of_constant)
         return np.where(weight > 0, score, np.nan)

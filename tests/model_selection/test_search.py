@@ -401,7 +401,7 @@ def test_answers_of_a_best_of_another_package_are_lazy() -> None:
         unfitted.fit(rows, labels).predict(rows)
 
 
-@pytest.mark.parametrize("value", [2.0, 1e6 / 3, 0.0])
+@pytest.mark.parametrize("value", [2.0, 1e6, 0.0])
 def test_a_constant_target_scores_as_in_scikit_learn(value: float) -> None:
     """R^2 of a split whose targets are all equal is 0, or 1 if they are predicted exactly."""
     y = X @ np.arange(1.0, 1 + X.shape[1])
