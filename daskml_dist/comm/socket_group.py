@@ -39,7 +39,7 @@ from daskml_dist.errors import CommunicationError
 _BUFFERED_BYTES = 1 << 15
 #: Bytes of an array up to which every rank sends to every other one (256 KiB): one latency counts
 #: more than sending n - 1 times as much. Larger arrays go around a ring.
-_MAX_MESH_BYTES = 1 << 18
+MAX_MESH_BYTES = 1 << 18
 #: Bytes that are added at a time (256 KiB), while they are still in the processor's cache.
 _ADD_PIECE_BYTES = 1 << 18
 #: Bytes that are allocated before any of them has arrived (64 MiB): a false length costs no more.
@@ -163,7 +163,7 @@ class PeerGroup(Communicator):
 
     def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
-        if array.size and array.nbytes <= _MAX_MESH_BYTES:
+        if array.size and array.nbytes <= MAX_MESH_BYTES:
             return self._allreduce_mesh(array, out)
         if out is not None:
             out[...] = array

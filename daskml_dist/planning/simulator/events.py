@@ -24,10 +24,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.socket_group import _MAX_MESH_BYTES
+from daskml_dist.comm.socket_group import MAX_MESH_BYTES
 from daskml_dist.policies.base import Policy
 from daskml_dist.policies.gates import Gate
-from daskml_dist.training.worker.loops.shared import _MEET_EVERY
+from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     if others == 0:
         return 0.0
     # Mesh: one latency, but all bytes to each of the others.
-    if n_bytes <= _MAX_MESH_BYTES or workers == 2:
+    if n_bytes <= MAX_MESH_BYTES or workers == 2:
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
     # Ring: each worker passes on a part of 1/n of the bytes, n - 1 times to sum (reduce-scatter)
@@ -227,7 +227,7 @@ def _simulate_replicas(
     total = float(rounds.sum() + n_meetings * meeting + applies)
     # Bytes through a card: those of a ring, or n - 1 times all of a mesh.
     network = n_meetings * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
-    if n_bytes <= _MAX_MESH_BYTES:
+    if n_bytes <= MAX_MESH_BYTES:
         network *= workers / 2
     return SimulatedRun(
         workers,
@@ -536,5 +536,5 @@ class _ServerSimulation:
 def _find_pace(policy: Policy) -> tuple[int, int]:
     """Return the steps between two pushes and between two pulls in the policy's loop."""
     if policy.loop == "shared":
-        return _MEET_EVERY, _MEET_EVERY
+        return STEPS_BETWEEN_MEETINGS, STEPS_BETWEEN_MEETINGS
     return policy.push_every, policy.pull_every

@@ -42,7 +42,7 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
 #: Steps of a trainer between two meetings at the servers.
-_MEET_EVERY = 8
+STEPS_BETWEEN_MEETINGS = 8
 #: Where rows are steps: time between two meetings, as a multiple of the duration of the last one,
 #: so that meetings take 5 % of the time at most.
 _MEET_AFTER = 20.0
@@ -205,7 +205,7 @@ class SharedReplica:
         """Return whether the trainer should meet the others at the servers."""
         if self._rows is None:
             # Threads that increment the count at once may lose one: hence no test for equality.
-            return self._steps - self._steps_met >= _MEET_EVERY
+            return self._steps - self._steps_met >= STEPS_BETWEEN_MEETINGS
         if self._meet_every:
             slowest = min(clock for clock, _, _ in self._done.values())
             return slowest - min(clock for clock, _, _ in self._told.values()) >= self._meet_every
