@@ -1,4 +1,8 @@
-"""Mini-batch k-means beside its steps: first centroids, reassignment, and the end of a fit."""
+"""Mini-batch k-means outside its steps: before them, after a single one, and after each pass.
+
+First centroids are chosen before, low ones reassigned after a single step, and a test after each
+pass tells whether they have settled. Steps of longer fits reassign by themselves (`CentroidModel`).
+"""
 
 from __future__ import annotations
 
@@ -61,14 +65,18 @@ def _draw_centroids(sample: _Array, k: int, init: Any, rng: np.random.RandomStat
 
 
 def count_step_rows(fit: FitSpec) -> int:
-    """Return the number of rows of a step, of all lanes together."""
+    """Return the number of rows of one step of every lane, whatever the policy."""
     return max(1, sum(fit.rows.lane_rows) // fit.work.n_steps)
 
 
 def reassign_low_centroids(
     job: FitJob, fit: FitSpec, state: ShardState, rule: Reassignment
 ) -> None:
-    """Move the centroids of low counts to rows that are drawn from the fit, changing `state`."""
+    """Move the centroids of low counts to rows that are drawn from the fit, changing `state`.
+
+    After a fit of one step (`partial_fit`, a call of a stream): steps reassign before they begin,
+    all but the first.
+    """
     model, seed = fit.steps.model, fit.work.seed + state.step
     assert isinstance(model, CentroidModel)
     counts, sums = model.parts(state.w)
@@ -83,7 +91,9 @@ def reassign_low_centroids(
 
 
 class CentroidsSettled:
-    """Stopping test: whether the centroids moved by no more than a tolerance since the last call.
+    """Stopping test after each pass: whether centroids moved by no more than a tolerance in it.
+
+    The first pass is compared with the centroids that the fit started from.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Metrics of recommended items: how many of a user's held-out items they contain, and how early.
 
 A score is a mean over users. Dask dataframes are shuffled by user, so that each pair of partitions
-has all rows of its users.
+has all rows of its users. Items are ranked and hits found by `inference/recommendation_hits.py`,
+which the scores of recommenders share.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Sums over the training rows of each split, for many candidate models at once.
 
-A *candidate* is one model of a search, fitted to the training rows of one split. A row is read
-once for all splits and candidates: :class:`PerSplitStatistic` repeats any sum for each split, and
-:class:`BatchedGradient` evaluates all candidates as columns of one matrix, so that their
-predictions are one matrix product and their gradients another. The roles of a row in all splits
-come with its targets (`BatchedLinear.parted`).
+A *candidate* is one model of a search, fitted to the training rows of one split. A block is fetched
+once for all splits and candidates. :class:`PerSplitStatistic` repeats any sum for each split, in
+one reading of the block where it can, else in one a split. :class:`BatchedGradient` evaluates all
+candidates as columns of one matrix, so that their predictions are one matrix product and their
+gradients another. The roles of a row in all splits come with its targets (`BatchedLinear.parted`);
+scores (`batched_scores.py`) read the rows of another role by the same tiles.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TILE_ENTRIES = 1 << 16
 #: Fewest rows of a tile, so that a product takes longer than its call; and rows of a tile for a
 #: kernel, which cuts smaller ones itself: enough that Python's share of the time is small.
 _MIN_TILE_ROWS, _KERNEL_TILE_ROWS = 64, 1 << 12
-#: Most candidates evaluated in one pass, so that caches hold their coefficients.
+#: Most candidates that `evaluate_by_split` evaluates in one pass: caches hold their coefficients.
 _MAX_CANDIDATES_PER_PASS = 1024
 #: Adjacent rows that are read together when a share of the rows is sampled.
 _SAMPLE_RUN_ROWS = 512
