@@ -134,6 +134,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             return self.estimator
         default = LinearSVC()
         if is_metadata_routing_enabled():
+            # As scikit-learn's default: routing passes weights to estimators that ask for them.
             default.set_fit_request(sample_weight=True)
         return default
 
@@ -195,6 +196,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     ) -> None:  # fmt: skip
         """Fit the classifiers of the splits to a Dask collection, and the calibrators."""
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
+        # A frozen classifier is the same in all splits, so that "auto" joins their predictions for
+        # one set of calibrators.
         per_split = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True, any_shape=True)
         # 1. Classifiers, each of which predicts the test rows of its split.
@@ -213,6 +216,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         if not per_split and not frozen:
             final = fit_members([(member, X, y, member_params)], few)
         elif not per_split:
+            # All of them are the frozen one.
             final = classifiers[:1]
         # 2. Held-out predictions, and 3. the calibrators that are fitted to them.
         tell("calibrating")
@@ -403,6 +407,7 @@ def _predict_scores(classifier: Any, X: Any, classes: NDArray[Any] | None) -> ND
     method = "decision_function" if _has_decision_function(classifier) else "predict_proba"
     scores: Any = predict_all_classes(classifier, method, X, classes)
     if method == "predict_proba" and scores.shape[1] == 2:
+        # The columns of two classes add up to 1: a calibrator of the second serves both.
         scores = scores[:, 1:]
     return np.asarray(scores[:, None] if scores.ndim == 1 else scores)
 

@@ -69,6 +69,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         check_fitted(estimator)
         X, y, _ = take_named_columns(X, y, None)
         scores, pos_label = score_positive_label(estimator, X, "predict_proba", pos_label)
+        # Named here: predictions do not tell by what they were made.
         name = type(estimator).__name__ if name is None else name
         return cls.from_predictions(y, scores, pos_label=pos_label, name=name, **options)
 
@@ -106,9 +107,11 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         """
         check_matplotlib(cls.__name__)
         binned = {"n_bins": n_bins, "strategy": strategy, "pos_label": pos_label}
+        # scikit-learn itself makes the curve of rows in memory, by its own checks.
         if not (is_dask(y_true) or is_dask(y_prob)):
             shown: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
             return shown
+        # A pass over the rows, of which two numbers for each bin are left.
         curve = calibration_curve(y_true, y_prob, **binned)
         name = UNNAMED_CURVE if name is None else name
         display = remember_curve_name(cls(*curve, y_prob, pos_label=pos_label), name)

@@ -88,6 +88,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
                 "Blockwise(Normalizer())."
             )
         if _has_learned(self.transformer):
+            # Not a clone, which would have forgotten what it learned.
             self.transformer_ = self.transformer
             return self
         self.transformer_ = clone(self.transformer)
@@ -136,6 +137,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose the container of the result, as in scikit-learn."""
+        # Of the parameter too, of which a later fit makes its clone.
         self.transformer.set_output(transform=transform)
         if hasattr(self, "transformer_"):
             self.transformer_.set_output(transform=transform)

@@ -161,6 +161,8 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         self._check_parameters()
         X, y = convert_named_columns(X, y)
         tell("reading the first rows")
+        # Callables select columns of these rows, and the zeros among their results decide whether
+        # all results are sparse.
         rows = yield from _read_first_rows(X)
         X = join_delayed(X, 2, rows.shape[1])
         fitted = yield from self._fit_transformers(X, rows, y)
@@ -169,6 +171,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         # All other attributes are those of a fit of scikit-learn's class to the first rows, in
         # which the transformers, being frozen, are not fitted again.
         compose.ColumnTransformer.fit(fitted, rows)
+        # Not the parameters, though: they stay as the user gave them, neither fitted nor frozen.
         params = self.get_params(deep=False)
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [
@@ -211,6 +214,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any
     ) -> PassGenerator[Any]:
         """Return a transformer fitted to its columns and frozen, so that no fit changes it."""
+        # "drop" and "passthrough", and what has no columns: scikit-learn fits none of these either.
         if isinstance(transformer, str) or not len(_find_positions(rows, columns)):
             return transformer
         fitted = clone(transformer)
@@ -255,6 +259,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         frame = pandas.DataFrame(
             {n: pandas.Series([v], dtype=_parse_dtype(d)) for n, (v, d) in row.items()}
         )
+        # NaN in columns that the fit did not have, which no transformer takes.
         return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
 
 
@@ -375,6 +380,7 @@ def _find_positions(rows: Any, columns: Any) -> list[int]:
     every = np.arange(rows.shape[1])
     try:
         if not is_dataframe_like(rows):
+            # Whatever selects columns of an array selects their positions from `every`.
             return list(np.atleast_1d(every[columns]))
         return _find_positions_in_frame(every, rows, columns)
     except IndexError as error:

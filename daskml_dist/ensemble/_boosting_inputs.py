@@ -32,6 +32,7 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
     by_dtype = isinstance(given, str) and given == "from_dtype"
     is_asked = given is not None and (is_frame or not by_dtype)
     width = len(X.columns) if is_frame else (X if hasattr(X, "shape") else np.asarray(X)).shape[1]
+    # Of a dask Array that is made of delayed blocks, say.
     if np.isnan(width):
         if is_asked:
             raise InvalidParameterError(
@@ -47,6 +48,7 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
     # A mask, numbers or names of columns. Of an array of objects all have to be names.
     features = np.asarray(given)
+    # NumPy makes an empty list an array of floats, which would be refused below.
     if features.size == 0:
         return np.zeros(n, bool)
     kinds = [features.dtype.name]
@@ -97,6 +99,7 @@ def _is_category(dtype: Any) -> bool:
 def suggest_categories(X: Any) -> str:
     """Return a hint to make categories of a frame's text columns; empty where it has none."""
     dtypes = zip(X.columns, X.dtypes, strict=True) if is_dataframe_like(X) else ()
+    # The kind of pandas' categorical dtype is "O" too.
     words = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
     if not words:
         return ""
@@ -115,6 +118,7 @@ def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categorie
             column = column.astype("category")
         values = _read_categories(column, max_bins)
         try:
+            # Sorted: codes must not depend on the order in which a dtype declares its categories.
             categories[name] = np.sort(np.asarray(values))
         except TypeError as error:
             raise InvalidDataError(
@@ -166,6 +170,7 @@ def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: boo
         return X
     if not is_dask(X):
         return _encode_frame(X, categories, known)
+    # Codes are float64, of which NaN stands for a missing value.
     meta = X._meta.assign(**{name: np.empty(0) for name in categories})
     return X.map_partitions(_encode_frame, dict(categories), known, meta=meta)
 
@@ -177,6 +182,7 @@ def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -
     columns = {}
     for name, values in categories.items():
         # -1 for values that are no category, missing ones among them.
+        # By values, since the codes of a categorical column number the categories of its own frame.
         codes = pd.Index(values).get_indexer(np.asarray(X[name], dtype=object))
         if known and (strange := X[name][codes < 0].dropna().unique().tolist()):
             raise InvalidDataError(
@@ -253,6 +259,7 @@ def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...
     if isinstance(given, str) and given == "no_interactions":
         given = [[i] for i in range(n_features)]
     elif isinstance(given, str) and given == "pairwise":
+        # All d (d - 1) / 2 pairs: of 1000 features some 500,000 groups.
         given = combinations(range(n_features), 2)
     hint = 'Use "pairwise", "no_interactions", or a list of lists of numbers of features.'
     if isinstance(given, str):

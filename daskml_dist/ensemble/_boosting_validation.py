@@ -174,6 +174,8 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
             f"X {'is' if is_frame else 'is not'} a dataframe, and {name} "
             f"{'is' if val_is_frame else 'is not'}. Give both in one form."
         )
+    # Concatenation would align frames by name, and fill columns that one lacks with NaN, which is
+    # a valid value here: the fit would go on, and learn nonsense.
     if is_frame and list(X.columns) != list(X_val.columns):
         raise InvalidDataError(
             "The feature names should match those that were passed during fit: X has "
@@ -189,6 +191,7 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
 
 def _check_lengths(inputs: Inputs, names: tuple[str, str, str]) -> None:
     """Raise unless X, y and weights have as many rows, or partitions if rows are unknown."""
+    # Each with its like: rows and partitions cannot be compared.
     for count in (_count_known_rows, _count_partitions):
         known = {
             name: n for name, a in zip(names, inputs, strict=True) if (n := count(a)) is not None
@@ -280,6 +283,7 @@ def _concatenate_frames(parts: Sequence[Any]) -> Any:
     for part in parts:
         if not is_dask(part):
             part = part if hasattr(part, "iloc") else pd.Series(np.asarray(part))
+            # Unsorted: X, y and weights must keep the same order of rows.
             part = dd.from_pandas(part, npartitions=1, sort=False)
         lazy.append(part)
     return dd.concat(lazy)
@@ -300,6 +304,7 @@ def draw_holdout(
             block_counts[np.searchsorted(classes, info.labels)] = info.label_rows
     n_rows = counts.sum(axis=1)
     first_rows, n = n_rows.cumsum() - n_rows, int(n_rows.sum())
+    # Rounded up, as the test rows of scikit-learn's `train_test_split`.
     n_held = int(size) if size >= 1 else ceil(size * n)
     # Each class keeps at least one row to train on.
     if n_held > n - counts.shape[1]:
@@ -336,6 +341,7 @@ def class_probabilities(raw: Array) -> Array:
     if raw.ndim == 1:
         probabilities = np.empty((len(raw), 2))
         expit(raw, out=probabilities[:, 1])
+        # The complement, not `expit` of minus the raw prediction: rows add up to 1.
         np.subtract(1, probabilities[:, 1], out=probabilities[:, 0])
         return probabilities
     return np.asarray(softmax(raw, axis=1))

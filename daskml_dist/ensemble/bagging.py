@@ -369,6 +369,7 @@ def _sum_block_oob_predictions(
             known = np.asarray(member.classes_, np.int64)
             sums[np.ix_(at, known)] += member.predict_proba(unseen)
         else:
+            # Without probabilities a member has a vote for each row.
             sums[at, np.asarray(member.predict(unseen), np.int64)] += 1
     return sums, n_members
 
@@ -386,6 +387,7 @@ def _score_oob_predictions(
     if n_classes is not None:
         n, n_without, n_right = sums
         return float(n_right / n), int(n_without)
+    # R^2: 1 less the ratio of the squared errors and the squared deviations from the mean.
     moments, (n_without, squared_errors) = sums
     with np.errstate(divide="ignore", invalid="ignore"):
         return float((1 - squared_errors / moments.squares).item()), int(n_without)
@@ -488,6 +490,7 @@ class BaggingMixin(OnBlocks):
             return found
         with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
+            # Sets `estimator_`, of which scikit-learn's `_make_estimator` makes the members.
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
         X, y, params = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
         # Without the weights, which draw the rows and are not the members' weights.
@@ -613,6 +616,7 @@ class BaggingMixin(OnBlocks):
                 fitted = fit_members(jobs)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
+        # Only draws in proportion to weights need these to be repeated (`estimators_samples_`).
         weights = [part[2] for part in bagged.rows.parts] if draws.weight else None
         self._drawn_rows = DrawnSamples(draws, bagged.starts, weights)
         self.__dict__.pop("oob_score_", None)

@@ -55,6 +55,7 @@ def _check_oob_classes(columns: Sequence[Array]) -> None:
 def _score_exact_matches(y: Array, labels: Array) -> float:
     """Return the share of rows whose labels are right in all outputs."""
     is_right = y == labels
+    # Subset accuracy, which is also what a classifier's `score` is for several outputs.
     return float(np.mean(is_right.all(axis=1) if is_right.ndim == 2 else is_right))
 
 
@@ -67,6 +68,8 @@ def _split_oob_shares(means: Array, y: Array, classes: Any) -> tuple[Array, Arra
         return means, classes[means.argmax(axis=1)], classes[y.astype(np.intp)]
     # As in scikit-learn outputs are the last axis, each padded to the most classes of any.
     ends = [0, *np.cumsum([len(labels) for labels in classes])]
+    # The padding is 0 and comes last, so that `argmax`, which takes the first of equals, never
+    # finds it: not even in a row of zeros, which all trees have drawn.
     shares = np.zeros((len(y), max(map(len, classes)), len(classes)))
     for k, (start, stop) in enumerate(pairwise(ends)):
         shares[:, : stop - start, k] = means[:, start:stop]
@@ -171,6 +174,7 @@ class BaseForest(BaseTrees):
         self._check_fitted()
         n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
         rows = np.arange(n, dtype=np.int32 if n < 2**31 else np.int64)
+        # Nothing is kept for this: the hash of the seed, the tree and the row repeats the draws.
         return [np.repeat(rows, count_draws(n, self._seed, t, rate)) for t in numbers]
 
     # -- fitting -------------------------------------------------------------------------------
@@ -178,6 +182,7 @@ class BaseForest(BaseTrees):
     def _clear_fitted(self) -> None:
         """Drop what the last fit found, unless this one goes on with its trees."""
         if not self.warm_start:
+            # Scores too: a fit without `oob_score` would leave those of the last one in place.
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
 
@@ -211,11 +216,13 @@ class BaseForest(BaseTrees):
                 "others. "
                 "Set warm_start=False."
             )
+        # `Trees` has no impurities: predictions do not need them, but views of single trees do.
         return {**trees.packed(), "impurity": self._impurity}
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self._n_samples = rows.survey.n_rows
+        # Kept for `estimators_samples_`: `set_params` may change `max_samples` after the fit.
         self._drawn_rate = self._expected_draws(self._n_samples)
         if "oob_times" in solution.extra:
             self._set_oob_attributes(solution.extra)
@@ -224,6 +231,8 @@ class BaseForest(BaseTrees):
         """Set the out-of-bag score, and predictions of rows by the trees that did not draw them."""
         # For each row: number of such trees, the sum of their predictions, and the target.
         times, sums, y = extra["oob_times"], extra["oob_sums"], extra["oob_y"]
+        # At a mean of 1 draw a tree leaves out a share of exp(-1) of the rows, 37%, so that all of
+        # k trees draw a row with a probability of 0.63^k: 1 row in 100 for 10 trees.
         if not times.all():
             warnings.warn(
                 "Some inputs do not have OOB scores. This probably means too few trees were used "
@@ -236,6 +245,7 @@ class BaseForest(BaseTrees):
         if self._classification:
             shares, labels, y = _split_oob_shares(means, y, self.classes_)
             self.oob_decision_function_ = shares
+            # A user's function is given labels, not probabilities.
             self.oob_score_ = float((score if callable(score) else _score_exact_matches)(y, labels))
         else:
             self.oob_prediction_ = means if means.shape[1] > 1 else means[:, 0]
@@ -266,6 +276,7 @@ class BaseForest(BaseTrees):
             codes = [np.arange(count, dtype=np.float64) for count in np.atleast_1d(n)]
             shared |= {"classes_": codes if n_outputs > 1 else codes[0], "n_classes_": n}
         known = tree_class().get_params(deep=False)
+        # Without the parameters of the forest alone, such as `bootstrap`.
         params = {name: value for name, value in self._all_params().items() if name in known}
         trees, roots = [], self._trees.roots
         for k in range(len(self._trees)):
@@ -329,6 +340,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         self,
         n_estimators: int = 100,
         *,
+        # Growth of each tree. A node that a bound forbids to split is a leaf.
         criterion: str = "gini",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -337,8 +349,10 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         max_features: int | float | str | None = "sqrt",
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
+        # Rows that each tree draws; Breiman's forests draw as many as there are.
         bootstrap: bool = True,
         oob_score: Any = False,
+        # The others of scikit-learn's, in its order.
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -347,6 +361,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         ccp_alpha: float = 0.0,
         max_samples: int | float | None = None,
         monotonic_cst: Any = None,
+        # Not scikit-learn's: bins, where the fit runs, and how its work is divided.
         max_bins: int = 255,
         decomposition: str = "auto",
         run: Run | None = None,
@@ -415,6 +430,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         self,
         n_estimators: int = 100,
         *,
+        # Growth of each tree. A node that a bound forbids to split is a leaf.
         criterion: str = "squared_error",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -423,8 +439,10 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         max_features: int | float | str | None = 1.0,
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
+        # Rows that each tree draws; Breiman's forests draw as many as there are.
         bootstrap: bool = True,
         oob_score: Any = False,
+        # The others of scikit-learn's, in its order.
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -432,6 +450,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         ccp_alpha: float = 0.0,
         max_samples: int | float | None = None,
         monotonic_cst: Any = None,
+        # Not scikit-learn's: bins, where the fit runs, and how its work is divided.
         max_bins: int = 255,
         decomposition: str = "auto",
         run: Run | None = None,
@@ -503,6 +522,7 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         self,
         n_estimators: int = 100,
         *,
+        # Growth of each tree. A node that a bound forbids to split is a leaf.
         criterion: str = "gini",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -511,8 +531,10 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         max_features: int | float | str | None = "sqrt",
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
+        # Rows that each tree draws; those of Geurts et al. are grown on all rows.
         bootstrap: bool = False,
         oob_score: Any = False,
+        # The others of scikit-learn's, in its order.
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -521,6 +543,7 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         ccp_alpha: float = 0.0,
         max_samples: int | float | None = None,
         monotonic_cst: Any = None,
+        # Not scikit-learn's: bins, where the fit runs, and how its work is divided.
         max_bins: int = 255,
         decomposition: str = "auto",
         run: Run | None = None,
@@ -592,6 +615,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         self,
         n_estimators: int = 100,
         *,
+        # Growth of each tree. A node that a bound forbids to split is a leaf.
         criterion: str = "squared_error",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -600,8 +624,10 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         max_features: int | float | str | None = 1.0,
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
+        # Rows that each tree draws; those of Geurts et al. are grown on all rows.
         bootstrap: bool = False,
         oob_score: Any = False,
+        # The others of scikit-learn's, in its order.
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -609,6 +635,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         ccp_alpha: float = 0.0,
         max_samples: int | float | None = None,
         monotonic_cst: Any = None,
+        # Not scikit-learn's: bins, where the fit runs, and how its work is divided.
         max_bins: int = 255,
         decomposition: str = "auto",
         run: Run | None = None,

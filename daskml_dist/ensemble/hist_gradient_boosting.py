@@ -292,6 +292,7 @@ class BaseBoosting(BaseRounds):
         TrainingError
             The fit cannot go on.
         """
+        # Contradictions among the arguments, before any work is started.
         if (X_val is None) != (y_val is None):
             given, lacks = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
             raise InvalidDataError(f"{given} is provided, but {lacks} was not provided. Give both.")
@@ -513,6 +514,7 @@ class BaseBoosting(BaseRounds):
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
+        # A warm start goes on with these scores only if it is stopped by the same one.
         self._scored_by = self._stop_scoring
         self.n_features_in_ = model.n_features
         categorical = self._trees.bins.categorical
@@ -557,12 +559,14 @@ class BaseBoosting(BaseRounds):
         )
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        # F_0 of Friedman's algorithm 1, a constant, and the sum of the trees.
         return RawTrees(self._trees, self._baseline)
 
     def _iterate_stages(self) -> Iterator[Any]:
         """Yield the estimator as it was after each iteration."""
         fitted = dict(vars(self))  # a later fit must not change the stages
         for n in range(1, fitted["_trees"].n_iter + 1):
+            # Shallow: all stages share the fitted attributes, except for the trees.
             stage = object.__new__(type(self))
             stage.__dict__.update(fitted, _trees=fitted["_trees"].first(n))
             yield stage
@@ -611,18 +615,22 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         self,
         loss: str = "log_loss",
         *,
+        # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
+        # Growth of each tree, by the largest gain first.
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
         max_features: float = 1.0,
+        # How features are read: bins, categories, and the effects that trees may find.
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         interaction_cst: Any = None,
         warm_start: bool = False,
+        # Early stopping by a score of held-out rows, or, with no fraction, of the training rows.
         early_stopping: bool | str = "auto",
         scoring: Any = "loss",
         validation_fraction: float | int | None = 0.1,
@@ -631,6 +639,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         verbose: int = 0,
         random_state: Any = None,
         class_weight: Any = None,
+        # Not scikit-learn's: where the fit runs, and who watches it.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -668,6 +677,8 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
         assert rows.classes is not None
         n = len(rows.classes)
+        # Friedman (2001): of two classes one tree an iteration, for the log odds of the second
+        # (section 4.5); of K classes K trees, of whose sums the softmax is taken (section 4.6).
         return BinomialBoostLoss() if n == 2 else MultinomialBoostLoss(n)
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
@@ -794,18 +805,22 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         loss: str = "squared_error",
         *,
         quantile: float | None = None,
+        # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
+        # Growth of each tree, by the largest gain first.
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
         max_features: float = 1.0,
+        # How features are read: bins, categories, and the effects that trees may find.
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         interaction_cst: Any = None,
         warm_start: bool = False,
+        # Early stopping by a score of held-out rows, or, with no fraction, of the training rows.
         early_stopping: bool | str = "auto",
         scoring: Any = "loss",
         validation_fraction: float | int | None = 0.1,
@@ -813,6 +828,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         tol: float = 1e-7,
         verbose: int = 0,
         random_state: Any = None,
+        # Not scikit-learn's: where the fit runs, and who watches it.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -851,6 +867,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         super()._check_params()
 
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
+        # Deviances hold logarithms: of the mean target, and the gamma's of each target too.
         least = rows.survey.target_range.min()
         if self.loss == "gamma" and least <= 0:
             raise InvalidDataError(

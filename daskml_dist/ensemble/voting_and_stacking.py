@@ -158,6 +158,7 @@ class NamedMembersMixin(OnBlocks):
     def _set_fitted_members(self, fitted: list[Any]) -> None:
         """Set `estimators_`, `named_estimators_` and the feature names."""
         self.estimators_ = fitted
+        # Dropped members keep their names, and have no fit.
         remaining = iter(fitted)
         self.named_estimators_ = Bunch(
             **{
@@ -282,6 +283,7 @@ class StackingMixin(NamedMembersMixin):
         with translate_parameter_errors():
             self._validate_final_estimator()  # type: ignore[attr-defined]
         del self.final_estimator_  # scikit-learn's check has set an unfitted clone
+        # Weights go to the last estimator too.
         check_weighable([("final_estimator", self._make_final_estimator())], params)
         return named
 
@@ -317,6 +319,7 @@ class StackingMixin(NamedMembersMixin):
             self._set_fitted_members(fit_members(jobs, few))
             self.stack_method_ = methods
             meta_features = self._predict_out_of_fold(members, X, y, given, few)
+        # Predictions have the blocks of X, so targets are cut at the same rows.
         final = self._make_final_estimator(), meta_features, *_align_targets(X, y, params)
         (self.final_estimator_,) = fit_members([final], few)
 
@@ -345,6 +348,7 @@ class StackingMixin(NamedMembersMixin):
         # the rows to count labels.
         shared: dict[Any, Splits] = {}
         for member, params in zip(members, given, strict=True):
+            # By identity: `==` of lazy weights would be another lazy array.
             key = tuple((name, id(value)) for name, value in params.items())
             if key not in shared:
                 shared[key] = Splits(self, X, y, None, params, cv)
@@ -391,6 +395,8 @@ def _concatenate_or_empty(plain: Any, none: Any, X: Any, predictions: list[Any])
 
 def _fix_random_state(cv: Any) -> Any:
     """Return a splitter that makes the same splits for every member."""
+    # Without a seed, or with a generator, a splitter that shuffles would give each member other
+    # folds, and no single code of a row would tell which fits have not seen it.
     if hasattr(cv, "random_state") and not isinstance(cv.random_state, int | np.integer):
         cv = copy(cv)
         cv.random_state = int(np.random.RandomState().randint(2**31 - 1))

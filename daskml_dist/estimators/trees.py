@@ -360,7 +360,8 @@ class BaseTrees(BaseRounds):
         given = self._params()["max_features"]
         if given is None:
             return d
-        # sqrt(d) is Breiman's choice for classification forests (2001); all are rounded down.
+        # sqrt(d) is what the inventors of forests recommend for classes (Hastie, Tibshirani and
+        # Friedman 2009, section 15.3). All are rounded down.
         if isinstance(given, str) and given in ("sqrt", "log2"):
             return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
         if is_count(given) and given >= 1:

@@ -301,7 +301,9 @@ def _sum_predictions(index: int, X: Any, y: Any, w: Any, predictor: _GridPredict
     weight = check_weights(w, index, n)
     if n == 0:
         return 0.0, np.zeros(predictor.shape)
+    # A point at a time, so that the predictions of one point are all that memory has to hold.
     sums = [weight @ predictions.astype(np.float64) for predictions in predictor(rows)]
+    # From (n_points, n_outputs) to an axis for each feature, in the order of `_list_grid_points`.
     return weight.sum(), np.array(sums).T.reshape(predictor.shape)
 
 
@@ -317,6 +319,7 @@ def _predict_block(index: int, X: Any, predictor: _GridPredictor) -> Array:
     if n == 0:
         return np.zeros((n_outputs, 0, *lengths))
     predictions = np.array([values.astype(np.float64) for values in predictor(rows)])
+    # From (n_points, n, n_outputs): the last axis, of the points, becomes one for each feature.
     return np.ascontiguousarray(predictions.T).reshape(n_outputs, n, *lengths)
 
 
@@ -328,6 +331,7 @@ def _make_lazy_array(collection: Any, shared: Any, shape: tuple[int, ...]) -> An
         da.from_delayed(predict(i, X, shared), (n_outputs, n, *lengths), dtype=np.float64)
         for i, ((X, _, _), n) in enumerate(zip(collection.parts, counts, strict=True))
     ]
+    # A filter, say, leaves the numbers of rows unknown: NaN, which must not stop the join.
     return da.concatenate(parts, axis=1, allow_unknown_chunksizes=True)
 
 
@@ -459,6 +463,7 @@ def _summarize_block(max_values: dict[int, float], index: int, X: Any, y: Any, w
                 "categories cannot be sorted. Fill missing ones with a category of their own."
             ) from error
         is_number = values.dtype.kind in "biuf"
+        # Values that are too many are dropped here already, so that blocks send few.
         summaries[j] = _drop_many_values(
             _ColumnSummary(distinct, sketch_column(values) if is_number else None), j, limit
         )
@@ -508,6 +513,7 @@ def _find_percentiles(
     Where a sketch has left values out, another pass counts the values near the rank.
     """
     found: dict[int, dict[int, float]] = {j: {} for j in sketches}
+    # Factor of a sketch's error by which the ranges of values to count are widened.
     slack = 1.0
     while True:
         # Quantiles that a sketch does not give exactly, each with a range of values to count.
@@ -545,6 +551,7 @@ def _find_percentiles(
 def _interpolate_ranks(values: Array, counts: Array, rank: int, gamma: float) -> float:
     """Return the values of a rank (the least has rank 1) and the next, interpolated."""
     ends = np.cumsum(counts)
+    # `ends[i]` rows have values up to `values[i]`: that of a rank is the first with as many rows.
     low, high = values[np.searchsorted(ends, [rank - 1, rank], side="right")].astype(np.float64)
     return float((1 - gamma) * low + gamma * high)
 

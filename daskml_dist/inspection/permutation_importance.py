@@ -132,6 +132,7 @@ def permutation_importance(
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
     collection = as_collection(X, y, sample_weight, numeric=False)
     known_scores = {name: score for name, score in scores.items() if score is not None}
+    # A function as a score is called with all rows at once, which only rows in memory allow.
     if len(known_scores) < len(scores):
         return _run_scikit_learn(
             collection, estimator, X, y, scoring, n_repeats, random_state, sample_weight,
@@ -143,9 +144,11 @@ def permutation_importance(
     n = int(summary.counts.sum())
     seed, n_drawn = seed_of(random_state), _count_drawn_rows(max_samples, n)
     target = _Target(summary.mean, getattr(estimator, "classes_", None))
+    # Number of each block's first row: permutations are functions of row numbers.
     starts = np.cumsum(np.append(0, summary.counts[:-1]))
     scorer = _BlockScorer(
         estimator, tuple(known_scores.values()), target, starts,
+        # One permutation a repeat for all features: these are compared on the same draws.
         [PermutedRows(n, n_drawn, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
     # 2. A pass for each group of columns, which scores the blocks with each of these permuted; the
@@ -159,6 +162,7 @@ def permutation_importance(
                 reduce_parts(collection, partial(_take_group, group), concatenate_lists)
             )
         gathered = _GatheredColumns(group, columns)
+        # Whole columns are large: they are sent to each worker once, not with each task.
         given = gathered if collection.kind == "memory" else share_in_graph(gathered)
         block_sums, sums = reduce_parts(
             collection, partial(_score_block, scorer, first=not parts), _add_block_sums, given
@@ -439,6 +443,7 @@ def _group_columns(facts: _DataSummary, budget: int) -> list[range]:
         return [range(d)]
     groups, first, n_bytes = [], 0, 0
     for j, size in enumerate(facts.sizes.tolist()):
+        # A column that exceeds the budget by itself is a group of its own.
         if j > first and n_bytes + size > budget:
             groups.append(range(first, j))
             first, n_bytes = j, 0
@@ -472,6 +477,7 @@ def _take_column(rows: Any, j: int) -> Any:
     """Return a column in contiguous memory, without the index of its block."""
     if is_dataframe_like(rows):
         return rows.iloc[:, j].reset_index(drop=True)
+    # A view would keep the whole block in memory.
     return np.ascontiguousarray(rows[:, j])
 
 
@@ -504,6 +510,7 @@ class _BlockScorer:
 
     def sums(self, rows: Any, y: NDArray[Any], w: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sums of some rows for each score, of shape (n_scores, _MAX_SUMS)."""
+        # Scores of the same method share its predictions.
         methods = {score.method for score in self.scores}
         predictions = {name: np.asarray(getattr(self.estimator, name)(rows)) for name in methods}
         sums = np.zeros((len(self.scores), _MAX_SUMS))
@@ -536,6 +543,7 @@ def _score_block(
     by_column: list[list[Any]] = [[] for _ in gathered.numbers]
     row_numbers = scorer.starts[index] + np.arange(n)
     for repeat in scorer.repeats:
+        # Positions of the drawn rows in the block, and numbers of the rows whose values they get.
         at, source = repeat.of(row_numbers)
         if len(at) == 0:
             # None of the block's rows is drawn: sums of zero, broadcast below.

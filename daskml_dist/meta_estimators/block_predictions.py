@@ -100,6 +100,7 @@ def _make_method(name: str, summary: str, shape: str) -> Any:
         if self._reads_rows:
             X = copy_to_host(X)
         check_unique_names(X)
+        # The predictions of no rows, side by side, are no rows: nothing is averaged.
         if name != "transform":
             _check_some_rows(self, X)
         return get_own(self)(X, **params)

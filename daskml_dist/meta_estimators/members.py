@@ -180,6 +180,7 @@ def fit_members(
     others, and nearly all if rows are few, in parallel tasks, to rows that are gathered there.
     `few` says whether rows are few; None: by :func:`has_few_entries` of each X.
     """
+    # By position, since tasks are computed together after the fits on the whole cluster.
     fitted, tasks, blocks = {}, {}, []
     for i, job in enumerate(jobs):
         if _fits_in_task(job[0], has_few_entries(job[1]) if few is None else few):
@@ -211,6 +212,7 @@ def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[A
 def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
     """Return a task that gathers rows and fits a clone of a member to them."""
     unweighted_params = {name: value for name, value in params.items() if name != "sample_weight"}
+    # Lists of lazy blocks: as arguments of a task Dask computes these before it.
     columns = [list(blocks) for blocks in zip(*rows.parts, strict=True)]  # of X, y and weights
     task: Delayed = delayed(partial(_fit_gathered, unweighted_params), pure=False)(member, *columns)
     return task

@@ -109,6 +109,8 @@ def fit_batched(
     if not splits.can_batch or has_several_columns(splits.inputs[1]):
         return None
     by_rounds = can_batch(estimators)
+    # Two kinds: rounds of a solver, which all models make together, or gradient steps, in a batch
+    # for each set of like settings.
     by_steps = None if by_rounds else group_step_estimators(estimators)
     if not by_rounds and by_steps is None:
         return None
@@ -162,6 +164,7 @@ def _fit_step_batches(
             stack.advance(columns, max(column.stopping.max_iter for column in columns))
             fits = score.collect_fits(stack, columns)
         for k, number in enumerate(numbers):
+            # Columns are in the order of the candidates, then of the splits.
             by_number[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
     return [by_number[number] for number in range(len(estimators))]
 
@@ -239,12 +242,14 @@ def _fit_batched_pipelines(
                 rows = splits.take_split(split, head.transform(splits.inputs[0]))
                 last_steps = [clone(estimators[number].steps[-1][1]) for number in numbers]
                 result = fit_batched(last_steps, rows, scoring, scorers, **options)
+                # One group that cannot be batched leaves all candidates to fits one by one.
                 if result is None:
                     return None
                 n_batches += result[1]
                 for number, (fit,) in zip(numbers, result[0], strict=True):
                     fit.fit_time += seconds  # an equal share of the transformers' fits
                     if fit.estimator is not None:
+                        # The candidates of a group share the fitted transformers of a split.
                         pipeline = clone(estimators[number])
                         name, _ = pipeline.steps[-1]
                         pipeline.steps = [*head.steps, (name, fit.estimator)]
@@ -347,6 +352,8 @@ def _score_by_top_k(fit: BatchedFit, role: int, n_best: int) -> float:
 def _score_by_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
     """Return a score of predicted labels from the confusion matrix, each cell a weighted row."""
     classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
+    # An empty cell is left out: as a row of weight 0 it would show the scorer a label that no
+    # row has, which counts in a mean over labels.
     filled = weights > 0
     y_true, y_pred = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
     return scorer.score_answers(
@@ -391,6 +398,7 @@ class BatchedScorer:
         # Scores as functions of the sums that a batch makes of its rows; None: rows are read.
         known = {name: find_batched_score(estimator, given) for name, given in scoring.items()}
         self._known, self._error_score = known, error_score
+        # The batch makes only the sums that some score needs.
         kinds = {score.func for score in known.values() if isinstance(score, partial)}
         self.parts = ScoreParts(
             pairs=_score_by_pairs in kinds,
@@ -419,6 +427,7 @@ class BatchedScorer:
         self, stack: BatchedSteps, columns: Sequence[StepCandidate]
     ) -> list[BatchedFit | FailedCandidate]:
         """Return the fit of each column, with the sums that its scores are made of."""
+        # Now, while the batch holds the rows: later each score would have to read them again.
         sums = {role: stack.scores(columns, role, self.parts) for role in self.roles}
         ranks = {role: stack.rankings(columns, role) for role in self.roles if self.parts.ranks}
         fits: list[BatchedFit | FailedCandidate] = []
@@ -428,6 +437,7 @@ class BatchedScorer:
             try:
                 estimator = stack.fitted(column)
             except DivergedError as error:
+                # A column that diverges leaves the others as they are.
                 fits.append(FailedCandidate(error, column.seconds))
             else:
                 fits.append(BatchedFit(estimator, column_sums, column.seconds, column_ranks))
@@ -494,6 +504,7 @@ def align_targets(
                 collection.parts, splits.rows.code_parts, strict=True
             )
         ]
+    # By now a target is two columns of numbers: the encoded label, and the code.
     return replace(
         collection, parts=parts, multi_output=True, classification=False,
         inputs=(X, None, weight[0] if weight else None),
@@ -516,6 +527,8 @@ def resolve_class_weights(
                 f'class_weight="balanced": the weights of the rows of {classes[of_class == 0]} '
                 "sum to zero. Leave these rows out, or name the weight of each class."
             )
+        # n / (n_classes * n_c), the heuristic of G. King and L. Zeng, "Logistic regression in rare
+        # events data", 2001.
         return balanced_weights(of_class)
     known = classes.tolist()
     if unknown := [label for label in class_weight if label not in known]:
@@ -535,6 +548,7 @@ def _sum_block_label_weights(
     classes: NDArray[Any], index: int, X: Any, y: Any, weight: Any
 ) -> NDArray[np.float64]:
     codes = np.searchsorted(classes, np.asarray(y))
+    # A weight may be one number for all rows.
     given = None if weight is None else np.broadcast_to(np.asarray(weight, float), codes.shape)
     return np.bincount(codes, given, len(classes)).astype(np.float64)
 

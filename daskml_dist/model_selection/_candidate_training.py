@@ -275,6 +275,7 @@ def begin_batched_training(
     training = BatchedTraining(stacks, collection, scorer)
     try:
         training.open()
+    # Only the rows tell: the training rows of a split may lack a label.
     except NotBatchableError:
         return None
     return training
@@ -327,6 +328,7 @@ class PartialFitTraining(CandidateTraining):
 
     def _score(self, model: ResumableModel, train: Any, test: Any) -> SplitFit:
         if model.error is not None:
+            # It has not made all passes, so that its scores could not be compared.
             names = list(self._scorers)
             return score_failed_model(model, names, self._train_score, self._error_score)
         return model.score(self._scorers, train, test, train_score=self._train_score)

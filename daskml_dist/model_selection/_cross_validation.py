@@ -270,6 +270,8 @@ def cross_val_predict(
         )  # fmt: skip
     resolve_score_weights(estimator, {}, fit_params, False)  # checks what metadata is requested
     splits = Splits(estimator, X, y, groups, fit_params, cv)
+    # No scorers: the fitted estimators are all that is needed. Without one of them its rows would
+    # have no prediction, so a failed fit is an error.
     (fits,) = splits.fits([estimator], {}, train_score=False, error_score="raise")
     return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
 
@@ -291,6 +293,7 @@ def _predict_out_of_fold(
     else:
         # A row of X itself, since a made-up one may be refused: X may hold texts, say.
         sample = _find_first_row([part[0] for part in rows.columns.parts])
+    # A trial prediction: a lazy array has to know its dtype and number of columns.
     answer = getattr(fitted[0], method)(sample)
     # A forest, say, returns a list of arrays for a target of several labels: one for each label.
     several = isinstance(answer, list)
@@ -318,6 +321,7 @@ def _take_only_predictions(none: Any, X: Any, predictions: list[Any]) -> Any:
 def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None:
     """Return the labels that any fit has met; None where all have met the same, or have none."""
     known: list[Any] = [getattr(one, "classes_", None) for one in fitted]
+    # Not of several outputs either, whose `classes_` are a list of arrays.
     if method not in _CLASS_METHODS or not all(isinstance(labels, np.ndarray) for labels in known):
         return None
     if all(np.array_equal(labels, known[0]) for labels in known):
@@ -415,9 +419,11 @@ def validation_curve(
         raise InvalidParameterError(
             f"param_range={param_range!r}: give a sequence of the values of {param_name}."
         )
+    # The values are candidates of one batch: a pass trains the models of all values and splits.
     candidates = [clone(estimator).set_params(**{param_name: value}) for value in param_range]
     if not candidates:
         raise InvalidParameterError("param_range is empty. Name at least one value.")
+    # By the first: if others cannot join its batch, all are fitted one by one below.
     if _is_for_sklearn(candidates[:1], scoring, fit_params, X, y, groups):
         found: tuple[Any, Any] = model_selection.validation_curve(
             estimator, X, y, param_name=param_name, param_range=param_range, groups=groups, cv=cv,
@@ -517,6 +523,8 @@ def learning_curve(
             params=fit_params or None,
         )  # fmt: skip
         return found
+    # Codes tell folds, and not which rows of a fold come first: so here the client gets numbers
+    # of rows.
     folds = _list_fold_rows(Splits(estimator, X, y, groups, fit_params, cv))
     # As in scikit-learn shares are of the first split's training rows, for all splits.
     sizes = _resolve_train_sizes(np.asarray(train_sizes), len(folds[0][0]))
@@ -525,6 +533,7 @@ def learning_curve(
         folds = [(rng.permutation(train), test) for train, test in folds]
     # Each size of each fold is a split of its own, so that one batched fit trains them all.
     sized = [(train[:size], test) for train, test in folds for size in sizes]
+    # Groups have done their part in `folds`.
     splits = Splits(estimator, X, y, None, fit_params, sized)
     (fits,) = _fit_and_score_both([estimator], splits, scoring, fit_params, error_score)
 
@@ -550,6 +559,7 @@ def _is_for_sklearn(
         return False
     # Several scores are an error of scikit-learn's: the curves have room for one.
     several = isinstance(scoring, list | tuple | set | dict)
+    # Nor are fits with `params` batched (`_fit_and_score_both`).
     return several or bool(params) or not can_fit_batched(estimators)
 
 
@@ -575,6 +585,7 @@ def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.i
     """Return the numbers of the training and test rows of each split, computed if lazy."""
     if splits.codes is not None:
         return [(np.asarray(train), np.asarray(test)) for train, test in splits.indices]
+    # An integer for each row, and nothing else of it, is computed.
     codes = np.concatenate(compute(*splits.rows.code_parts))
     roles = [splits.roles.played(codes, split) for split in range(splits.n_splits)]
     return [(np.flatnonzero(one == TRAIN), np.flatnonzero(one == TEST)) for one in roles]
@@ -591,11 +602,13 @@ def _resolve_train_sizes(given: NDArray[Any], n_train: int) -> NDArray[np.int64]
             raise InvalidParameterError(
                 f"train_sizes={given.tolist()}: shares of the training rows must be within (0, 1]."
             )
+        # A share that is less than a row is a row, as in scikit-learn.
         given = np.clip((given * n_train).astype(np.int64), 1, n_train)
     elif given.min() <= 0 or given.max() > n_train:
         raise InvalidParameterError(
             f"train_sizes={given.tolist()}: numbers of training rows must be within (0, {n_train}]."
         )
+    # Different shares may be the same number of rows.
     sizes = np.unique(given.astype(np.int64))
     if len(sizes) < len(given):
         warnings.warn(

@@ -130,6 +130,7 @@ class _ThinnedRoles(FoldAssignment):
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
+        # Rows that are left out are looked up as any others, and overruled.
         played = self.each.played(np.maximum(codes - 1, 0), split)
         return np.where(codes > 0, played, np.int8(NEITHER))
 
@@ -187,6 +188,7 @@ class RowOrder:
 
 def _encode_labels(labels: NDArray[Any], column: Any) -> Ints:
     """Return the position of each row's label among `labels`, which need not be sorted."""
+    # Every label is among `labels`, which were counted in the same rows.
     order = np.argsort(labels)
     codes: Ints = order[np.searchsorted(labels, np.asarray(column), sorter=order)]
     return codes
@@ -209,6 +211,7 @@ def _spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np
     # Places are spread as Bresenham's line spreads its steps: place p is tested where the number of
     # tested places before it, p * n_test // n, grows from p to p + 1. So each place tells its role
     # by itself, exactly `n_test` are tested, and every range of places has its share, to within 1.
+    # Products fit int64 up to 3 billion rows.
     n_tested_before = places * n_test // n
     is_tested = (places + 1) * n_test // n > n_tested_before
     # The same among the places that are left. At a tested place the result is of the next one left,
@@ -444,6 +447,7 @@ class RowsOfSplits:
     @cached_property
     def code_parts(self) -> list[Delayed]:
         """Return the codes of each block, lazy: one task a block, for all sides of all splits."""
+        # Cached: another call would add tasks that make the same codes again.
         make = delayed(partial(_make_codes, self.codes), pure=False)
         return [make(i, X, column) for i, (X, column, _) in enumerate(self.columns.parts)]
 

@@ -139,14 +139,17 @@ multimetric_
         estimator: Any,
         param_distributions: Any,
         *,
+        # R and eta of Hyperband's paper, which determine the brackets.
         max_iter: int = 27,
         factor: float = 3,
+        # Scores, splits and the refit, as in the other searches.
         scoring: Any = None,
         cv: Any = None,
         refit: Any = True,
         random_state: Any = None,
         error_score: Any = np.nan,
         return_train_score: bool = False,
+        # Stops a candidate that no longer improves, beside the brackets.
         patience: Any = False,
         tol: float = 0.001,
         verbose: int = 0,
@@ -209,6 +212,7 @@ multimetric_
 
     def _list_candidates(self) -> Sequence[Mapping[str, Any]]:
         """Return the parameters of the candidates of all brackets, in the order of these."""
+        # One draw for all brackets: of lists of values none is drawn twice while others are left.
         n = sum(bracket.n_models for bracket in self._plan_brackets())
         with warnings.catch_warnings():
             # A grid with fewer candidates than the brackets need: some are repeated below.
@@ -300,6 +304,7 @@ multimetric_
         lazy = splits.codes is None
         if lazy and not all(map(takes_dask_collections, estimators)):
             if (client := current_client()) is not None:
+                # ASHA (algorithm 2 of the MLSys paper): no candidate waits for others of its rung.
                 training = AsyncTraining(
                     client, estimators, brackets, self._promotion_factor, splits, scorers,
                     self._classes, **options, stops=self._stops_at,
@@ -315,6 +320,7 @@ multimetric_
         self, training: CandidateTraining, brackets: list[tuple[Bracket, list[int]]]
     ) -> dict[int, list[SplitFit]]:
         """Train all brackets side by side, and return the last fits of each candidate."""
+        # Candidates of each bracket that no rung has dropped yet.
         left = {bracket.number: candidates for bracket, candidates in brackets}
         fits: dict[int, list[SplitFit]] = {}
         self.history_, self._calls = [], 0
@@ -332,6 +338,7 @@ multimetric_
                 if left[bracket.number] and any(passes == p for _, p in bracket.rungs)
             ]
             scored = [i for bracket in at_rung for i in left[bracket.number]]
+            # In place of the fits of earlier rungs: those after a candidate's last pass remain.
             fits.update(zip(scored, training.score(scored), strict=True))
             for bracket in at_rung:
                 left[bracket.number] = self._drop_candidates(
@@ -350,8 +357,10 @@ multimetric_
             self.history_.append({**facts, "passes": passes, "mean_test_score": score})
             records.append({**facts, "resource": passes, "score": score})
         tell_rung(f"bracket {bracket.number} at pass {passes}", records)
+        # top_k of Hyperband's algorithm 1. Past a bracket's last rung none goes on.
         later = [n for n, more in bracket.rungs if more > passes]
         best = find_best_scores(np.array(scores), later[0] if later else 0)
+        # From the whole history, since `patience` may span several rungs.
         so_far: dict[int, dict[int, float]] = {i: {} for i in candidates}
         for reached in self.history_:
             if reached["candidate"] in so_far:
@@ -362,6 +371,7 @@ multimetric_
     def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
         """Set `best_estimator_`, trained on all rows for as many passes as it was scored after."""
         begin = time.perf_counter()
+        # With other passes it would be another model than the one that had the best score.
         passes = int(self.cv_results_["partial_fit_calls"][self.best_index_])
         estimator = self._make_candidate(self.best_params_)
         if hasattr(self, "stacks_"):
@@ -380,6 +390,7 @@ multimetric_
 
     def _as_sklearns(self) -> Any:
         """Return a search of scikit-learn's with the same results."""
+        # scikit-learn has no Hyperband; its randomised search can hold the results.
         twin = model_selection.RandomizedSearchCV(
             self.estimator, self.param_distributions, n_iter=len(self._list_candidates()),
             scoring=self.scoring, cv=self.cv, refit=self.refit, random_state=self.random_state,
@@ -453,12 +464,15 @@ refit_time_, multimetric_, stacks_, metadata_, history_
         estimator: Any,
         param_distributions: Any,
         *,
+        # Candidates, and how fast their number falls.
         n_initial_parameters: int = 10,
         decay_rate: float | None = 1.0,
+        # When one of them is stopped, or scored.
         patience: Any = False,
         tol: float = 0.001,
         fits_per_score: int = 1,
         max_iter: int = 100,
+        # Scores, splits and the refit, as in the other searches.
         scoring: Any = None,
         cv: Any = None,
         refit: Any = True,
@@ -513,6 +527,7 @@ def _train_to_pass(
 def _gather_splits(splits: Splits) -> Splits:
     """Return splits of lazy rows, computed into memory: for estimators that need gathered rows."""
     try:
+        # One call for all sides, so that each block is read once.
         sides = compute(*map(splits.rows.gather_split, range(splits.n_splits)))
     except Exception as error:
         raise splits.rows.make_unread_error(error) from error

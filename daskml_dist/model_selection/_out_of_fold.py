@@ -115,6 +115,7 @@ def predict_all_classes(
     known = np.asarray(getattr(fitted, "classes_", ()))
     if classes is None or method == "predict" or len(known) == len(classes):
         return predictions
+    # One column stands for two labels, and has no place among the columns of several.
     if predictions.ndim == 1:
         raise InvalidDataError(
             f"{method} of a split's training rows knows {len(known)} of {len(classes)} labels. Use "

@@ -201,6 +201,7 @@ class DaskSearch(EstimatorMixin):
                 fits, self.stacks_ = batched
                 return fits
         return splits.fits(
+            # `fit` has refused scorers that do not count weights.
             estimators, dict(scorers), train_score=train_score,
             error_score=self.error_score, weigh_scores=True,
         )  # fmt: skip
@@ -234,6 +235,7 @@ class DaskSearch(EstimatorMixin):
             return
         name = self.refit if self.multimetric_ else "score"
         if callable(self.refit):
+            # A function names a candidate, no score: there is no `best_score_`, as in scikit-learn.
             self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
             # argmin takes the first of candidates with equal scores.
@@ -430,6 +432,7 @@ class _HalvingSearch(DaskSearch):
         check_number("factor", self.factor, lambda v: v > 1, "> 1, such as 3")
         X, y, groups = convert_foreign(X, y, groups)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
+        # Otherwise scikit-learn does the search, and checks these itself.
         if lazy or self._can_batch():
             self._check_halving_options(y)
         return super().fit(X, y, groups=groups, **params)
@@ -449,6 +452,7 @@ class _HalvingSearch(DaskSearch):
         tried: list[dict[str, Any]] = []
         fits: list[list[SplitFit]] = []
         columns: dict[str, list[int]] = {"iter": [], "n_resources": []}
+        # The numbers of candidates that are left, by which records of rungs name them.
         n_batches, numbers = 0, list(range(len(candidates)))
         n_rows = splits.count_rows() if self.resource == "n_samples" else 0
         for rung in range(self.n_iterations_):
@@ -468,6 +472,7 @@ class _HalvingSearch(DaskSearch):
             tried, fits = tried + candidates, fits + rung_fits
             columns["iter"] += [rung] * len(candidates)
             columns["n_resources"] += [n_resources] * len(candidates)
+            # NaN (the default `error_score`) where the fit of any split has failed.
             scores = np.mean([[fit.test["score"] for fit in row] for row in rung_fits], axis=1)
             facts = {"bracket": 0, "resource": n_resources}
             scored = zip(numbers, scores, strict=True)
@@ -475,6 +480,7 @@ class _HalvingSearch(DaskSearch):
             # argsort puts NaN, the scores of failed fits, last; rolled to the front they are the
             # first to be dropped. scikit-learn keeps the same candidates in the same order.
             order = np.roll(np.argsort(scores), np.count_nonzero(np.isnan(scores)))
+            # Karnin et al. keep a half of them, which is a factor of 2.
             n_kept = ceil(len(candidates) / self.factor)
             self.n_remaining_candidates_ = n_kept
             candidates = [candidates[i] for i in order[-n_kept:]]
@@ -492,6 +498,7 @@ class _HalvingSearch(DaskSearch):
         scores = results["mean_test_score"][last]
         best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))  # NaN: a failed fit
         if callable(self.refit):
+            # A function names a candidate, no score: there is no `best_score_`, as in scikit-learn.
             self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
             self.best_index_ = int(last[best])
@@ -506,6 +513,8 @@ class _HalvingSearch(DaskSearch):
             )
         # A splitter that shuffles anew each time would score the rungs on different folds.
         cv = check_splitter(self.cv, self.estimator, y)
+        # A splitter without `random_state` is taken to split alike each time, as one that does not
+        # shuffle.
         fixed = isinstance(getattr(cv, "random_state", 0), Integral)
         if not fixed and getattr(cv, "shuffle", True):
             raise InvalidParameterError(

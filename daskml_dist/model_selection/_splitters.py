@@ -138,6 +138,7 @@ class KFold(DaskSplitter, model_selection.KFold):
         n, k = int(counts.sum()), self.n_splits
         _check_enough_rows(n, k)
         order = RowOrder(_find_block_starts(counts), _draw_seed(self))
+        # A row's code is the number of its fold.
         roles = TableRoles.from_folds(k)
         if self.shuffle:
             return FoldsByPlace(order, k), roles
@@ -213,6 +214,7 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
         if self.shuffle:
             shuffled = check_random_state(self.random_state).permutation(len(groups))
             folds = np.empty(len(groups), np.int64)
+            # As many groups in each fold, to within 1, whatever their sizes: scikit-learn's choice.
             for fold, part in enumerate(np.array_split(shuffled, k)):
                 folds[part] = fold
             return FoldsByGroup(groups, folds), TableRoles.from_folds(k)
@@ -244,11 +246,13 @@ class TimeSeriesSplit(DaskSplitter, model_selection.TimeSeriesSplit):
         counts = count_rows(columns)
         n, k, gap = int(counts.sum()), self.n_splits, self.gap
         size = n // (k + 1) if self.test_size is None else self.test_size
+        # The first split must have a row to train on.
         if k + 1 > n or n - gap - size * k <= 0:
             raise InvalidDataError(
                 f"Too many splits={k} for number of samples={n} with test_size={size} and "
                 f"gap={gap}. Lower one of them."
             )
+        # First test row of each split: the last split ends with the last row.
         tests = n - size * np.arange(k, 0, -1)
         trains = tests - gap
         begins = np.zeros(k, np.int64)
@@ -327,6 +331,7 @@ class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffl
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         order, counts = _order_by_label(columns, _draw_seed(self))
+        # Of every label each side needs a row.
         if counts.sum(axis=0).min() < 2:
             raise InvalidDataError(
                 "The least populated classes in y have only 1 member, which is too few: the "
@@ -428,6 +433,7 @@ def _split_in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) ->
     n_train, n_test = resolve_sizes(n_rows, test_size, train_size)
     stops = np.array([n_train, n_train + n_test])
     codes = FoldsByRange(RowOrder(_find_block_starts(counts)), stops, 3, n_rows)
+    # Codes 0, 1 and 2, in the order of their ranges of rows.
     roles = TableRoles(np.array([[TRAIN], [TEST], [NEITHER]], np.int8))
     return RowsOfSplits(arrays, columns, codes, roles)
 
@@ -473,6 +479,7 @@ def _draw_seed(splitter: Any) -> int | None:
     if not getattr(splitter, "shuffle", True):
         return None
     given = splitter.random_state
+    # An integer gives the same folds in each call, a generator new ones, as in scikit-learn.
     if isinstance(given, Integral):
         return int(given)
     return int(check_random_state(given).randint(2**31))

@@ -362,6 +362,7 @@ class Splits:
         `weigh_scores` says whether scorers get the weights of rows too.
         """
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
+        # In the order in which the results are cut into a list for each estimator below.
         jobs = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(takes_dask_collections, estimators)):
             fits: list[SplitFit] = []
@@ -404,6 +405,7 @@ def _count_all_bytes(columns: Collection) -> int:
 
 
 def _count_block_bytes(index: int, X: Any, *others: Any) -> list[int]:
+    # Targets and weights are small beside X.
     return [int(sizeof(X))]
 
 
@@ -419,6 +421,7 @@ def _fit_gathered(
     try:
         return _fit_and_score(estimator, train, lambda: test, scorers, **options)
     except Exception as error:
+        # Not raised, so that `_compute_fits` can tell it from an error of the cluster.
         return error
 
 
@@ -513,12 +516,14 @@ def _compute_value(value: Any) -> Any:
 
 def _has_value_per_row(name: str, value: Any, X: Any) -> bool:
     """Return whether an argument of ``fit`` has a value for each row of X."""
+    # A Dask collection is always split, a single value never.
     if is_dask(value) or value is None or isinstance(value, str | Real):
         return is_dask(value)
     if name.endswith("sample_weight"):  # also of a pipeline's step: svc__sample_weight
         return True
     # As scikit-learn: any other argument that is as long as X.
     has_length = hasattr(value, "__len__") or hasattr(value, "shape")
+    # NaN: Dask does not know how many rows X has.
     knows_rows = not is_dask(X) or not np.isnan(getattr(X, "shape", (np.nan,))[0])
     return (
         has_length
@@ -536,6 +541,7 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
     check_cv(cv)
     cv = 5 if cv is None else cv
     if isinstance(cv, Integral):
+        # Rows of several labels each have no single label to be stratified by.
         stratified = y is not None and is_classifier(estimator) and not has_several_columns(y)
         return (StratifiedKFold if stratified else KFold)(int(cv))
     if hasattr(cv, "split"):
@@ -552,6 +558,7 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
 
 def check_cv(cv: Any) -> None:
     """Raise an error unless `cv` is a number of folds, a splitter, some splits, or None."""
+    # True is an Integral too, and no number of folds.
     if isinstance(cv, Integral) and not isinstance(cv, bool):
         if cv < 2:
             raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
@@ -590,6 +597,7 @@ def takes_dask_collections(estimator: Any) -> bool:
     if isinstance(estimator, Pipeline):
         steps = [step for _, step in estimator.steps if not isinstance(step, str)]
         return all(map(takes_dask_collections, steps))
+    # By the bases, so that a user's subclass counts as its base class does.
     return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
 
 
@@ -646,6 +654,7 @@ def check_one_role_each(by_roles: bool) -> None:
 
 def _encode_splits(splits: list[tuple[Any, Any]], n_rows: int) -> tuple[Any, FoldAssignment]:
     """Return the codes of rows and their roles, given (train, test) row numbers or masks."""
+    # A byte for each row and split: 100 MB for 10**7 rows in 10 splits.
     table = np.full((n_rows, len(splits)), NEITHER, np.int8)
     for split, (train, test) in enumerate(splits):
         table[np.asarray(train), split] = TRAIN

@@ -43,6 +43,7 @@ class BaseDecisionTree(BaseTrees):
     splitter: str
     n_outputs_: int
     _n_trees = 1
+    # `apply` of a single tree returns one dimension, as scikit-learn's.
     _n_leaf_columns = None
 
     def _check_params(self) -> None:
@@ -62,6 +63,7 @@ class BaseDecisionTree(BaseTrees):
         cls, trees: Trees, impurity: NDArray[Any], **attributes: Any
     ) -> BaseDecisionTree:
         """Return a fitted estimator that holds one tree of a forest."""
+        # The caller sets the parameters, which are the defaults until then.
         tree = cls()
         tree._trees, tree._impurity = trees, impurity
         for name, value in attributes.items():
@@ -72,6 +74,7 @@ class BaseDecisionTree(BaseTrees):
     def tree_(self) -> TreeView:
         """Nodes as arrays, by scikit-learn's names."""
         self._check_fitted()
+        # A regressor's nodes hold one value for each output, as if it had one class.
         n_classes = np.atleast_1d(getattr(self, "n_classes_", np.ones(self.n_outputs_, int)))
         return make_tree_view(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
 
@@ -102,6 +105,7 @@ class BaseDecisionTree(BaseTrees):
         """
         # Weakest-link pruning (Breiman et al. 1984, section 3.3): the node is cut whose cut raises
         # the leaves' total cost least for each leaf that it saves; that rise is the next alpha.
+        # The path starts from the unpruned tree. This estimator is not fitted by it.
         tree = clone(self).set_params(ccp_alpha=0.0).fit(X, y, sample_weight).tree_
         # R(t) of the book: a node's impurity times its share of the rows.
         cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
@@ -161,6 +165,7 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
     def __init__(
         self,
         *,
+        # How a node is split, and which nodes stay leaves.
         criterion: str = "gini",
         splitter: str = "best",
         max_depth: int | None = None,
@@ -174,6 +179,7 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
         class_weight: Any = None,
         ccp_alpha: float = 0.0,
         monotonic_cst: Any = None,
+        # Not scikit-learn's, but for `verbose`: bins, and where and how the fit runs.
         max_bins: int = 255,
         verbose: int = 0,
         decomposition: str = "auto",
@@ -231,6 +237,7 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
     def __init__(
         self,
         *,
+        # How a node is split, and which nodes stay leaves.
         criterion: str = "squared_error",
         splitter: str = "best",
         max_depth: int | None = None,
@@ -243,6 +250,7 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
         min_impurity_decrease: float = 0.0,
         ccp_alpha: float = 0.0,
         monotonic_cst: Any = None,
+        # Not scikit-learn's, but for `verbose`: bins, and where and how the fit runs.
         max_bins: int = 255,
         verbose: int = 0,
         decomposition: str = "auto",

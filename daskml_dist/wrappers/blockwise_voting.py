@@ -66,10 +66,12 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
         check_unique_names(X)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         params = {} if sample_weight is None else {"sample_weight": sample_weight}
+        # Before the pass, in which every block would raise this error.
         check_weighable([("estimator", self.estimator)], params)
         self._check_parameters(y)
         rows = as_collection(X, y, sample_weight, numeric=False, multi_output=True)
         with reading(type(self).__name__):
+            # A clone, since a fitted estimator would travel with all that it has learnt.
             members = reduce_parts(
                 rows, partial(_fit_block, clone(self.estimator)), concatenate_lists
             )
@@ -111,6 +113,7 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
         """Return the labels with the most votes; the first in order where several tie."""
         if self.voting == "soft":
             return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+        # Labels, not positions: a member numbers the classes of its own block.
         votes = [np.searchsorted(self.classes_, y) for y in self._predict_each("predict", X)]
         counts = np.zeros((len(votes[0]), len(self.classes_)), np.int64)
         for vote in votes:
@@ -136,6 +139,7 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
                 "not. Use voting='hard'."
             )
         self.classes_ = (
+            # A pass over y before the fits: a block may lack labels.
             find_labels(y) if self.classes is None else np.sort(np.asarray(self.classes))
         )
 

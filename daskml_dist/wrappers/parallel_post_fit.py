@@ -54,6 +54,7 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
 
     estimator: Any
 
+    # Each is there only where the wrapped estimator has it.
     predict = _make_predict_method("predict")
     predict_proba = _make_predict_method("predict_proba")
     predict_log_proba = _make_predict_method("predict_log_proba")
@@ -172,6 +173,7 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
             (self.estimator_,) = fit_members([(self.estimator, X, y, params)])
         else:
             check_unique_names(X)
+            # The `fit` of a transformer may take no y.
             targets = () if y is None else (y,)
             self.estimator_ = clone(self.estimator).fit(
                 convert_missing_to_nan(X), *targets, **params
@@ -201,6 +203,7 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
         if self.scoring is not None:
             X, y, _ = take_named_columns(X, y, None)
+            # The wrapper is scored, not the wrapped estimator: its predictions are lazy.
             return float(get_scorer(self.scoring)(self, X, y, **weights))
         if is_classifier(self) or is_regressor(self):
             return super().score(X, y, sample_weight)
@@ -328,6 +331,7 @@ class Incremental(ParallelPostFit):
             check_unique_names(X)
             self.estimator_ = _train_on_block(params, estimator, None, X, y, weight)
         elif takes_dask_collections(estimator):
+            # This package's own estimators train on all workers at once: blocks need no order.
             params |= {} if weight is None else {"sample_weight": weight}
             self.estimator_ = estimator.partial_fit(X, y, **params)
         else:
@@ -335,6 +339,8 @@ class Incremental(ParallelPostFit):
             rows = as_collection(X, y, weight, numeric=False, multi_output=True)
             order = np.arange(len(rows.parts))
             if self.shuffle_blocks:
+                # Rows are often stored in the order of time or of labels. A model that learns by
+                # steps would remember the last blocks best.
                 order = check_random_state(self.random_state).permutation(order)
             with reading(type(self).__name__):
                 self.estimator_ = fold_parts(
