@@ -290,6 +290,7 @@ class Calls:
         # The kernel for tensor cores subtracts the shift itself; the other one has none.
         source = "kmeans" if shift is None else "kmeans_tiles"
         at = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
+        # Scratch memory of the kernel, which the call keeps alive.
         labels = self.cupy.empty(n, np.int32)
         rows = (X,) if shift is None else (X, shift)
         arrays = *rows, centres, weight, labels, sums, counts, inertia
@@ -315,6 +316,8 @@ class Calls:
         """Return the launch of an Adagrad step, without penalty, in the columns that chosen rows
         touch.
         """
+        # Adagrad leaves an entry of gradient 0, and its sum of squares, as they are: the step of
+        # the touched columns is the whole step.
         w, grad, accumulator = step.w, step.grad, step.opt_state["accumulator"]
         arrays = rows.chosen, w, accumulator, grad
         return self._call(

@@ -20,14 +20,17 @@ _MEMBERS = 'Give (name, estimator) pairs, such as [("nb", GaussianNB())].'
 
 #: Regular expression of a message, and the sentence to add; the first one that is found counts.
 _REMEDIES: tuple[tuple[str, str], ...] = (
+    # The encoders of categories.
     ("Found unknown categories", _CATEGORIES),
     (
+        # NumPy's words, for columns of dates beside columns of numbers.
         "could not be promoted by",
         "Make numbers of dates and spans of time (X[name].dt.hour, X[name].dt.total_seconds()), or "
         "leave their columns out.",
     ),
     ("should be a 1d array", "Pass one column, such as y[:, 0]."),
     ("must be an instance of 'list'", "Give a list."),
+    # Every fitted estimator, given rows with another number of columns.
     ("features, but .* is expecting", "Select the columns that it was fitted on."),
     (
         "Invalid parameter .* for estimator Pipeline",
@@ -91,9 +94,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "interpreted as fractions of the maximum",
         "Give shares up to 1.0, or whole numbers of rows.",
     ),
+    # MinMaxScaler; then RobustScaler.
     ("feature range must be smaller", "Give (least, greatest), such as (0, 1)."),
     ("Invalid quantile range", "Give (low, high) in percent, such as (25.0, 75.0)."),
     (
+        # CountVectorizer, whose words are all filtered away.
         "empty vocabulary",
         "Look at the texts, or at token_pattern, stop_words and min_df.",
     ),
@@ -102,9 +107,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "document is of type|is an invalid document",
         'Texts must be strings; fill missing ones first: X.fillna("").',
     ),
+    # FeatureHasher: of a string it would hash each character.
     ("Samples can not be a single string", "Pass a list of words for each row."),
     (r"non-empty list of \(string, estimator\)", _MEMBERS),
     (
+        # The voting ensembles.
         "weights must be equal",
         "Give as many weights as members, or None.",
     ),
@@ -113,6 +120,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "Give a list of categories for each column, or categories='auto'.",
     ),
     (
+        # Searches with several scores.
         r"refit must be set to a scorer key",
         'Set refit to the name of one score, such as refit="accuracy".',
     ),
@@ -150,6 +158,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "Replace it, for example X.replace([inf, -inf], nan).",
     ),
     (
+        # Successive halving, about its `resource`.
         "which is not supported by estimator",
         'Name a parameter that it counts passes by, such as "max_iter", or "n_samples".',
     ),

@@ -63,12 +63,15 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     def __init__(
         self,
         *,
+        # The objective.
         alpha: float = 1.0,
         fit_intercept: bool = True,
+        # Its minimisation.
         solver: str = "lbfgs",
         max_iter: int = 100,
         tol: float = 1e-4,
         warm_start: bool = False,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -127,6 +130,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
             raise InvalidParameterError(
                 f"solver={self.solver!r}: {type(self).__name__} has {list(self._solvers)}."
             )
+        # Called for its own checks: those of Tweedie's power and link.
         self._deviance()
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
@@ -185,6 +189,7 @@ def _sum_deviances(
 ) -> _DevianceSums:
     """Return the sums of a block, given its targets, raw predictions and weights."""
     loss.check_target(y)
+    # In float32 the sums over all rows would lose digits.
     y = y.astype(np.float64)
     total = float(weight.sum())
     mean = float(WeightedMoments.of(y, weight).mean[0])

@@ -86,10 +86,12 @@ class ElasticNet(BaseLeastSquares):
 
     def __init__(
         self,
+        # The penalty.
         alpha: float = 1.0,
         *,
         l1_ratio: float = 0.5,
         fit_intercept: bool = True,
+        # Coordinate descent; `precompute` and `copy_X` are without effect.
         precompute: Any = False,
         max_iter: int = 1000,
         copy_X: bool = True,
@@ -98,6 +100,7 @@ class ElasticNet(BaseLeastSquares):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -223,6 +226,7 @@ class Lasso(ElasticNet):
     array([0.6, 2. ])
     """
 
+    # Not a parameter here, so a class attribute: what `ElasticNet` reads as `self.l1_ratio`.
     l1_ratio = 1.0
 
     def __init__(
@@ -230,6 +234,7 @@ class Lasso(ElasticNet):
         alpha: float = 1.0,
         *,
         fit_intercept: bool = True,
+        # Coordinate descent, as in `ElasticNet`.
         precompute: Any = False,
         copy_X: bool = True,
         max_iter: int = 1000,
@@ -238,6 +243,7 @@ class Lasso(ElasticNet):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",

@@ -340,9 +340,11 @@ class ElasticNetCV(LinearRegressor):
     def __init__(
         self,
         *,
+        # The candidates.
         l1_ratio: Any = 0.5,
         eps: float = 1e-3,
         alphas: Any = 100,
+        # Each fit of a path, and the splits.
         fit_intercept: bool = True,
         precompute: Any = "auto",
         max_iter: int = 1000,
@@ -354,6 +356,7 @@ class ElasticNetCV(LinearRegressor):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
+        # Beyond scikit-learn: where the fit runs, and what it reports.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -490,6 +493,7 @@ class LassoCV(ElasticNetCV):
     """
 
     _has_ratio = False
+    # A class attribute instead of a parameter, so that the methods above find it.
     l1_ratio = 1.0
 
     def __init__(
@@ -508,6 +512,7 @@ class LassoCV(ElasticNetCV):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
+        # Beyond scikit-learn, as in `ElasticNetCV`.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,

@@ -76,12 +76,14 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def __init__(
         self,
         *,
+        # The objective and its minimisation, in scikit-learn's order.
         epsilon: float = 1.35,
         max_iter: int = 100,
         alpha: float = 0.0001,
         warm_start: bool = False,
         fit_intercept: bool = True,
         tol: float = 1e-05,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -110,6 +112,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
+        # One target: numbers instead of arrays, as in scikit-learn.
         if model.n_targets is None:
             self.intercept_, self.scale_ = self.intercept_[0], solution.extra["scale"]
         else:

@@ -114,6 +114,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     def __init__(
         self,
+        # The objective and the solver, in scikit-learn's order.
         penalty: str | None = "auto",
         *,
         C: float = 1.0,
@@ -129,6 +130,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         verbose: int = 0,
         warm_start: bool = False,
         n_jobs: int | None = None,
+        # Beyond scikit-learn: where the fit runs, and what it reports.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -164,6 +166,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         check_number("tol", self.tol)
         check_count("max_iter", self.max_iter, least=0)
         check_class_weight(self.class_weight)
+        # Only now: it divides by C.
         self._check_solver()
         self._warn_of_contradictions()
 
@@ -248,6 +251,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         return replace(penalty, intercept_scaling=float(self.intercept_scaling))
 
     def _failure(self, n_iter: int) -> str:
+        # By the name that the user chose, even where L-BFGS was used in its place.
         words = _FAILURES.get(self.solver, "{} failed to converge after {} iteration(s)")
         return f"{type(self).__name__}: {words.format(self.solver, n_iter)}"
 

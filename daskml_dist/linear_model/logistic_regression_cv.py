@@ -100,6 +100,7 @@ class _LogisticPaths:
         self.solutions = []
         scored = () if role is None else ((role, False, False),)
         sums = []
+        # Cut into batches, each of which shares the passes over the rows.
         for start in range(0, len(fits), MAX_BATCHED_CANDIDATES):
             chunk = tuple(fits[start : start + MAX_BATCHED_CANDIDATES])
             solved = self._stack(self.model, self._stack.solver(chunk, scored))
@@ -242,6 +243,7 @@ class LogisticRegressionCV(LinearClassifier):
     def __init__(
         self,
         *,
+        # The candidates, the splits, and each fit, in scikit-learn's order.
         Cs: Any = 10,
         l1_ratios: Any = None,
         fit_intercept: bool = True,
@@ -259,6 +261,7 @@ class LogisticRegressionCV(LinearClassifier):
         intercept_scaling: float = 1.0,
         random_state: Any = None,
         use_legacy_attributes: bool = True,
+        # Beyond scikit-learn: where the fits run, and what they report.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -428,6 +431,8 @@ class LogisticRegressionCV(LinearClassifier):
         """Return an unfitted estimator of one penalty."""
         own, params = self._all_params(), LogisticRegression().get_params(deep=False)
         shared = {name: own[name] for name in own if name in params}
+        # Class weights are those of all rows (`_resolve_class_weight`), which a candidate could not
+        # find from its split.
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)
 
@@ -472,6 +477,7 @@ class LogisticRegressionCV(LinearClassifier):
         """Set scikit-learn's attributes of the paths; `chosen` is the candidate of each split."""
         values, ratios = self._values, self._ratios
         shape = len(scores), len(values), len(ratios)
+        # A mean, for refit=False, where each split has its own choice; else all are the same.
         c = float(np.mean(np.repeat(values, len(ratios))[chosen]))
         ratio = float(np.mean(np.tile(ratios, len(values))[chosen]))
         self.Cs_ = values

@@ -78,15 +78,18 @@ class Ridge(BaseLeastSquares):
 
     def __init__(
         self,
+        # The objective.
         alpha: float | NDArray[Any] = 1.0,
         *,
         fit_intercept: bool = True,
+        # The solution; all but `solver` and `positive` are without effect.
         copy_X: bool = True,
         max_iter: int | None = None,
         tol: float = 1e-4,
         solver: str = "auto",
         positive: bool = False,
         random_state: Any = None,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -114,6 +117,7 @@ class Ridge(BaseLeastSquares):
         check_accepted(self)
         check_flag("fit_intercept", self.fit_intercept)
         check_flag("positive", self.positive)
+        # One for all targets, or one for each; their number is known in `_problem`.
         for alpha in np.ravel(np.asarray(self.alpha, dtype=object)):
             check_number("alpha", alpha)
         if self.solver not in _SOLVERS:

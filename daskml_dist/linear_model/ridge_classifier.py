@@ -91,6 +91,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
 
     def __init__(
         self,
+        # The parameters of `Ridge`, which does the work, and `class_weight`.
         alpha: float = 1.0,
         *,
         fit_intercept: bool = True,
@@ -101,6 +102,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         solver: str = "auto",
         positive: bool = False,
         random_state: Any = None,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -129,6 +131,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         return SquaredError()
 
     def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+        # Checked here, where the number of label columns is known.
         check_weights_of_labels(self.class_weight, survey.n_targets)
         return super()._find_classes(survey, classes)
 

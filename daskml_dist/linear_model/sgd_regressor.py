@@ -71,26 +71,31 @@ class SGDRegressor(LinearRegressor, BaseSGD):
 
     def __init__(
         self,
+        # The objective: loss, penalty and intercept.
         loss: str | Loss = "squared_error",
         *,
         penalty: str | None = "l2",
         alpha: float = 0.0001,
         l1_ratio: float | None = 0.15,
         fit_intercept: bool = True,
+        # Passes over the rows, and when they end; `epsilon` belongs to the loss.
         max_iter: int = 20,
         tol: float | None = 1e-3,
         shuffle: bool = True,
         verbose: int = 0,
         epsilon: float = 0.1,
         random_state: Any = None,
+        # The size of steps.
         learning_rate: float | str | Schedule = "auto",
         eta0: float | None = None,
         power_t: float = 0.25,
+        # Rows held out, on whose score the fit may end; then the rest of scikit-learn's parameters.
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
         warm_start: bool = False,
         average: bool | int = False,
+        # Beyond scikit-learn: how steps are made, by which workers, and on which device.
         batch_size: int | str | None = "auto",
         optimizer: str | Optimizer = "adagrad",
         policy: str | Policy = "sync",

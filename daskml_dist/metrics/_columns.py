@@ -304,6 +304,7 @@ class ScoredColumns:
         self, metric: Callable[..., S], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
     ) -> S:
         """Return scikit-learn's metric of arrays in memory, which are checked first."""
+        # scikit-learn computes on the host: arrays on a GPU are copied.
         given = convert_foreign(y_true, y_pred, sample_weight)
         y_true, y_pred, weight = map(copy_to_host, given)
         try:
@@ -359,6 +360,7 @@ class ScoredColumns:
         """Return the columns as one collection of aligned blocks, with no work on the data."""
         try:
             X = _as_table_of_columns(y_pred, self.pred_name)
+            # Not `numeric`: labels may be strings. The readers check each block.
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
             # Errors of `as_collection` name X and y, which here are y_pred and y_true.
@@ -552,6 +554,7 @@ def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> 
 def _sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
     """Return the weight of rows, followed by the weighted sum of their values by target."""
     found = values(rows.y_true, rows.y_pred)
+    # One array, so that `add_arrays` merges the weight and the sums together.
     if rows.weight is None:
         return np.append(len(found), found.sum(axis=0, dtype=np.float64))
     return np.append(rows.weights.sum(), rows.weights @ found)

@@ -65,6 +65,7 @@ def make_metric_function(
     first, second = (parameter.name for parameter in parameters[:2])
     others = [f"`{p.name}`" for p in parameters[2:] if p.name != "sample_weight"]
     if own is not None:
+        # Last and keyword-only, so that positional arguments mean what they mean in scikit-learn.
         parameters.append(own[0])
     signature = theirs.replace(parameters=parameters)
 
@@ -79,6 +80,7 @@ def make_metric_function(
         if has_lazy_input(y_true, y_pred, weight):
             return lazily(y_true, y_pred, weight, **options)
         if own is not None:
+            # For collections alone: `source` has no such parameter.
             options.pop(own[0].name, None)
         return columns.score_in_memory(source, y_true, y_pred, weight, **options)
 

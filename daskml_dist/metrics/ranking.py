@@ -54,6 +54,7 @@ from daskml_dist.metrics._runs import (
     score_ranked_labels,
 )
 
+#: Labels, and scores that rank the rows; `y_score` may have a column for each class or label.
 SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
 
 
@@ -395,6 +396,7 @@ def _reduce_curve(
 ) -> Any:
     check_max_thresholds(max_thresholds)
     run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
+    # scikit-learn draws the curve of the run's entries, as weighted rows.
     return SCORE_COLUMNS.score_in_memory(source, *list_run_rows(run), **options)
 
 
@@ -483,6 +485,7 @@ def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
     _check_two_labels(labels)
     n_bins = len(edges) - 1
     # (label, bin) as one number, so that one `bincount` sums both dimensions.
+    # Among the inner edges alone, as in scikit-learn: 0 and 1 then lie in the first and last bin.
     cells = at * n_bins + np.searchsorted(edges[1:-1], rows.y_pred)
     size = len(labels) * n_bins
     sums = [np.bincount(cells, minlength=size), np.bincount(cells, rows.y_pred, size)]
@@ -503,6 +506,7 @@ def _sum_run_bins(
 ) -> NDArray[np.float64]:
     """Return the sums of a run by label and bin, as in `_LabelBins`."""
     at, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
+    # Columns of the run's weights are labels, and its entries stand for rows.
     sums = [
         [np.bincount(at, weight, n_bins), np.bincount(at, weight * scores, n_bins)]
         for weight in run.weights.T
@@ -514,6 +518,7 @@ def _find_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
     """Return the given positive label, or 1 where the labels are of -1, 0 and 1."""
     if pos_label is not None:
         return pos_label
+    # As in scikit-learn: a 1 among other labels, or in strings, need not be the positive one.
     if labels.dtype.kind not in "biuf" or not set(labels.tolist()) <= {-1, 0, 1}:
         raise InvalidDataError(
             f"y_true takes value in {labels.tolist()} and pos_label is not specified: either make "

@@ -55,6 +55,7 @@ from daskml_dist.metrics._metric_functions import make_metric_function
 Floats = NDArray[np.float64]
 
 
+#: Columns of the metrics of one target or several.
 TARGET_COLUMNS = ScoredColumns(read_targets, read_targets, several=True)
 
 
@@ -214,6 +215,7 @@ def _score_in_memory(metric: Callable[..., Any], *rows: Any, **options: Any) -> 
 
 
 def _square_errors(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
+    # Cast before the subtraction: unsigned integers would wrap around, and float32 round.
     return np.asarray(np.subtract(y_true, y_pred, dtype="float64") ** 2)
 
 
@@ -684,6 +686,8 @@ def _reduce_d2_pinball(
 
 def _compute_quantile_loss(column: _BracketedValues, alpha: float) -> float:
     """Return the summed pinball loss of the alpha-quantile, the least of any constant."""
+    # Of all constants a quantile has the least pinball loss (Koenker and Bassett, "Regression
+    # quantiles", Econometrica 1978).
     values, weights = column.values, column.weights
     total = column.below[0] + weights.sum() + column.above[0]
     reached = column.below[0] + np.cumsum(weights)
@@ -742,11 +746,13 @@ def _collect_bracketed_values(
         if all(_contains_quantile(column, share) for column in found):
             return found
         # The sketches erred by more than the margin: another pass, with a wider bracket.
+        # The loop ends: a bracket from below 0 to above 1 is infinite, and holds every value.
         margin *= 16
 
 
 def _bracket_quantile(sketch: ColumnSketch, shares: Floats) -> Floats:
     """Return a sketch's values at two shares of the weight; -inf below 0 and inf above 1."""
+    # The sketch's distribution function, times its total weight.
     reached = np.cumsum(sketch.weights)
     at = np.searchsorted(reached, shares * reached[-1])
     ends = sketch.values[np.minimum(at, len(reached) - 1)]

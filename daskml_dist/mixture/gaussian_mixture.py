@@ -126,11 +126,13 @@ def _find_components(log_densities: NDArray[Any]) -> NDArray[Any]:
 
 def _sum_densities(log_densities: NDArray[Any]) -> NDArray[Any]:
     """Return the log-likelihood of each row."""
+    # log-sum-exp: densities of rows far from all means would underflow to 0.
     return np.asarray(logsumexp(log_densities, axis=1))
 
 
 def _compute_responsibilities(log_densities: NDArray[Any]) -> NDArray[Any]:
     """Return the posterior probability of each component for each row (the E-step)."""
+    # Bayes' rule in logarithms, for the same reason.
     return np.asarray(np.exp(log_densities - logsumexp(log_densities, axis=1, keepdims=True)))
 
 
@@ -198,19 +200,23 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     def __init__(
         self,
+        # The model.
         n_components: int = 1,
         *,
         covariance_type: str = "full",
+        # EM, and how often it runs.
         tol: float = 1e-3,
         reg_covar: float = 1e-6,
         max_iter: int = 100,
         n_init: int = 1,
+        # Where a run starts.
         init_params: str = "kmeans",
         weights_init: Any = None,
         means_init: Any = None,
         precisions_init: Any = None,
         random_state: Any = None,
         warm_start: bool = False,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         verbose_interval: int = 10,
         run: Run | None = None,

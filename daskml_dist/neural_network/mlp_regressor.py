@@ -50,10 +50,13 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
 
     def __init__(
         self,
+        # The loss, which scikit-learn has in this place too.
         loss: str | Loss = "squared_error",
+        # The network.
         hidden_layer_sizes: Any = (100,),
         activation: str = "relu",
         *,
+        # The optimisation, in scikit-learn's order of parameters.
         solver: str = "adam",
         alpha: float = 0.0001,
         batch_size: int | str | None = "auto",
@@ -66,19 +69,27 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         tol: float = 1e-4,
         verbose: int = 0,
         warm_start: bool = False,
+        # For solver="sgd" alone.
         momentum: float = 0.9,
         nesterovs_momentum: bool = True,
+        # For both: rows held out, on whose score the fit may end.
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
+        # For solver="adam" alone.
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
+        # For "sgd" and "adam": passes without progress after which the fit ends.
         n_iter_no_change: int = 10,
+        # For solver="lbfgs" alone: most evaluations of the loss.
         max_fun: int = 15_000,
+        # Beyond scikit-learn: how workers share the steps, and what takes the place of the solver's
+        # optimizer and schedule.
         policy: str | Policy = "allreduce",
         optimizer: str | Optimizer | None = None,
         schedule: float | str | Schedule | None = None,
         pipeline: Pipeline | None = None,
+        # Where the fit runs, what it reports and what it saves.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,

@@ -328,6 +328,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def _fitted(self) -> FittedFactors:
         """Return the fitted attributes as one picklable object, without the estimator."""
+        # Implicit preferences are products of factors alone, without the mean of the counts.
         return FittedFactors(
             self.user_ids_,
             self.item_ids_,
@@ -439,4 +440,5 @@ def _sum_squared_errors(
     """Return the sum of the squared errors of a part's ratings, and their number."""
     values, scores = score_ratings(fitted, names, entries)
     errors = values - fitted.apply_link(scores)
+    # Arrays of one number: `_reduce_entries` concatenates the parts, and `score` adds them up.
     return np.array([errors @ errors]), np.array([float(len(errors))])

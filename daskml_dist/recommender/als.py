@@ -133,6 +133,7 @@ class ALS(BaseRecommender):
 
     def __init__(
         self,
+        # The objective, and how it is minimised.
         rank: int = 10,
         *,
         reg_param: float = 0.1,
@@ -144,10 +145,12 @@ class ALS(BaseRecommender):
         cg_steps: int = 3,
         tol: float | None = None,
         dtype: str = "float32",
+        # The columns of a dataframe of ratings, and the seed of the first factors.
         user_col: Any = "user",
         item_col: Any = "item",
         rating_col: Any = "rating",
         random_state: Any = None,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -200,6 +203,7 @@ class ALS(BaseRecommender):
         TrainingError
             When the fit cannot go on.
         """
+        # Parameters are checked before any rating is read.
         solver = self._solver()
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
         callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
@@ -413,6 +417,7 @@ class ALS(BaseRecommender):
 
 def _take_ratings(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the user id, the item id and the value of each rating of a part."""
+    # Codes number the distinct ids of the part.
     (users, items), (own, others) = entries.ids, entries.codes
     values = np.ones(len(own)) if entries.values is None else entries.values
     return users[own], items[others], values

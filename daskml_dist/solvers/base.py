@@ -140,6 +140,7 @@ class Statistic(ABC):
         If so, a trainer searches its rows for NaN only after a sum that is not finite, which saves
         a pass; otherwise it searches them before its first sum.
         """
+        # The safe answer: a sum of comparisons or counts, for example, hides a NaN.
         return False
 
     @abstractmethod
@@ -172,10 +173,12 @@ class Statistic(ABC):
 
     def merge(self, total: Array, part: Array) -> None:
         """Reduce the sum of other rows into `total`, in place."""
+        # Overridden where parts are merged otherwise, such as maxima (`additive = False`).
         total += part
 
     def answer_shape(self, model: Any) -> tuple[int, ...]:
         """Return the shape of the array that the solver gets."""
+        # The sum itself; a `ReduceScatterStatistic` answers with the results of its ranges.
         return self.shape(model)
 
 
@@ -509,6 +512,7 @@ class SinglePassSolver(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the sum."""
+        # A copy: the sum is read-only, and belongs to the log.
         return Solution(sums(self.statistic).copy())
 
 
@@ -530,6 +534,8 @@ class NestedSums:
 
     @property
     def kept(self) -> None:
+        # Snapshots are the outer solver's: an inner one that runs again starts anew, and gets the
+        # same sums.
         return None
 
     @property

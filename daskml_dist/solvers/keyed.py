@@ -129,6 +129,7 @@ class KeyedEntries(Protocol):
     @property
     def should_stop(self) -> bool: ...
 
+    # Work on the own keys, without messages.
     def ranges(self, space: str) -> list[KeyRange]:
         """Return the key ranges of a space that this trainer owns, one for each of its lanes."""
 
@@ -139,6 +140,7 @@ class KeyedEntries(Protocol):
         the lanes' ranges do not overlap.
         """
 
+    # Exchanges along the entries: the values of their column keys come from the owners (halo).
     def touched(self, side: str, values: Array) -> Array:
         """Return the values of all column keys of the own rows of a side, from their owners.
 
@@ -180,6 +182,7 @@ class KeyedEntries(Protocol):
             Applies a function to the part's rows of each lane, in the compute threads.
         """
 
+    # Exchanges with the owners of any keys, whether own entries name them or not.
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys of a space, from their owners (gather).
 
@@ -213,6 +216,7 @@ class KeyedEntries(Protocol):
             Their contributions, in the same order; a key may occur several times.
         """
 
+    # Results that are the same in all trainers, and the end of an iteration.
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
         """Return the sum of one part a lane, over all trainers.
 
@@ -275,6 +279,7 @@ class KeyedSolution(Solution):
             first.ids[space] = _join_lane_values(
                 [one.ids[space] for one in some], space, places, True
             )
+        # Positions in a trainer's own arrays mean nothing in the joined ones.
         first.lanes = {}
         return first
 
@@ -289,6 +294,7 @@ def _join_lane_values(
         for lane, at in of[space].items()
         if at.stop > at.start or not filled
     }
+    # Lanes own adjacent ranges of the sorted keys: in their order the keys are sorted again.
     return np.concatenate([parts[lane] for lane in sorted(parts)])
 
 

@@ -40,8 +40,11 @@ from daskml_dist.ps.shard_state import ShardState
 T = TypeVar("T")
 #: Other systems than POSIX have no such flags, nor what they are against.
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+#: O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFELY
+#: O_EXCL: a file or link that was put there since the check is not written to.
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+#: Things that are no regular files, in the words of an error.
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a symbolic link",
@@ -50,9 +53,12 @@ _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }
+#: Version of the layout of a file; files of other versions are refused (`decode_checkpoint`).
 _FORMAT = 2
 #: Arrays of a file at most: parameters, average, facts, and an optimizer's state.
 _MOST_ARRAYS = 64
+#: Readers of the headers of .npy files by version; version 3 is for names of fields, of which
+#: checkpoints have none.
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -308,13 +314,12 @@ class CheckpointFiles:
     def load_newest_by(
         self, decode: Callable[[bytes, str], T], most: int | None = None
     ) -> T | None:
-        """Return the result of `decode_state` for the newest whole checkpoint; None without a file.
-
-        None where there is no file.
-        """
+        """Return the result of `decode` for the newest whole checkpoint; None without a file."""
         damaged = ""
         # Newest first. A whole path.new is a save that a crash kept from moving up.
         for name in (self.new, *self.version_names):
+            # Damage alone leads on to an older file. A file of another format or kind of fit, or
+            # too large, raises `CheckpointError` here: the user decides.
             try:
                 data = self.read(name, most)
                 found = None if data is None else decode(data, name)
@@ -346,6 +351,7 @@ class CheckpointFiles:
         exists = self.check_regular(name)
         try:
             if self._is_local:
+                # Removed first, since a local file is opened as one that must be new (`_WRITE`).
                 if exists:
                     os.remove(name)
                 _write_local_file(name, data)
@@ -549,6 +555,7 @@ def _read_array(content: bytes) -> NDArray[Any]:
     # Parameters are floats, the facts text, and the log of a round solver bytes.
     if dtype.kind not in "fUu" or math.prod(shape) * dtype.itemsize != len(content) - start:
         raise ValueError("no array of a checkpoint")
+    # A copy, since an array over bytes is read-only.
     flat = np.frombuffer(content, dtype, offset=start)
     return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
 
@@ -588,6 +595,7 @@ def is_number_fact(value: Any) -> bool:
 
 def _compute_checksums(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
     """Return dtype, shape and CRC-32 of each array."""
+    # dtype and shape count too: under another header the same bytes are other numbers.
     return {
         name: f"{array.dtype.str} {array.shape} {zlib.crc32(np.ascontiguousarray(array).data):08x}"
         for name, array in arrays.items()

@@ -86,6 +86,7 @@ class WholeFitCallbacks(CallbackList):
 
     def on_fit_begin(self, run: Any) -> None:
         """Call `on_fit_begin` for the first part only."""
+        # Each part has a run of its own, which callbacks must see; only the first begins the fit.
         is_first, self.view = self.view is None, run
         if is_first:
             super().on_fit_begin(run)
@@ -109,6 +110,7 @@ class WholeFitCallbacks(CallbackList):
     def on_part_end(self, records: list[dict[str, Any]], state: ShardState) -> None:
         """Call the delayed `on_pass_end` of a part's passes, with the parameters after them."""
         if self._delays_passes:
+            # The view gets the state first: callbacks read the parameters from it.
             self.view.paused(state, self.fitted)
             for record in records:
                 super().on_pass_end(self.view, record)
@@ -148,6 +150,8 @@ def train_in_parts(
         # A part ends with a pass: no updates are pending then, under any synchronisation policy.
         while not progress.is_over(whole_fit.stopped):
             part = progress.next_part(length, whole_fit.stopped)
+            # Most parts number their passes on from `first_pass`; after a restart with a smaller
+            # rate they count from 1 again.
             whole_fit.pass_offset = len(progress.records) - part.work.first_pass
             result = engine.train(part, whole_fit)
             progress.add(result, whole_fit.stopped)
@@ -158,6 +162,7 @@ def train_in_parts(
             if checkpoint is not None and progress.is_due(checkpoint.every, whole_fit.stopped):
                 checkpoint.save(*progress.saved())
     except BaseException as error:
+        # Callbacks hear of every end, Ctrl-C included; that one alone may still give a result.
         whole_fit.finish(error)
         if not (isinstance(error, KeyboardInterrupt) and progress.can_end_early):
             raise
@@ -211,6 +216,7 @@ class FitProgress(ABC):
     def add(self, result: FitResult, stopped: bool) -> None:
         """Take over the result of a part."""
         for number, record in enumerate(result.records, start=len(self.records) + 1):
+            # A checkpoint is refused unless its records are of passes 1, 2, ...
             record["pass"] = number
         self._parts.append(result)
         self.records = self.records + result.records
@@ -218,6 +224,7 @@ class FitProgress(ABC):
 
     def is_due(self, every: int, stopped: bool) -> bool:
         """Return whether a checkpoint is due after the latest part."""
+        # The end is saved whatever `every` is: a fit with a larger max_iter can go on from there.
         return self.is_over(stopped) or len(self.records) % every == 0
 
     @abstractmethod
@@ -343,11 +350,14 @@ class StepsProgress(FitProgress):
         rate = cast(Constant, work.rule.schedule).learning_rate
         if rate <= adaptive_rate.min_rate or work.first_pass >= work.stopping.max_iter:
             return
+        # The best loss stays: the smaller rate must improve on it.
         self.fit = self.fit.replace_work(
             rule=replace(work.rule, schedule=Constant(rate / adaptive_rate.divisor)),
             stopping=replace(work.stopping, stale_passes=0, converged=False),
         )
         if adaptive_rate.restarts:
+            # All rates together make at most `max_iter` passes, each rate in an order of rows of
+            # its own.
             done = len(self.records)
             self.fit = self.fit.replace_work(
                 stopping=replace(self._initial_rule, max_iter=self._initial_rule.max_iter - done),
@@ -424,6 +434,8 @@ class RoundsProgress(FitProgress):
 
     def next_part(self, length: int | None, stopped: bool) -> FitSpec:
         """Return the fit that resumes from the log and pauses after at most `length` passes."""
+        # A stopped solver does not pause once more: it runs to its own end, and returns its last
+        # iterate instead of a log.
         done = len(self.records)
         return self.fit.replace_work(
             log=self._log,
@@ -485,6 +497,7 @@ def resume_from_checkpoint(
     fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
     """Return the fit that continues from a state, and the records of its passes so far."""
+    # Another model or dtype explains wrong shapes, so differences of identity are told first.
     if (
         problem := _describe_other_fit(_steps_identity(fit), facts)
         or _describe_state_mismatch(fit, state)
@@ -523,6 +536,7 @@ def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
     """Return why the fit cannot continue from a state; "" where it can."""
     if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
+    # Names and shapes of an optimizer's arrays follow from those of the parameters.
     expected = fit.steps.rule.init(np.zeros_like(state.w))
     if state.opt_state.keys() != expected.keys():
         return (
@@ -576,6 +590,7 @@ def load_saved_seed(checkpoint: Checkpoint) -> int | None:
     files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
     found = files.load_newest_by(decode_solver_log)
     seed: Any = None if found is None else found[1].get("drawn_seed")
+    # NumPy's `RandomState` takes seeds below 2**32.
     return seed if is_count_fact(seed) and seed < 2**32 else None
 
 
@@ -585,6 +600,7 @@ def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
     # Another starting point leads to other iterates.
     start = fit.work.start if isinstance(fit.work, RoundWork) else None
     solver_facts, model_facts = fit.rounds.solver.identity(), identity_of(fit.work.model)
+    # `start` is compared by its CRC-32: it is as large as the parameters.
     return _as_json(
         {
             "n_rows": sum(rows.lane_rows),
@@ -603,6 +619,7 @@ def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
 def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> str:
     """Return why a saved log cannot be of this fit; "" where it can."""
     progress: SolverPoint | SumLog
+    # The bytes may be anything: whether they decode is the first test.
     try:
         if isinstance(fit.work, OwnRowsWork):
             progress = SolverPoint.unpacked(log)
@@ -652,6 +669,7 @@ def _describe_wrong_records(records: Any) -> str:
 
 def _is_pass_record(record: Any) -> bool:
     """Return whether a value has the keys and types of a pass's record."""
+    # By `type`, as a bool is an instance of int. Without held-out rows there is no `val_score`.
     return isinstance(record, dict) and all(
         type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
         for key in RECORD_KEYS

@@ -159,6 +159,7 @@ class FitWork(ABC):
 
         A pass that ends exactly at the clock is included: it may not have been reported yet.
         """
+        # Ceiling division: the number of the pass that the clock is in, or at the end of.
         first = max(self.first_pass + 1, -(-clock // self.n_steps))
         return range(first, self.stopping.max_iter + 1)
 
@@ -263,6 +264,7 @@ class StepWork(FitWork):
         """Return the rows of the parameters that belong to a lane's columns."""
         assert self.columns is not None
         # The plan has checked that the model is a `ColumnModel`.
+        # `columns` has one entry more than there are lanes: two neighbours bound a lane's columns.
         model: Any = self.model
         found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
         return found
@@ -273,6 +275,7 @@ class StepWork(FitWork):
             return self
         model: Any = self.model
         part = model.of_columns(*self.columns[lane : lane + 2])
+        # A lane steps the parameters of its own columns alone.
         initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
         # The last lane alone counts the loss of a step, so it alone calls the step callbacks.
         callbacks = self.step_callbacks if lane == len(self.columns) - 2 else ()
@@ -294,12 +297,15 @@ class StepWork(FitWork):
         """Return the initial state of some rows of the parameters, such as those of one server."""
         if self.initial is not None:
             return self.initial.part(rows)
+        # Drawn by the seed: each server makes its own rows, and none are sent.
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 
 
 class SolverWork(FitWork):
     """Base class of a solver's work: servers hold no parameters, only the ledger of passes."""
 
+    # To the ledger a pass is one step, of all rows in their order: there are no batches, and no
+    # gradients are pushed.
     layout: ClassVar[ShardLayout] = ShardLayout(0, 0, 1)  # type: ignore[misc]
     n_steps: ClassVar[int] = 1  # type: ignore[misc]
     shuffle: ClassVar[bool] = False  # type: ignore[misc]
@@ -335,6 +341,7 @@ class ResumableWork(SolverWork):
         Whether the user has ended the fit already.
     """
 
+    # Keyword-only (`kw_only`): subclasses add fields without defaults behind these.
     first_pass: int = 0
     log: NDArray[np.uint8] | None = None
     pause_at: int | None = None
@@ -388,6 +395,7 @@ class RoundWork(ResumableWork):
     def first(self) -> NDArray[np.float64] | None:
         """Return a new array of the initial parameters; None for solvers without parameters."""
         if self.start is not None:
+            # A copy, since a solver may write to its start.
             return self.start.astype(np.float64)
         return None if self.shape is None else np.zeros(self.shape)
 

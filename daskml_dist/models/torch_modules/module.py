@@ -159,6 +159,7 @@ class TorchModel(StepModel):
         if self.target == "labels":
             return np.array([weight.sum(), weight @ (raw.argmax(axis=1) == y)])
         if self.target == "binary":
+            # Of several labels a row is right if all are (subset accuracy), as in scikit-learn.
             right = (raw.reshape(y.shape) > self.threshold) == (y > 0)
             return np.array([weight.sum(), weight @ right.reshape(len(y), -1).all(axis=1)])
         y = y.reshape(len(y), -1).astype(np.float64)
@@ -381,6 +382,7 @@ class TorchInputs:
             rows = rows[:, None]
         elif rows.ndim == 4 and self.images == "channels_last":
             rows = rows.movedim(3, 1)
+        # Bytes go from 0 to 255; floats are taken to be scaled already.
         scale = 1.0 if rows.is_floating_point() else 1 / 255
         return rows.to(dtype).contiguous() * scale
 

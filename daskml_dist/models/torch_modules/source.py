@@ -24,6 +24,7 @@ from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.models.torch_modules.library import load_torch
 
 
+# Compared by identity (eq=False), since `==` of tensors is elementwise.
 @dataclass(frozen=True, eq=False)
 class NamedTensor:
     """A parameter or buffer of a module.
@@ -409,6 +410,7 @@ class _SharedLock:
     @contextmanager
     def exclude(self) -> Iterator[None]:
         with self._changed:
+            # Counted before it waits, so that no thread begins to share in between.
             self._n_waiting += 1
             self._changed.wait_for(lambda: not (self._is_exclusive or self._n_sharing))
             self._n_waiting -= 1
@@ -421,6 +423,7 @@ class _SharedLock:
                 self._changed.notify_all()
 
 
+#: One for the process, as torch's generator is.
 _STREAM_LOCK = _SharedLock()
 
 
@@ -457,12 +460,14 @@ class Drawing:
 
     def call(self, function: Callable[[Seed], R], undo: Callable[[], Any]) -> R:
         """Return ``function(seed)``; the first call that draws is undone and repeated, seeded."""
+        # Unseeded and beside the other lanes at first: without dropout, a network never draws.
         if not self._draws:
             with _STREAM_LOCK.share():
                 before = _get_stream_state()
                 result = function(lambda key: None)
                 if _get_stream_state() == before:
                     return result
+            # The pass may have changed buffers, such as running means.
             undo()
             self._draws = True
         with _STREAM_LOCK.exclude():
@@ -479,5 +484,6 @@ class Drawing:
 
 
 def _get_stream_state() -> bytes:
+    # Bytes, as tensors are compared elementwise.
     state: bytes = load_torch().default_generator.get_state().numpy().tobytes()
     return state

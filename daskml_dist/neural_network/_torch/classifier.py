@@ -65,9 +65,11 @@ class TorchClassifier(BaseClassifier, BaseTorch):
 
     def __init__(
         self,
+        # What is computed: the network, and its loss of each row.
         module: Any = None,
         *,
         criterion: Any = None,
+        # Steps of the parameters, and the rows of one.
         optimizer: Any = "adam",
         learning_rate: Any = "auto",
         schedule: Any = None,
@@ -76,15 +78,19 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         micro_batch_size: int | None = None,
         clip: float | None = None,
         groups: Any = None,
+        # The arithmetic, and how rows become tensors.
         precision: str | None = None,
         dtype: str = "float32",
         images: str | None = None,
         inputs: Any = None,
         layer: str | None = None,
+        # Classes: from outputs to probabilities, and their weights.
         predict_nonlinearity: Any = "auto",
         class_weight: Any = None,
+        # How the lanes step together.
         policy: Any = "allreduce",
         pipeline: Pipeline | None = None,
+        # When the passes end, and the rows that are held out to tell.
         tol: float | None = None,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
@@ -92,12 +98,14 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         shuffle: bool = True,
         average: bool | int = False,
         warm_start: bool = False,
+        # What the fit saves and reports, and where it runs.
         checkpoint: Any = None,
         callbacks: Any = None,
         verbose: int = 0,
         device: str = "auto",
         random_state: Any = None,
         run: Run | None = None,
+        # Arguments of the module and the criterion, by prefix (`module__`, `criterion__`).
         **passed_on: Any,
     ) -> None:
         self.module = module
