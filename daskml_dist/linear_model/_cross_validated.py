@@ -126,6 +126,7 @@ def score_test_rows(
     """Return the scores of fitted estimators on the test rows of their splits, a split a row."""
     from daskml_dist.model_selection._validation import score_sides
 
+    # Splits in the outer loop: the test rows of a split are cut once for all its estimators.
     scores = []
     for split, of_split in estimators.items():
         test_rows = splits.side(split, TEST)
@@ -177,6 +178,7 @@ def _ensure_shape(values: Any) -> Any:
 
 def _takes_three_arguments(score: Any) -> bool:
     """Return whether a callable takes three positional arguments; True if it has no signature."""
+    # Bound and not called: (estimator, X, y).
     try:
         signature(score).bind(None, None, None)
     except TypeError:

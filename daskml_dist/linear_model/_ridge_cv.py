@@ -445,6 +445,7 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
 
     def __init__(
         self,
+        # The candidates, and how they are compared, in scikit-learn's order.
         alphas: Any = (0.1, 1.0, 10.0),
         *,
         fit_intercept: bool = True,
@@ -453,6 +454,7 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
         gcv_mode: str | None = None,
         store_cv_results: bool = False,
         alpha_per_target: bool = False,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -541,6 +543,7 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         cv: Any = None,
         class_weight: Any = None,
         store_cv_results: bool = False,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",

@@ -60,11 +60,13 @@ class LinearRegression(BaseLeastSquares):
     def __init__(
         self,
         *,
+        # In scikit-learn's order; `copy_X` and `n_jobs` are without effect.
         fit_intercept: bool = True,
         copy_X: bool = True,
         tol: float = 1e-6,
         n_jobs: int | None = None,
         positive: bool = False,
+        # What the fit reports, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -92,6 +94,7 @@ class LinearRegression(BaseLeastSquares):
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
+        # Only where the solver has found singular values, of dense rows without `positive`.
         if "rank" in solution.extra:
             self.rank_, self.singular_ = solution.extra["rank"], solution.extra["singular"]
 

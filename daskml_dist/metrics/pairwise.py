@@ -235,6 +235,7 @@ def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.fl
 def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
     """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks."""
     rows = _convert_to_row_blocks(X, "X")
+    # The same blocks, so that a block can be seen to meet itself.
     others = rows if Y is None else _convert_to_row_blocks(Y, "Y")
     widths = rows.shape[1], others.shape[1]
     if len(set(widths)) > 1 and not np.isnan(widths).any():

@@ -123,6 +123,7 @@ def log_loss(
     indicated = hold_indicators(y_true, y_proba)
     columns = INDICATED_PROBABILITIES if indicated else PROBABILITY_COLUMNS
     summarise = _sum_indicated_losses if indicated else partial(_sum_block_losses, classes=classes)
+    # In pieces: the logarithms of a block are temporary arrays of its size.
     return columns.reduce_to_score(
         summarise,
         _merge_column_sums,
@@ -136,6 +137,7 @@ def log_loss(
 def _finish_log_loss(
     indicated: bool, classes: NDArray[Any] | None, normalize: bool, losses: _ColumnSums
 ) -> float:
+    # scikit-learn's warning, once for all blocks.
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=user_stack_level())
@@ -436,6 +438,7 @@ def _mark_best_scores(scores: NDArray[Any], k: int) -> NDArray[np.float64]:
 
 def _merge_top_k_hits(parts: list[_TopKHits]) -> _TopKHits:
     found, of_one, probabilities = zip(*parts, strict=True)
+    # A single score outside 0 to 1 shows that all are decisions.
     return _TopKHits(_merge_column_sums(list(found)), all(of_one), all(probabilities))
 
 

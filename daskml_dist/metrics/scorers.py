@@ -205,9 +205,11 @@ _LABEL_METRICS = tuple(
 _TABLE_METRICS = (probabilities.log_loss, probabilities.brier_score_loss)
 
 
+#: Top-k accuracy, of this package and of scikit-learn (`find_top_k`).
 _TOP_K_METRICS = (top_k_accuracy_score, sklearn.metrics.top_k_accuracy_score)
 
 
+#: Methods that ranking scores take, the first that an estimator has.
 _SCORE_METHODS = ("decision_function", "predict_proba")
 
 

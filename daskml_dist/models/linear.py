@@ -93,6 +93,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     linear: LinearForm = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Coefficients first: a penalty applies to leading rows.
         parts = [Part("coef", (self.n_features, self.width))]
         if self.fit_intercept:
             parts.append(Part("intercept", (1, self.width), penalised=False))
@@ -303,6 +304,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
         """Add the gradient of the part's parameters to `out`, in place."""
         if self.fit_intercept:
+            # An intercept's regressor is 1: its gradient is the sum of the slopes.
             backend.add_tdot(X, slope, out[:-1, :])
             out[-1, :] += total(slope, axis=0)
         else:
@@ -338,6 +340,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
             sums = [total(weight), weight @ cast(right, xp.float64)]
         else:
+            # In float64, as sums over all held-out rows; squares of large targets would cancel in
+            # float32.
             y64 = cast(y, xp.float64)
             residual = y64 - self.loss.inverse_link(raw)
             if y.ndim == 2:

@@ -229,6 +229,7 @@ class MLP(StagedModel, ColumnModel):
             return column.astype(dtype, copy=False)
         if not self.several and self.n_outputs > 1:
             return encode_labels(y, classes, np.int32)
+        # One output for each label, or one for two classes: log odds, whose targets are signs.
         return encode_signs(y == (1 if self.several else classes[-1]), dtype)
 
     def raw(self, w: Any, X: Any, backend: Backend) -> Any:
@@ -275,6 +276,7 @@ class MLP(StagedModel, ColumnModel):
 
     def _rows_at_once(self, backend: Backend) -> int:
         """Return the number of rows that go through the layers together; more on a GPU."""
+        # As many as keep the widest layer's outputs within the backend's number of entries.
         return max(_MIN_ROWS_AT_ONCE, backend.entries_at_once // max(self.sizes))
 
     def forward(

@@ -160,6 +160,7 @@ class RatedPairs(StepModel):
         width = self.rank + int(self.biased)
         parts = Part("user", (self.n_users, width)), Part("item", (self.n_items, width))
         object.__setattr__(self, "parameters", Parameters(parts, width))
+        # Rows of parameters that a pair touches: its user, its item, and each negative.
         object.__setattr__(self, "touches", 2.0 + self.negatives)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
@@ -208,6 +209,8 @@ class RatedPairs(StepModel):
         if not self.negatives or X.shape[1] > 2:  # none, or drawn by `touched`
             return X
         n_drawn = self.n_items if self.n_drawn is None else self.n_drawn
+        # By the batch's own random numbers, uniformly: an item that the user has rated may be drawn
+        # too.
         others = rows.draw().integers(n_drawn, size=(X.shape[0], self.negatives))
         others += self.n_users
         xp = namespace(X)
@@ -230,6 +233,7 @@ class RatedPairs(StepModel):
 
     def _negative_targets(self, y: Any) -> Any:
         """Return the targets of drawn items, all negative."""
+        # -1 is the other class; of regressions 0 stands for a pair without interest.
         return namespace(y).full_like(y, -1.0 if self.loss.kind == "classification" else 0.0)
 
     def _add_pointwise(
@@ -282,6 +286,7 @@ class RatedPairs(StepModel):
         losses, slope = self.loss.value_and_gradient(y, raw)
         reg: Any = self.reg
         if weight is not None:
+            # A weight counts a pair several times, its penalty included.
             losses, slope, reg = losses * weight, slope * weight, reg * weight[:, None]
         return scalar(total(losses, dtype=namespace(losses).float64)), slope[:, None], reg
 

@@ -52,6 +52,7 @@ class BaseNetwork(BaseSteps):
 
     def _batch_rows(self, settings: Settings, lanes: list[LaneSpec]) -> int:
         """Return the number of rows of one step of the parameters."""
+        # Without the rows held out for early stopping; no batch is larger than all of them.
         n_rows = sum(count_training_rows(lanes, settings.validation_fraction))
         if settings.batch_size is None:
             return n_rows
@@ -83,6 +84,7 @@ class BaseNetwork(BaseSteps):
         self.validation_scores_: list[float] | None = None
         self.best_validation_score_: float | None = None
         self.best_loss_: float | None = None
+        # As in scikit-learn: `best_loss_` or the validation scores are set, never both.
         if scores is None:
             self.best_loss_ = min(self.loss_curve_, default=np.inf)
             return

@@ -178,6 +178,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         for name in ("nesterovs_momentum", "early_stopping", "warm_start", "shuffle"):
             check_flag(name, params[name])
         _resolve_hidden_sizes(params["hidden_layer_sizes"])
+        # Ignored silently they would look as if they had an effect.
         unused = [n for n in ("optimizer", "schedule", "pipeline") if params[n] is not None]
         if self._by_rounds and unused:
             raise InvalidParameterError(
@@ -374,6 +375,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
     def _starting_parameters(self, model: MLP, rows: DatasetInfo) -> NDArray[Any] | None:
         if self._continues_last_fit():
             return self._parameters_of_state(self._state)
+        # The weights that steps begin with, drawn in scikit-learn's order.
         return model.init(self._seed(), rows.survey.dtype)
 
     def _set_fitted(self, solution: Solution, model: MLP, rows: DatasetInfo) -> None:
@@ -381,6 +383,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         goes_on = self._continues_last_fit()  # asked before `_state` is set
         self._set_parameters(w, model, rows)
         self._state, self._last_model = ShardState(w, {}), model
+        # The mean loss with the penalty: the objective's last value.
         self.loss_ = float(solution.extra["value"])
         self.t_ = (self.t_ if goes_on else 0) + rows.survey.n_rows * solution.n_iter
 
@@ -471,6 +474,7 @@ def _resolve_schedule(params: dict[str, Any]) -> Schedule:
         return get_schedule(
             params["schedule"], default=rate, alpha=float(alpha), max_iter=params["max_iter"]
         )
+    # "adaptive" is a constant rate too, which `_run_training` divides.
     if params["solver"] == "sgd" and params["learning_rate"] == "invscaling":
         return InverseScaling(rate, params["power_t"])
     return Constant(rate)

@@ -83,6 +83,7 @@ class StreamedFactors(BaseSteps):
                 f"The stream goes on from a fit with rank={last.rank} and biases={last.biased}. "
                 "Leave them as they were, or use a clone of the estimator."
             )
+        # Room for as many new ids as there are known ones.
         fit = reserve_rows(fit, *(2 * len(own) for own in ids))
         model: Any = fit.steps.model
         w = model.init(fit.work.seed, fit.rows.dtype)

@@ -40,6 +40,7 @@ def _write_onnx(module: Any, path: Path, example: tuple[list[Any], dict[str, Any
     _import_or_explain("onnx", "onnx", path)
     _import_or_explain("onnxscript", "onnxscript", path)
     torch, (positional, named) = load_torch(), example
+    # The first dimension of each input is symbolic; the example has some number of rows.
     rows = torch.export.Dim("rows")
     shapes = (*({0: rows} for _ in positional),) or None
     with warnings.catch_warnings():

@@ -65,6 +65,7 @@ class ModuleTrial:
                 )
             except InvalidParameterError as error:
                 errors.append(error)
+        # The error of the first sample: of rows of the user's own, or of zeros.
         raise errors[0]
 
 
@@ -94,6 +95,7 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
     least, micro = smallest // fit.work.n_steps, fit.work.micro_batch
     fewest = least // parts
     if micro is not None and least:
+        # A batch of n rows is cut into ceil(n / micro) parts of nearly equal size.
         fewest = min(n // -(-n // micro) for n in (least, least + 1))
     if fewest < model.fewest_rows:
         of = "micro-batches of the " if parts > 1 or fewest < least else ""
