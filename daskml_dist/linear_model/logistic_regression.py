@@ -248,6 +248,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         penalty = get_penalty(name, alpha, float(ratio) if isinstance(ratio, Real) else np.nan)
         if self.solver != "liblinear":
             return penalty
+        # LIBLINEAR has the intercept as the weight of one more feature, of this constant value,
+        # which the penalty includes (Fan et al., JMLR 2008).
         return replace(penalty, intercept_scaling=float(self.intercept_scaling))
 
     def _failure(self, n_iter: int) -> str:
@@ -264,6 +266,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
                 '(n_classes >= 3). Use solver="lbfgs", or wrap the estimator in a '
                 "OneVsRestClassifier."
             )
+        # `few_entries` follows from the shape of all rows, so that any number of workers computes
+        # the same bits.
         model = LinearModel(
             self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept),
             few_entries=has_few_entries(survey.n_rows, survey.n_features),

@@ -151,6 +151,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     def _ridge(self) -> Ridge:
         """Return an unfitted ridge regression with the same parameters, which does the work."""
         known = Ridge().get_params(deep=False)
+        # Without `class_weight`, which is in the weights of the rows already.
         given = self._all_params()
         return _SignRidge(**{name: value for name, value in given.items() if name in known})
 

@@ -377,6 +377,7 @@ class ScoredColumns:
         truth = self.read_true(y_true, "y_true", index)
         prediction = self.read_pred(y_pred, self.pred_name, index)
         weight = _read_sample_weights(sample_weight, len(truth), index)
+        # Dask may not know the sizes of chunks: the lengths of blocks are compared only here.
         lengths = {"y_true": len(truth), self.pred_name: len(prediction)}
         if weight is not None:
             lengths["sample_weight"] = len(weight)
@@ -568,6 +569,7 @@ def average_block_means(
     sample_weight: Any,
 ) -> Sums:
     """Return the mean over all rows, by target, of a metric that is a weighted mean of rows."""
+    # The mean of the blocks' means, by their weights, is that of all rows.
     collection = columns.align(y_true, y_pred, sample_weight)
     found = columns.reduce(partial(sum_block_metric, metric), add_arrays, collection)
     check_weight_total(found[0])

@@ -84,6 +84,7 @@ def make_metric_function(
             options.pop(own[0].name, None)
         return columns.score_in_memory(source, y_true, y_pred, weight, **options)
 
+    # Options are named alone: scikit-learn's documentation says what they mean.
     told = "\n**options\n    As in scikit-learn: " + ", ".join(others) + "." if others else ""
     text = _METRIC_DOC.format(
         summary=summary,

@@ -246,6 +246,7 @@ def count_label_pairs(rows: ScoredRows) -> PairCounts:
 def _merge_pair_counts(parts: list[PairCounts]) -> PairCounts:
     labels = merge_labels([own for own, _ in parts])
     pairs = [counts.tocoo() for _, counts in parts]
+    # A block may lack labels: its numbers of labels become those among all.
     places = [np.searchsorted(labels, own) for own, _ in parts]
     down = np.concatenate([at[coo.row] for at, coo in zip(places, pairs, strict=True)])
     across = np.concatenate([at[coo.col] for at, coo in zip(places, pairs, strict=True)])
@@ -329,6 +330,7 @@ def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) 
     both = y_true & y_pred
     # Products with the weights sum over rows, by label; the sums below are over labels, by row.
     hits, has, given = (weight @ of.astype(weight.dtype) for of in (both, y_true, y_pred))
+    # Three counts in one integer, so that `unique` sorts numbers instead of rows.
     packed = np.zeros(len(y_true), np.int64)
     for of in (both, y_true, y_pred):
         packed = (packed << _COUNT_BITS) | of.sum(axis=1, dtype=np.int64)
@@ -429,6 +431,7 @@ def _make_label_tables(
         )
     hits, alarms, misses = counts.labels
     true_negatives = counts.weight - hits - alarms - misses
+    # scikit-learn's layout: [[true negatives, false alarms], [misses, hits]].
     return np.stack([true_negatives, alarms, misses, hits], axis=-1).reshape(-1, 2, 2)
 
 
@@ -488,6 +491,7 @@ def _score_label_pairs(
     """Return scikit-learn's metric of lazy labels or indicators."""
     if hold_indicators(y_true, y_pred):
         return _score_indicators(source, y_true, y_pred, sample_weight, **options)
+    # One weighted row for each (true, predicted) pair has the score of all rows.
     *rows, _ = reduce_to_label_pairs(y_true, y_pred, sample_weight)
     return LABEL_COLUMNS.score_in_memory(source, *rows, **options)
 

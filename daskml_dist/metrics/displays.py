@@ -170,6 +170,7 @@ class _ThresholdCurveDisplay:
             # One weighted row for each label and distinct score: they have the curve of all rows.
             run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
             labels, scores, weights = list_run_rows(run)
+            # A run has a row for each label at each score, also where the label has no weight.
             some = weights > 0
             rows = labels[some], scores[some], weights[some]
         return cls._draw_rows(*rows, **options)

@@ -263,6 +263,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
         "i",
         ArrayBlockIdDep(others.chunks[:1]),
         "j",
+        # Rows are whole (`_convert_to_row_blocks`), so that the dimension k has one block.
         concatenate=True,
         align_arrays=False,
         dtype=dtype,

@@ -148,6 +148,7 @@ def _average_over_users(
     # Sums and numbers of users are added, since partitions have different numbers of users.
     if is_dask(held_out) or is_dask(recommended):
         parts = _partition_by_user(held_out, recommended, names)
+        # `pure=False`: no name is hashed from the arguments.
         found = compute([delayed(sum_of_some, pure=False)(*pair) for pair in parts])[0]
     else:
         found = [sum_of_some(held_out, recommended)]
@@ -174,6 +175,7 @@ def _partition_by_user(held_out: Any, recommended: Any, names: _Names) -> list[t
 
 
 def _check_frame_columns(name: str, frame: Any, columns: tuple[str, ...]) -> None:
+    # Before any partition is read: a missing column would fail in a task, with less to go by.
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{name} is a {type(frame).__name__}. Give a dataframe with columns {list(columns)}."

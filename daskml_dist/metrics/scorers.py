@@ -258,6 +258,7 @@ def _make_multiclass_scorer(multi_class: str, average: str) -> Scorer:
 SCORERS: dict[str, Scorer] = {
     **{name: Scorer(metric) for name, metric in _AVERAGED_METRICS.items()},
     **{
+        # As in scikit-learn, an average over all labels has no positive one.
         f"{name}_{average}": Scorer(metric, 1, {"average": average, "pos_label": None})
         for name, metric in _AVERAGED_METRICS.items()
         for average in ("macro", "micro", "weighted")
@@ -297,6 +298,7 @@ def find_top_k(scoring: Any) -> int | None:
         return None
     options, given = scorer._kwargs, scorer._response_method
     first, k = given if isinstance(given, str) else next(iter(given)), options.get("k", 2)
+    # Other options, a minus sign or probabilities are left to the scorer itself.
     if set(options) - {"k"} or scorer._sign != 1 or first != "decision_function":
         return None
     return int(k) if isinstance(k, Integral) and not isinstance(k, bool) and int(k) > 0 else None

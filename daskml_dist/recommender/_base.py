@@ -62,6 +62,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        # X is ratings of pairs of ids, or a matrix of them: no table of features, and without a y.
         tags.input_tags.two_d_array = False
         tags.input_tags.sparse = True
         tags.target_tags.required = False

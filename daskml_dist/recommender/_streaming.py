@@ -184,6 +184,7 @@ class StreamedFactors(BaseSteps):
             for own, given in zip(ids, entries.ids, strict=True):
                 own.check(given)
             if entries.values is not None:
+                # The extremes tell whether any rating is outside of what the loss takes.
                 target_range = [entries.values.min(), entries.values.max()]
                 estimator._loss().check_target(np.array(target_range, np.float64))
             return BatchRows(None), UnnumberedRatings(entries)

@@ -277,6 +277,7 @@ class ALS(BaseRecommender):
                 f"The least squares of user {ids[failed[0]]!r} are singular. Raise reg_param, or "
                 "lower rank; scale ratings that are huge."
             )
+        # A shallow copy: the items' factors are shared.
         folded = copy.copy(self)
         folded.user_ids_, folded._given = ids, X
         folded.user_factors_ = np.ascontiguousarray(out[:, : int(self.rank)])
