@@ -63,6 +63,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 def model_of(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     """Return the model of least squares for the rows of a fit."""
     loss, survey = SquaredError(), rows.survey
+    # Sums of products with shifted targets lose no digits to a large mean.
     shift = make_target_shift(loss, fit_intercept, survey)
     return LinearModel(loss, survey.n_features, 0, fit_intercept, survey.n_targets, shift)
 
@@ -84,6 +85,7 @@ def _count_gram_bytes(n_features: int, n_problems: int) -> int:
 
 def gram_fits(n_features: int, n_problems: int = 1) -> bool:
     """Return whether the Gram matrices of `n_problems` problems fit in memory."""
+    # Small problems fit anywhere, and need no import of Dask to tell.
     if n_features**2 * n_problems <= _FEW_FEATURES**2:
         return True
     from daskml_dist.dask_internals.cluster import MEMORY_LIMIT

@@ -344,6 +344,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             sums = stack(batched_model, SinglePassSolver(statistic)).w
             check_weighed(dict(enumerate(sums[:, 0, 0, 0])))
             return PATH_SCORES[name](sums)
+        # Any other score: a fitted estimator for each split and penalty, as scorers take them.
         estimators = {
             split: [
                 self._make_fitted(alpha, w_of_alpha, model, stack.rows)

@@ -318,6 +318,7 @@ def average_pair_scores(
         return float("nan"), float("nan")
     # Mean of both directions: A(i, j) in the paper.
     found = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
+    # By the rows of either class of the pair; both directions have the same rows.
     weights = [forth.weights.sum() if average == "weighted" else 1.0 for forth, _ in pairs]
     scores, bounds = np.average(found, axis=0, weights=weights)
     return float(scores), float(bounds)

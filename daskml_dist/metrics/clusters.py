@@ -324,6 +324,7 @@ def _draw_comparison_sample(
     size = min(n, SAMPLE_SIZE if size is None else size)
     state = check_random_state(random_state)
     drawn = np.arange(n)
+    # scikit-learn's draw, as long as a permutation of all rows is small enough.
     if size < n <= _MAX_PERMUTED_ROWS:
         drawn = state.permutation(n)[:size]
     elif size < n:
@@ -397,6 +398,7 @@ class _ClusterSums:
         count = self.counts[at]
         with np.errstate(divide="ignore", invalid="ignore"):
             own = np.maximum(count * means[every, at] - itself, 0.0) / (count - 1)
+        # The minimum is over the other clusters.
         means[every, at] = np.inf
         return _compute_silhouettes(own, means.min(axis=1))
 
