@@ -131,5 +131,9 @@ _OTHERS = {
 #: All metrics by name. Each has the values of the function of this name in `sklearn.metrics` (the
 #: calibration curve: in `sklearn.calibration`), and takes `sample_weight` if that does.
 METRICS: dict[str, Callable[..., Any]] = {
-    name: globals()[name] for name in __all__ if name[0].islower() and name not in _OTHERS
+    # By `__all__`, so that a metric is listed once it is exported; names of displays, which are
+    # classes, begin with a capital.
+    name: globals()[name]
+    for name in __all__
+    if name[0].islower() and name not in _OTHERS
 }
