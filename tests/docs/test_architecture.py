@@ -49,3 +49,17 @@ def test_each_answer_stands_in_its_file() -> None:
     for file, name in answers:
         text = (PACKAGE / file).read_text(encoding="utf-8")
         assert re.search(rf"^ *(async )?(def|class) {name}\b", text, re.MULTILINE), (file, name)
+
+
+def test_each_name_is_one_of_the_package() -> None:
+    """What the page sets as code, and looks like a name of Python, occurs in the package."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    words = set(re.findall(r"\w+", text)) | {path.stem for path in PACKAGE.rglob("*")}
+    words |= set(re.findall(r"\w+", (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    names = {
+        name
+        for code in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", PAGE)
+        for name in code.split(".")
+    }
+    assert len(names) > 100
+    assert not names - words

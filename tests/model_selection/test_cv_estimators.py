@@ -378,3 +378,17 @@ def test_a_killed_worker_changes_nothing(case: str, passes: int) -> None:
             struck = getattr(linear_model, name)(**params).fit(rows, target)
         assert killer.left <= 0
     _assert_alike(struck, expected, 1e-5)
+
+
+def test_columns_far_from_zero_keep_their_digits() -> None:
+    """The optimum is that of orthogonal factors, whose error is that of the rows' condition."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(150, 4)) + np.array([0, 1e4, 0, -1e5])
+    y, weight = rng.normal(size=150), rng.integers(1, 4, 150)
+    ridge = linear_model.RidgeCV([0.1, 5.0], fit_intercept=False)
+    ridge.fit(rows, y, sample_weight=weight)
+    # A penalty is four rows more, whose targets are 0.
+    root = np.sqrt(weight)
+    more = np.vstack([rows * root[:, None], np.sqrt(ridge.alpha_) * np.eye(4)])
+    exact = np.linalg.lstsq(more, np.append(y * root, np.zeros(4)), rcond=None)[0]
+    np.testing.assert_allclose(ridge.coef_, exact, rtol=1e-9)
