@@ -57,6 +57,7 @@ from daskml_dist.meta_estimators.members import (
     route_member_params,
     weights_of_rows,
 )
+from daskml_dist.models.base import r2_of_sums
 from daskml_dist.models.batched import FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 from daskml_dist.solvers.batched_scores import ScoreParts
@@ -387,10 +388,9 @@ def _score_oob_predictions(
     if n_classes is not None:
         n, n_without, n_right = sums
         return float(n_right / n), int(n_without)
-    # R^2: 1 less the ratio of the squared errors and the squared deviations from the mean.
     moments, (n_without, squared_errors) = sums
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float((1 - squared_errors / moments.squares).item()), int(n_without)
+    # Moments are of deviations from the mean, whose sum is 0.
+    return float(r2_of_sums(1.0, squared_errors, 0.0, moments.squares).item()), int(n_without)
 
 
 def _sum_block_scores(

@@ -153,6 +153,8 @@ def test_regressors_and_their_unseen_rows(client: Any) -> None:
     assert ours.oob_score_ == pytest.approx(theirs.oob_score_, abs=0.02)
     means = np.mean([member.predict(X) for member in ours.estimators_], axis=0)
     np.testing.assert_allclose(ours.predict(new).compute(), means)
+    constant = BaggingRegressor(Ridge(), **options).fit(rows, 2.0 + 0 * target)
+    assert constant.oob_score_ in (0, 1)  # as of scikit-learn's r2_score
 
 
 def test_rows_are_drawn_by_their_weights_and_more_members_added(client: Any) -> None:
