@@ -187,7 +187,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
     @property
     def _adapts(self) -> bool:
-        """Whether the rate is divided whenever the loss stops improving ("adaptive")."""
+        """Flag: the rate is divided whenever the loss stops improving ("adaptive")."""
         rate = self._all_params().get("learning_rate")
         return isinstance(rate, str) and rate == "adaptive"
 
