@@ -217,7 +217,10 @@ def _parts_nested(frame: Any, context: Context) -> Any:
 
 
 def _column_persisted(frame: Any, context: Context) -> Any:
-    frame = frame.persist()
+    # A merge numbers the rows of each partition anew. Dask shuffles both sides to align them, and
+    # of rows of one label either may come first: there is no alignment without labels of their own.
+    labelled = frame.map_partitions(lambda part: part.set_index("row", drop=False))
+    frame = labelled.rename_axis(index=None).persist()
     return frame.assign(y=frame["y"].persist())
 
 
