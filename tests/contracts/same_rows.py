@@ -158,8 +158,12 @@ def check(case: Case) -> list[str]:
 
 
 def _has_twin(case: Case, held: Given) -> bool:
-    if case.of.name == "PCA" and case.container in ("CSR", "CSC"):
+    if case.subject == "PCA" and case.container in ("CSR", "CSC"):
         return False  # scikit-learn's ARPACK finds all components of sparse rows but the last
+    if case.subject == "RidgeCV 1" and case.shape == "far":
+        # Without an intercept scikit-learn's coefficients are right to 2e-6 of themselves, those of
+        # here to 1e-12 (test_columns_far_from_zero_keep_their_digits).
+        return False
     if case.weight == "none":
         return True
     if case.of.name == "KMeans" and not np.all(np.asarray(plain(held.w), float)):
@@ -212,6 +216,8 @@ def _compare_twin(case: Case, ours: Any, theirs: Any) -> list[str]:
         return []
     if isinstance(ours, Refusal):
         return [] if _is_known(ours) else [f"raises {ours}"]
+    if case.of.name.startswith("MLP") and ours["loss_"] < (1 - 1e-5) * theirs["loss_"]:
+        return []  # by the loss, on which both agree, scikit-learn has stopped on its way
     # The peer gets float64 rows.
     rtol = max(case.of.setting.twin_rtol, case.rtol, 1e-2 if case.dtype == "float32" else 0.0)
     return differences(kept(case, ours), kept(case, theirs), rtol, whole=False)

@@ -139,9 +139,7 @@ SETTINGS: dict[str, list[Setting]] = {
     # Rows without weight are left out too, and their errors count as nothing.
     "RidgeCV": [
         _exact(),
-        # Of columns far from zero scikit-learn's coefficients are right to 2e-6, those of here to
-        # 1e-12 (test_columns_far_from_zero_keep_their_digits).
-        _of(rtol=1e-8, twin_rtol=1e-5)(alphas=[0.1, 5.0], fit_intercept=False),
+        _exact(alphas=[0.1, 5.0], fit_intercept=False),
     ],
     "RidgeClassifier": [
         _exact(),
