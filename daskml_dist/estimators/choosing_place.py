@@ -42,8 +42,8 @@ def plan(self: Any, X: Any, y: Any = None, *, client: Any = None) -> Plan:
 
 def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
     """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``."""
-    if client is None:
-        client = AUTO if dask.config.get("daskml_dist.client", None) == AUTO else None
+    if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
+        client = AUTO
     if not isinstance(client, str) or client != AUTO:
         return client
     # Rows that lie on workers, or go to a GPU, are not moved to this process.

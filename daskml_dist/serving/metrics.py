@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 _LOG = logging.getLogger("daskml_dist.serving")
 
+#: Media type of Prometheus's text format, whose version scrapers read here.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 #: Upper ends of the histogram's buckets, in seconds: from a small model in process to a request
 #: that a cluster answers.

@@ -15,13 +15,10 @@ from sklearn.utils import Bunch
 
 from daskml_dist.estimators.trees import BaseTrees, TreesClassifier, TreesRegressor
 from daskml_dist.models.grown_tree import prune_weakest_links
-from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.tree_view import TreeView, make_tree_view
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers.base import Solution
-from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class BaseDecisionTree(BaseTrees):
@@ -53,10 +50,6 @@ class BaseDecisionTree(BaseTrees):
     @property
     def _random_cuts(self) -> bool:
         return self.splitter == "random"
-
-    def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
-        super()._set_fitted(solution, model, rows)
-        self.max_features_ = self._resolve_max_features(model.n_features)
 
     @classmethod
     def from_forest(

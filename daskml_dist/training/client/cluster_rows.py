@@ -316,8 +316,7 @@ class ClusterRows:
 
         def start(numbers: list[int]) -> dict[int, Any]:
             bundles = held.make(numbers)
-            given = {i: () if arguments is None else (arguments[i],) for i in numbers}
-            return held.start({i: look(bundles[i], i, *given[i]) for i in numbers})
+            return self._start_each(look, {i: (bundles[i], i) for i in numbers}, arguments)
 
         return start
 
@@ -331,10 +330,17 @@ class ClusterRows:
         def start(numbers: list[int]) -> dict[int, Any]:
             held.check(begun.intersection(numbers))
             begun.update(numbers)
-            given = {i: () if arguments is None else (arguments[i],) for i in numbers}
-            return held.start({i: look(held.first[i], *given[i]) for i in numbers})
+            return self._start_each(look, {i: (held.first[i],) for i in numbers}, arguments)
 
         return start
+
+    def _start_each(
+        self, look: Any, sources: dict[int, tuple[Any, ...]], arguments: Mapping[int, Any] | None
+    ) -> dict[int, Any]:
+        """Start a lazy function of each block's source, and of its own argument if it has one."""
+        if arguments is not None:
+            sources = {i: (*source, arguments[i]) for i, source in sources.items()}
+        return self._held.start({i: look(*source) for i, source in sources.items()})
 
     def scales(self) -> FeatureScales:
         """Return the scales of all features, merged on the workers."""

@@ -43,9 +43,9 @@ from daskml_dist.training.worker.loops.rounds import (
     share_furthest,
 )
 
-#: Kinds of messages to all trainers: make a sum, save the solver's state. A header has the kind and
-#: two numbers.
+#: Kinds of messages to all trainers: make a sum, save the solver's state.
 _ASK, _KEEP = 0, 1
+#: Bytes of a message's header: the kind and two numbers.
 _HEADER = 3 * np.dtype(np.int64).itemsize
 _BASES = (Statistic, RowState, Loss)
 
