@@ -347,12 +347,10 @@ class _HeldOutPredictor:
         if self.folds is None:
             every = np.arange(n_rows)
             return [self._predict_rows(self.classifiers[0], X, labels, weights, every)]
-        by_split = [
-            self._predict_rows(
-                classifier, X, labels, weights, np.flatnonzero(self.folds.played(codes, k) == TEST)
-            )
-            for k, classifier in enumerate(self.classifiers)
-        ]
+        by_split = []
+        for k, classifier in enumerate(self.classifiers):
+            tested = np.flatnonzero(self.folds.assign_roles(codes, k) == TEST)
+            by_split.append(self._predict_rows(classifier, X, labels, weights, tested))
         if self.per_split:
             return by_split
         # The splits' predictions are joined into one set, so each row must be tested exactly once.

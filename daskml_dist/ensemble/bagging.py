@@ -299,7 +299,7 @@ class DrawAssignment(FoldAssignment):
         """Return the number of members."""
         return len(self.draws.seeds)
 
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int64]:
+    def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int64]:
         """Return the draws of each row."""
         return self.draws.count_rows(split, codes)
 

@@ -587,7 +587,7 @@ def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.i
         return [(np.asarray(train), np.asarray(test)) for train, test in splits.indices]
     # An integer for each row, and nothing else of it, is computed.
     codes = np.concatenate(compute(*splits.rows.code_parts))
-    roles = [splits.roles.played(codes, split) for split in range(splits.n_splits)]
+    roles = [splits.roles.assign_roles(codes, split) for split in range(splits.n_splits)]
     return [(np.flatnonzero(one == TRAIN), np.flatnonzero(one == TEST)) for one in roles]
 
 

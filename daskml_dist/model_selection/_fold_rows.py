@@ -76,10 +76,10 @@ class TableRoles(FoldAssignment):
         np.fill_diagonal(table, TEST)
         return cls(table)
 
-    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
+    def assign_roles(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
-        played: NDArray[np.int8] = self.table[codes, split]
-        return played
+        roles: NDArray[np.int8] = self.table[codes, split]
+        return roles
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +98,16 @@ class DigitRoles(FoldAssignment):
     #: Most splits: batched fits hold codes as float64, exact up to 2**53, and 3**33 is below that.
     most: ClassVar[int] = 33
 
-    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
+    def assign_roles(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
-        played: NDArray[np.int8] = (codes // 3**split % 3).astype(np.int8)
-        return played
+        roles: NDArray[np.int8] = (codes // 3**split % 3).astype(np.int8)
+        return roles
 
     def encode(self, roles: list[NDArray[np.int8]]) -> Ints:
         """Return the codes of rows, given their roles in each split."""
         codes = np.zeros(len(roles[0]), np.int64)
-        for split, played in enumerate(roles):
-            codes += played.astype(np.int64) * 3**split
+        for split, roles_in_split in enumerate(roles):
+            codes += roles_in_split.astype(np.int64) * 3**split
         return codes
 
 
@@ -128,11 +128,11 @@ class _ThinnedRoles(FoldAssignment):
         """Return the number of splits."""
         return self.each.n_splits
 
-    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
+    def assign_roles(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
         # Rows that are left out are looked up as any others, and overruled.
-        played = self.each.played(np.maximum(codes - 1, 0), split)
-        return np.where(codes > 0, played, np.int8(NEITHER))
+        roles = self.each.assign_roles(np.maximum(codes - 1, 0), split)
+        return np.where(codes > 0, roles, np.int8(NEITHER))
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +275,7 @@ class FoldsByRange(FoldCodes):
         bounds = np.concatenate([[0], self.stops, [self.n_rows]])
         for number, (first, last) in enumerate(pairwise(bounds)):
             code = np.array([number % self.n_codes])
-            if roles.played(code, split)[0] == role:
+            if roles.assign_roles(code, split)[0] == role:
                 overlaps = np.minimum(stops, last) - np.maximum(starts, first)
                 counts += overlaps.clip(min=0).sum(axis=1)
         return counts
@@ -542,7 +542,7 @@ def _make_codes(codes: FoldCodes, index: int, X: Any, column: Any) -> Ints:
 
 
 def _make_mask(roles: FoldAssignment, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
-    return np.asarray(roles.played(codes, split) == role)
+    return np.asarray(roles.assign_roles(codes, split) == role)
 
 
 def _make_indexed_mask(roles: FoldAssignment, split: int, role: int, codes: Ints, rows: Any) -> Any:
@@ -557,7 +557,7 @@ def _add_index(mask: NDArray[np.bool_], rows: Any) -> Any:
 
 def _take_role(roles: FoldAssignment, split: int, role: int, rows: Any, codes: Ints) -> Any:
     """Return the rows of a block that have a role in a split."""
-    at = np.flatnonzero(roles.played(codes, split) == role)
+    at = np.flatnonzero(roles.assign_roles(codes, split) == role)
     return take_rows(rows, at)
 
 
@@ -641,7 +641,7 @@ def _count_block_training_rows(
     roles: FoldAssignment, classification: bool, index: int, y: Any, codes: Ints, weight: None
 ) -> dict[Any, NDArray[np.float64]]:
     """Return by label how many rows of a block each split trains on; by None for regression."""
-    trained = np.asarray(roles.times(roles.every(codes), TRAIN), np.float64)
+    trained = np.asarray(roles.count_draws(roles.tabulate_roles(codes), TRAIN), np.float64)
     if not classification:
         return {None: trained.sum(axis=0)}
     labels, encoded = np.unique(np.asarray(y), return_inverse=True)

@@ -77,7 +77,9 @@ def _predict_block(
     """Return ``combine(X, predictions)`` of a block."""
     if not count_rows_of_block(X):
         return combine(X, [])  # scikit-learn's estimators refuse to predict no rows
-    is_tested = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
+    is_tested = np.array(
+        [roles.assign_roles(codes, split) == TEST for split in range(roles.n_splits)]
+    )
     if not (is_tested.sum(axis=0) == 1).all():
         raise InvalidParameterError(
             "cross_val_predict only works for partitions: every row must be in the test rows of "

@@ -33,7 +33,7 @@ class FoldAssignment(ABC):
     ----------
     n_splits : int
     counted : bool
-        Whether :meth:`played` returns how often a split draws a row for training (bootstrap
+        Whether :meth:`assign_roles` returns how often a split draws a row for training (bootstrap
         samples), instead of a role. Such a split has no test rows.
     weights : ndarray of float64 of shape (n_splits, n_labels) or (n_splits, 1), or None
         Sum of the weights of each split's training rows, by label; None: not known in advance, it
@@ -45,28 +45,28 @@ class FoldAssignment(ABC):
     weights: NDArray[np.float64] | None = None
 
     @abstractmethod
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
+    def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
         """Return the role of each code in a split (`counted`: how often it is trained on)."""
 
-    def every(self, codes: NDArray[np.int64]) -> NDArray[Any]:
-        """Return :meth:`played` of all splits, of shape (n, n_splits)."""
+    def tabulate_roles(self, codes: NDArray[np.int64]) -> NDArray[Any]:
+        """Return :meth:`assign_roles` of all splits, of shape (n, n_splits)."""
         n_codes = int(codes.max(initial=-1)) + 1
         # Codes of folds are few: their roles are computed once a code, not once a row.
         in_table = n_codes <= _MAX_TABLE_CODES and codes.min(initial=0) >= 0
         known = np.arange(n_codes) if in_table else codes
-        roles = [self.played(known, split) for split in range(self.n_splits)]
+        roles = [self.assign_roles(known, split) for split in range(self.n_splits)]
         table = np.stack(roles, axis=1)
         return table[codes] if in_table else table
 
-    def times(self, played: Any, role: int) -> Any:
-        """Return how often (0 or 1 unless `counted`) rows have a role, given :meth:`played`."""
+    def count_draws(self, roles: Any, role: int) -> Any:
+        """Return how often (0 or 1 unless `counted`) rows have a role, given `roles`."""
         if self.counted:
-            return played if role == TRAIN else played * 0
-        return played == role
+            return roles if role == TRAIN else roles * 0
+        return roles == role
 
-    def trained(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
+    def count_training_draws(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
         """Return how often (0 or 1 unless `counted`) a split trains on the rows of given codes."""
-        times: NDArray[Any] = self.times(self.played(codes, split), TRAIN)
+        times: NDArray[Any] = self.count_draws(self.assign_roles(codes, split), TRAIN)
         return times
 
 
@@ -75,7 +75,7 @@ class AllRowsAssignment(FoldAssignment):
 
     n_splits = 1
 
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+    def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
         """Return the role "train" for every row."""
         return np.full(len(codes), TRAIN, np.int8)
 
@@ -97,11 +97,11 @@ class AssignmentWithAllRows(FoldAssignment):
         """Number of splits: one more than `each` has."""
         return self.each.n_splits + 1
 
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+    def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
         """Return the roles in a split; in the last split all rows train."""
         if split == self.each.n_splits:
             return np.full(len(codes), TRAIN, np.int8)
-        return self.each.played(codes, split)
+        return self.each.assign_roles(codes, split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +122,9 @@ class SingleSplitAssignment(FoldAssignment):
     weights: NDArray[np.float64] | None = None
     n_splits = 1
 
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+    def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
         """Return the roles in the one split."""
-        return self.each.played(codes, self.split)
+        return self.each.assign_roles(codes, self.split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class BatchedLinear(Model):
         n_targets = self.n_targets
         out = np.empty((len(y), n_targets + self.roles.n_splits), dtype)
         out[:, :n_targets] = targets.reshape(len(y), -1)
-        out[:, n_targets:] = self.roles.every(codes)
+        out[:, n_targets:] = self.roles.tabulate_roles(codes)
         return out
 
     @property
@@ -182,9 +182,9 @@ class BatchedLinear(Model):
         n = self.n_targets
         return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
 
-    def times(self, roles: Any, role: int) -> Any:
+    def count_draws(self, roles: Any, role: int) -> Any:
         """Return how often rows have a role in each split, given the roles of :meth:`parted`."""
-        return self.roles.times(roles, role)
+        return self.roles.count_draws(roles, role)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +278,7 @@ class BatchedStepLinear(StepModel):
         out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
         # How often a row counts, times the scale: 0 for rows that the split does not train on.
         for split, scale in enumerate(self.scales):
-            out[:, 1 + split] = scale * self.roles.trained(codes, split)
+            out[:, 1 + split] = scale * self.roles.count_training_draws(codes, split)
         return out
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:

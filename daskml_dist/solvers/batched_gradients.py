@@ -172,7 +172,7 @@ def _training_weights(
     xp = namespace(roles)
     has_all = np.array_equal(splits, np.arange(roles.shape[1]))
     some = roles if has_all else xp.take(roles, backend.to_device(splits), axis=1)
-    weights = cast(model.times(some, TRAIN), dtype)
+    weights = cast(model.count_draws(some, TRAIN), dtype)
     if rows.weight is not None:
         weights = weights * cast(rows.weight, dtype)[:, None]
     if model.class_weight is not None:
@@ -305,7 +305,7 @@ def iterate_candidate_tiles(
             is_active = np.ones(roles.shape[1], bool)
             if is_host(roles):
                 # On a GPU each tile would wait for this to be copied to the host.
-                is_active = model.times(roles, role).any(axis=0)
+                is_active = model.count_draws(roles, role).any(axis=0)
             if (key := is_active.tobytes()) not in known:
                 at = np.flatnonzero(is_active[splits])
                 known[key] = ActiveCandidates(w, splits, at, rows.X, backend)

@@ -275,7 +275,7 @@ class _Thirds(FoldAssignment):
 
     n_splits = 3
 
-    def played(self, codes: Any, split: int) -> Any:
+    def assign_roles(self, codes: Any, split: int) -> Any:
         return np.where(codes == split, TEST, TRAIN).astype(np.int8)
 
 

@@ -425,7 +425,7 @@ def _weigh_training_rows(roles: FoldAssignment, block: Block, split: int) -> Any
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
     given = 1.0 if block.sample_weight is None else block.sample_weight
-    return roles.trained(codes, split) * given
+    return roles.count_training_draws(codes, split) * given
 
 
 def _inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
